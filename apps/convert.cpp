@@ -18,7 +18,7 @@
 namespace metroplex::apps {
 namespace {
 
-constexpr int kMostRanks = 1024;  // each is a thread
+constexpr int kMaxRanks = 1024;  // each is a thread
 
 const std::map<std::string, files::Dtype> kTypes{
     {"fp32", files::Dtype::kF32}, {"bf16", files::Dtype::kBF16}, {"fp16", files::Dtype::kF16}};
@@ -72,7 +72,7 @@ std::string to_checkpoint(files::FileSystem& disk, const ConvertOptions& options
   checkpoint::OpenSource open;
   if (is_hf_directory(disk, from)) {
     state = hf_run_state(disk, from);
-    if (const std::string note = hf::own_code_note(disk, from); !note.empty())
+    if (const std::string note = hf::custom_code_note(disk, from); !note.empty())
       std::cerr << "warning: " << note << "\n";
     open = [&disk, from, model = hf_config(disk, from).model] {
       return std::make_unique<hf::Source>(disk, from, model);
@@ -128,7 +128,7 @@ int run_convert(const std::vector<std::string>& arguments) {
       ->check(CLI::IsMember({"fp32", "bf16", "fp16"}));
   app.add_option("--base", options.base, "peft: the model that the adapters belong to, for adapter_config.json");
   app.add_option("--ranks", options.ranks, "checkpoint: number of files, of about the same size; default 1")
-      ->check(CLI::Range(1, kMostRanks));
+      ->check(CLI::Range(1, kMaxRanks));
   app.add_flag("--weights-only", options.weights_only, "checkpoint: leave out the optimizer state");
   app.footer(
       "Examples:\n  metroplex convert checkpoints/llama_tiny --to hf llama_tiny_hf\n"

@@ -9,19 +9,19 @@
 
 namespace metroplex::apps {
 
-static constexpr int64_t kMostTokens = (int64_t{1} << 31) - 1;
+static constexpr int64_t kMaxTokens = (int64_t{1} << 31) - 1;
 
 void declare_lengths(CLI::App& app, const std::string& of_what, DocumentLengths& options) {
   CLI::Option* lengths =
       app.add_option("--lengths", options.lengths, "document lengths in tokens" + of_what + ", comma-separated")
           ->delimiter(',')
-          ->check(CLI::Range(int64_t{1}, kMostTokens));
+          ->check(CLI::Range(int64_t{1}, kMaxTokens));
   app.add_option("--lengths-file", options.file,
                  "file of document lengths in tokens, separated by spaces or newlines")
       ->excludes(lengths);
 }
 
-std::vector<int64_t> lengths_of(const DocumentLengths& options) {
+std::vector<int64_t> read_lengths(const DocumentLengths& options) {
   std::vector<int64_t> lengths = options.lengths;
   if (!options.file.empty()) {
     std::ifstream file(options.file);
@@ -29,9 +29,9 @@ std::vector<int64_t> lengths_of(const DocumentLengths& options) {
     for (std::string word; file >> word;) {
       int64_t length = 0;
       const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), length);
-      MPX_CHECK(error == std::errc() && end == word.data() + word.size() && length >= 1 && length <= kMostTokens,
+      MPX_CHECK(error == std::errc() && end == word.data() + word.size() && length >= 1 && length <= kMaxTokens,
                 "files", "'", options.file, "': entry ", lengths.size() + 1, " is not a number from 1 to ",
-                kMostTokens, "; list the tokens of each document, separated by spaces or newlines");
+                kMaxTokens, "; list the tokens of each document, separated by spaces or newlines");
       lengths.push_back(length);
     }
   }

@@ -18,6 +18,6 @@ struct DocumentLengths {
 void declare_lengths(CLI::App& app, const std::string& of_what, DocumentLengths& options);
 // Returns the lengths, each from 1 to 2^31 - 1 tokens. Throws base::Error for no lengths, and for a file with other
 // content.
-std::vector<int64_t> lengths_of(const DocumentLengths& options);
+std::vector<int64_t> read_lengths(const DocumentLengths& options);
 
 }  // namespace metroplex::apps

@@ -5,7 +5,7 @@
 
 namespace metroplex::apps {
 
-int exit_code_of(const std::exception& error) {
+int to_exit_code(const std::exception& error) {
   const auto* ours = dynamic_cast<const base::Error*>(&error);
   if (dynamic_cast<const std::bad_alloc*>(&error)) return kExitConfig;  // the same code as for a run that cannot fit
   if (!ours) return kExitInternal;

@@ -33,7 +33,7 @@ std::string rank_row(const char* format, int rank, int64_t a, int64_t b, int64_t
 }
 
 std::string slot_name(const plan::EchoSizes& sizes, int slot) {
-  return concat("rank ", sizes.rank_of_clone(slot), " slot ", slot % sizes.slots);
+  return concat("rank ", sizes.rank_of_replica(slot), " slot ", slot % sizes.slots);
 }
 
 int64_t spill_of_rank(const ExpertPlanReport& report, int rank) {
@@ -44,8 +44,8 @@ int64_t spill_of_rank(const ExpertPlanReport& report, int rank) {
 
 std::string replica_lines(const ExpertPlanReport& report) {
   const plan::EchoPlan& plan = report.plan;
-  std::string text = concat("\nreplicas: ", plan.num_clones(), " in ", plan.sizes.clones(), " slots\n");
-  for (int slot = 0; slot < plan.sizes.clones(); ++slot) {
+  std::string text = concat("\nreplicas: ", plan.num_replicas(), " in ", plan.sizes.replicas(), " slots\n");
+  for (int slot = 0; slot < plan.sizes.replicas(); ++slot) {
     const int32_t expert = plan.owner[static_cast<size_t>(slot)];
     if (expert < 0) continue;
     text += concat("  ", slot_name(plan.sizes, slot), ": expert ", expert, " of rank ", plan.sizes.home(expert), ", ",
@@ -63,7 +63,7 @@ std::string reroute_lines(const ExpertPlanReport& report) {
     for (int expert = 0; expert < plan.sizes.experts; ++expert) {
       int64_t left = report.counts[static_cast<size_t>(rank * plan.sizes.experts + expert)];
       std::string to;
-      for (int slot = 0; slot < plan.sizes.clones(); ++slot) {
+      for (int slot = 0; slot < plan.sizes.replicas(); ++slot) {
         const int64_t rows = plan.owner[static_cast<size_t>(slot)] == expert ? plan.from(rank, slot) : 0;
         if (rows > 0) to += concat(", ", rows, " to ", slot_name(plan.sizes, slot));
         left -= rows;
@@ -157,11 +157,11 @@ std::string to_text(const ExpertPlanReport& report) {
 std::string to_json_text(const ExpertPlanReport& report) {
   const plan::EchoPlan& plan = report.plan;
   Json replicas = Json::array();
-  for (int slot = 0; slot < plan.sizes.clones(); ++slot) {
+  for (int slot = 0; slot < plan.sizes.replicas(); ++slot) {
     if (plan.owner[static_cast<size_t>(slot)] < 0) continue;
     Json sources;
     for (int rank = 0; rank < plan.sizes.ranks; ++rank) sources.push_back(plan.from(rank, slot));
-    replicas.push_back({{"rank", plan.sizes.rank_of_clone(slot)},
+    replicas.push_back({{"rank", plan.sizes.rank_of_replica(slot)},
                         {"slot", slot % plan.sizes.slots},
                         {"expert", plan.owner[static_cast<size_t>(slot)]},
                         {"rows", plan.rows[static_cast<size_t>(slot)]},

@@ -30,14 +30,15 @@ struct ExpertsOptions {
 };
 
 // The effect that expert replicas in `slots` replica slots per rank would have had on the loads of a layer.
-struct CloneSummary {
+struct ReplicaSummary {
   files::Imbalance without, with;  // over ranks
-  double clones = 0;               // replicas per step
+  double replicas = 0;             // replicas per step
 };
 
-CloneSummary with_clones(const files::ExpertTrace& trace, const std::vector<const files::ExpertTraceStep*>& steps,
-                         size_t layer, const plan::EchoSizes& sizes, const plan::EchoOptions& options) {
-  CloneSummary summary;
+ReplicaSummary apply_replicas(const files::ExpertTrace& trace,
+                              const std::vector<const files::ExpertTraceStep*>& steps, size_t layer,
+                              const plan::EchoSizes& sizes, const plan::EchoOptions& options) {
+  ReplicaSummary summary;
   std::vector<std::vector<int64_t>> before, after;
   plan::EchoWorkspace workspace;
   plan::EchoPlan plan;
@@ -48,14 +49,14 @@ CloneSummary with_clones(const files::ExpertTrace& trace, const std::vector<cons
     counts.resize(static_cast<size_t>(sizes.ranks) * static_cast<size_t>(sizes.experts), 0);
     plan_echo({counts.data(), sizes}, options, workspace, plan);
     after.push_back(plan.final_loads);
-    summary.clones += static_cast<double>(plan.num_clones()) / static_cast<double>(steps.size());
+    summary.replicas += static_cast<double>(plan.num_replicas()) / static_cast<double>(steps.size());
   }
   summary.without = files::imbalance_of_steps(before);
   summary.with = files::imbalance_of_steps(after);
   return summary;
 }
 
-struct ClonePlans {
+struct ReplicaPlans {
   plan::EchoSizes sizes;
   plan::EchoOptions options;
 };
@@ -83,7 +84,7 @@ plan::EchoOptions planner_options(const ExpertsOptions& options) {
   return out;
 }
 
-std::optional<ClonePlans> clone_plans(const ExpertsOptions& options, const files::ExpertTraceHead& head) {
+std::optional<ReplicaPlans> replica_plans(const ExpertsOptions& options, const files::ExpertTraceHead& head) {
   if (options.slots == 0) {
     MPX_CHECK(options.ep == 0, "config", "--ep requires --echo-slots; give both");
     return std::nullopt;
@@ -95,7 +96,7 @@ std::optional<ClonePlans> clone_plans(const ExpertsOptions& options, const files
   const int foreign = experts - experts / ep;
   MPX_CHECK(options.slots <= foreign, "config", "--echo-slots ", options.slots, ": only ", foreign,
             " experts have their owner on another rank; give at most ", foreign);
-  return ClonePlans{{ep, experts, options.slots}, planner_options(options)};
+  return ReplicaPlans{{ep, experts, options.slots}, planner_options(options)};
 }
 
 void print_plan(const ExpertsOptions& options) {
@@ -109,20 +110,20 @@ void print_plan(const ExpertsOptions& options) {
   std::cout << (options.json ? to_json_text(report) : to_text(report));
 }
 
-std::string clone_text(const files::ExpertTrace& trace, const draw::ExpertPictureOptions& picture,
-                       const ClonePlans& plans) {
-  const auto steps = draw::chosen_steps(trace, picture);
+std::string replica_text(const files::ExpertTrace& trace, const draw::ExpertPictureOptions& picture,
+                         const ReplicaPlans& plans) {
+  const auto steps = draw::select_steps(trace, picture);
   std::string text =
       base::concat("\nreplicas by ", config::text_of(plans.options.planner), ", ep ", plans.sizes.ranks, ", ",
                    plans.sizes.slots, " slots per rank: rows of a rank, max / mean of a step\n",
                    "               without   worst     with   worst replicas\n");
   for (size_t layer = 0; layer < trace.head.layers.size(); ++layer) {
     if (picture.layer && *picture.layer != trace.head.layers[layer]) continue;
-    const CloneSummary s = with_clones(trace, steps, layer, plans.sizes, plans.options);
+    const ReplicaSummary summary = apply_replicas(trace, steps, layer, plans.sizes, plans.options);
     char line[128];
     std::snprintf(line, sizeof line, "  layer %-5lld %8.3f %7.3f %8.3f %7.3f %8.1f\n",
-                  static_cast<long long>(trace.head.layers[layer]), s.without.mean, s.without.worst, s.with.mean,
-                  s.with.worst, s.clones);
+                  static_cast<long long>(trace.head.layers[layer]), summary.without.mean, summary.without.worst,
+                  summary.with.mean, summary.with.worst, summary.replicas);
     text += line;
   }
   return text;
@@ -150,9 +151,9 @@ Json layer_json(const files::ExpertTrace& trace, const std::vector<const files::
 
 // Per layer; for a single layer also per iteration.
 Json to_json(const files::ExpertTrace& trace, const draw::ExpertPictureOptions& options,
-             const std::optional<ClonePlans>& plans) {
+             const std::optional<ReplicaPlans>& plans) {
   draw::expert_heats(trace, options);  // throws for layers or steps that the trace lacks
-  const auto steps = draw::chosen_steps(trace, options);
+  const auto steps = draw::select_steps(trace, options);
   const files::ExpertTraceHead& head = trace.head;
   Json out{{"num_experts", head.num_experts}, {"topk", head.topk},      {"ep", head.ep}, {"etp", head.etp},
            {"iterations", Json::array()},     {"layers", Json::array()}};
@@ -163,14 +164,14 @@ Json to_json(const files::ExpertTrace& trace, const draw::ExpertPictureOptions& 
     for (const auto* step : options.layer ? steps : std::vector<const files::ExpertTraceStep*>{})
       of["by_iteration"].push_back(draw::tokens_of_layer(trace, {step}, layer));
     if (plans) {
-      const CloneSummary s = with_clones(trace, steps, layer, plans->sizes, plans->options);
+      const ReplicaSummary summary = apply_replicas(trace, steps, layer, plans->sizes, plans->options);
       of["clones"] = {{"ep", plans->sizes.ranks},
                       {"slots", plans->sizes.slots},
-                      {"of_a_step", s.clones},
-                      {"max_over_mean_without", s.without.mean},
-                      {"max_over_mean_without_worst", s.without.worst},
-                      {"max_over_mean_with", s.with.mean},
-                      {"max_over_mean_with_worst", s.with.worst}};
+                      {"of_a_step", summary.replicas},
+                      {"max_over_mean_without", summary.without.mean},
+                      {"max_over_mean_without_worst", summary.without.worst},
+                      {"max_over_mean_with", summary.with.mean},
+                      {"max_over_mean_with_worst", summary.with.worst}};
     }
     out["layers"].push_back(of);
   }
@@ -225,7 +226,7 @@ int run_experts(const std::vector<std::string>& arguments) {
 
   files::PosixFileSystem disk;
   const files::ExpertTrace trace = files::read_expert_trace(disk, files::find_expert_trace(disk, options.run));
-  const std::optional<ClonePlans> plans = clone_plans(options, trace.head);
+  const std::optional<ReplicaPlans> plans = replica_plans(options, trace.head);
   const Terminal terminal = terminal_of_stdout();
   const int columns = terminal.columns > 0 ? terminal.columns : 100;
   options.picture.columns = options.columns > 0 ? options.columns : columns;
@@ -236,7 +237,7 @@ int run_experts(const std::vector<std::string>& arguments) {
     std::cout << json_text(to_json(trace, options.picture, plans)) << "\n";
   } else {
     write_styled(std::cout, draw::draw_text(trace, options.picture));
-    if (plans) write_styled(std::cout, clone_text(trace, options.picture, *plans));
+    if (plans) write_styled(std::cout, replica_text(trace, options.picture, *plans));
   }
   return 0;
 }

@@ -58,25 +58,25 @@ void declare(CLI::App& app, HybridOptions& options) {
 }
 
 // Documents that cross the end of a sample continue in the next one.
-plan::DocumentLengths samples_of(const std::vector<int64_t>& lengths, int64_t seq_length) {
+plan::DocumentLengths pack_samples(const std::vector<int64_t>& lengths, int64_t seq_length) {
   plan::DocumentLengths samples;
-  int64_t room = 0;
+  int64_t remaining = 0;
   for (int64_t left : lengths) {
     while (left > 0) {
-      if (room == 0) samples.emplace_back(), room = seq_length;
-      samples.back().push_back(std::min(left, room));
+      if (remaining == 0) samples.emplace_back(), remaining = seq_length;
+      samples.back().push_back(std::min(left, remaining));
       left -= samples.back().back();
-      room -= samples.back().back();
+      remaining -= samples.back().back();
     }
   }
-  MPX_CHECK(room == 0, "plan", "the last sample is missing ", room, " of ", seq_length,
+  MPX_CHECK(remaining == 0, "plan", "the last sample is missing ", remaining, " of ", seq_length,
             " tokens; give more documents, or another --seq-length");
   return samples;
 }
 
-plan::DocumentLengths documents_of(const HybridOptions& options) {
-  const std::vector<int64_t> lengths = lengths_of(options.documents);
-  return options.seq_length == 0 ? plan::DocumentLengths{lengths} : samples_of(lengths, options.seq_length);
+plan::DocumentLengths read_documents(const HybridOptions& options) {
+  const std::vector<int64_t> lengths = read_lengths(options.documents);
+  return options.seq_length == 0 ? plan::DocumentLengths{lengths} : pack_samples(lengths, options.seq_length);
 }
 
 nlohmann::json runs_json(const std::vector<plan::PositionRun>& runs) {
@@ -110,7 +110,7 @@ int run_hybrid(const std::vector<std::string>& arguments) {
   declare(app, options);
   int exit_code = 0;
   if (!parse(app, arguments, exit_code)) return exit_code;
-  const plan::HybridPlan plan = plan::plan_hybrid_context(documents_of(options), options.request);
+  const plan::HybridPlan plan = plan::plan_hybrid_context(read_documents(options), options.request);
   if (options.json) {
     std::cout << json_text(plan_json(plan)) << "\n";
     return 0;

@@ -23,7 +23,7 @@
 namespace metroplex::apps {
 
 // Removes control characters, because the file may be untrusted.
-static std::string shown(const OrderedJson& entry, const char* key) {
+static std::string field_text(const OrderedJson& entry, const char* key) {
   return files::printable(entry.at(key).get_ref<const std::string&>());
 }
 
@@ -35,12 +35,13 @@ static std::string pad(std::string text, size_t width) {
 void print_tensors(const OrderedJson& tensors) {
   size_t name_width = 4, kind_width = 4;
   for (const OrderedJson& tensor : tensors) {
-    name_width = std::max(name_width, shown(tensor, "name").size());
-    kind_width = std::max(kind_width, shown(tensor, "kind").size());
+    name_width = std::max(name_width, field_text(tensor, "name").size());
+    kind_width = std::max(kind_width, field_text(tensor, "kind").size());
   }
   for (const OrderedJson& tensor : tensors) {
-    std::cout << "  " << pad(shown(tensor, "name"), name_width) << "  " << pad(shown(tensor, "kind"), kind_width)
-              << "  " << pad(tensor.at("dtype"), 5) << pad(tensor.at("shape").dump(), 16);
+    std::cout << "  " << pad(field_text(tensor, "name"), name_width) << "  "
+              << pad(field_text(tensor, "kind"), kind_width) << "  " << pad(tensor.at("dtype"), 5)
+              << pad(tensor.at("shape").dump(), 16);
     if (tensor.contains("pieces"))
       std::cout << "  " << tensor.at("pieces") << (tensor.at("pieces") == 1 ? " piece" : " pieces");
     std::cout << '\n';
@@ -65,7 +66,7 @@ using base::bytes_text;
 using files::join_path;
 
 // For formats that are validated when opened.
-constexpr const char* kWhole = "the file is complete; its format has no checksums to compare\n";
+constexpr const char* kCompleteText = "the file is complete; its format has no checksums to compare\n";
 
 // Lists the damaged tensors of a file with a wrong checksum. Reading one element of a region verifies the whole
 // region.
@@ -156,7 +157,7 @@ void print_checkpoint(const OrderedJson& json, bool with_config) {
             << json.at("consumed_samples") << " samples consumed, " << json.at("tensors").size() << " tensors, "
             << json.at("files").size() << " files, " << bytes_text(json.at("bytes").get<double>()) << '\n';
   for (const OrderedJson& file : json.at("files")) {
-    std::cout << "  " << shown(file, "name") << "  " << bytes_text(file.at("bytes").get<double>()) << "  "
+    std::cout << "  " << field_text(file, "name") << "  " << bytes_text(file.at("bytes").get<double>()) << "  "
               << file.at("checksum").get<std::string>() << '\n';
   }
   print_tensors(json.at("tensors"));
@@ -251,7 +252,7 @@ int inspect_safetensors(files::FileSystem& disk, const InspectOptions& options) 
     std::cout << options.path << ": " << file.tensors().size() << " tensors, metadata "
               << json_text(json["metadata"], -1) << '\n';
     print_tensors(tensors);
-    if (options.verify) std::cout << kWhole;
+    if (options.verify) std::cout << kCompleteText;
   }
   return 0;
 }
@@ -276,7 +277,7 @@ int inspect_dataset(files::FileSystem& disk, const InspectOptions& options, cons
               << bytes_text(static_cast<double>(index.size)) << "  " << json["idx_checksum"].get<std::string>()
               << "\n  .bin " << bytes_text(static_cast<double>(tokens.size)) << "  "
               << json["bin_checksum"].get<std::string>() << '\n';
-    if (options.verify) std::cout << kWhole;
+    if (options.verify) std::cout << kCompleteText;
   }
   return 0;
 }

@@ -27,13 +27,13 @@ void attempt(std::vector<std::string>& problems, const Work& work) {
   } catch (const OrderedJson::exception& error) { problems.push_back(error.what()); }
 }
 
-struct Listed {
+struct ListedTensors {
   OrderedJson files = OrderedJson::array(), tensors = OrderedJson::array();
   std::map<std::string, std::string> file_of;  // tensor -> file
   uint64_t bytes = 0, tensor_bytes = 0, parameters = 0;
 };
 
-void list_file(files::FileSystem& disk, const std::string& directory, const std::string& name, Listed& listed,
+void list_file(files::FileSystem& disk, const std::string& directory, const std::string& name, ListedTensors& listed,
                std::vector<std::string>& problems) {
   const std::string path = join_path(directory, name);
   const files::Bytes bytes = disk.map(path);
@@ -55,7 +55,7 @@ void list_file(files::FileSystem& disk, const std::string& directory, const std:
   }
 }
 
-void check_index(files::FileSystem& disk, const std::string& path, const Listed& listed,
+void check_index(files::FileSystem& disk, const std::string& path, const ListedTensors& listed,
                  std::vector<std::string>& problems) {
   const OrderedJson index = OrderedJson::parse(disk.read(path));
   std::set<std::string> named;
@@ -98,7 +98,7 @@ void print(const OrderedJson& json, bool with_config) {
 int inspect_hf(files::FileSystem& disk, const InspectOptions& options) {
   const std::string& path = options.path;
   std::vector<std::string> problems, not_built;
-  Listed listed;
+  ListedTensors listed;
   for (const std::string& name : disk.list(path)) {
     if (name.ends_with(".safetensors")) attempt(problems, [&] { list_file(disk, path, name, listed, problems); });
   }
@@ -111,7 +111,7 @@ int inspect_hf(files::FileSystem& disk, const InspectOptions& options) {
     if (config.is_object() && config.contains("model_type")) model_type = config.at("model_type").get<std::string>();
   });
   attempt(not_built, [&] {
-    settings = hf::settings_of(disk, path);
+    settings = hf::read_settings(disk, path);
     const config::Config config = hf_config(disk, path);
     if (options.verify && problems.empty()) attempt(problems, [&] { hf::Source(disk, path, config.model); });
   });

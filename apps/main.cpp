@@ -80,13 +80,13 @@ void fill_closed_streams() {
 // Below these limits libtorch ends in an abort or a crash before main() can report a cause: its libraries allocate
 // 80 MB when they are loaded, and each thread has a stack of RLIMIT_STACK.
 void check_limits() {
-  struct Least {
+  struct MinWidth {
     decltype(RLIMIT_DATA) resource;
     const char *name, *option;
     rlim_t bytes;
   };
-  for (const Least& least :
-       {Least{RLIMIT_DATA, "RLIMIT_DATA", "-d", 128 << 20}, Least{RLIMIT_STACK, "RLIMIT_STACK", "-s", 1 << 20}}) {
+  for (const MinWidth& least : {MinWidth{RLIMIT_DATA, "RLIMIT_DATA", "-d", 128 << 20},
+                                MinWidth{RLIMIT_STACK, "RLIMIT_STACK", "-s", 1 << 20}}) {
     rlimit limit{};
     if (getrlimit(least.resource, &limit) != 0) continue;
     MPX_CHECK(limit.rlim_cur >= least.bytes, "memory", least.name, " = ", limit.rlim_cur, " bytes: must be at least ",
@@ -115,14 +115,14 @@ void take_help_topic(const Program& program, std::vector<char*>& words) {
   static char help[] = "--help", train[] = "train";
   if (words.size() != 3 || std::strcmp(words[1], "help") != 0) return;
   const bool command = std::any_of(program.commands.begin(), program.commands.end(),
-                                   [&](const Command& c) { return std::strcmp(c.name, words[2]) == 0; });
+                                   [&](const Command& command) { return std::strcmp(command.name, words[2]) == 0; });
   words =
       command ? std::vector<char*>{words[0], words[2], help} : std::vector<char*>{words[0], train, help, words[2]};
 }
 
 // Returns the command words[1]. Returns null after --help and --version, with `code` kExitOk, and for an unknown
 // command.
-const Command* command_of(const Program& program, const std::vector<char*>& words, int& code) {
+const Command* find_command(const Program& program, const std::vector<char*>& words, int& code) {
   const std::string name = words.size() > 1 ? words[1] : "--help";
   if (name == "--help" || name == "-h" || name == "help") {
     print_usage(program, std::cout);
@@ -159,7 +159,7 @@ int main(int argc, char** argv) {
     std::vector<char*> words(argv, argv + argc);
     take_help_topic(program, words);
     int code = kExitOk;
-    const Command* const command = command_of(program, words, code);
+    const Command* const command = find_command(program, words, code);
     if (command != nullptr && command->run == kNeedsTorch) become_torch_program(words);
     if (command != nullptr) code = command->run({words.begin() + 2, words.end()});
     // errno is stale here, so the message has no reason.
@@ -177,6 +177,6 @@ int main(int argc, char** argv) {
     std::fputs(("metroplex: " + base::escape_controls(message) + "\n").c_str(), stderr);
     if (program.tell_others) program.tell_others(error);
     // Skips libtorch's teardown, which would delay the failure report to peers by a second or more.
-    std::_Exit(exit_code_of(error));
+    std::_Exit(to_exit_code(error));
   }
 }

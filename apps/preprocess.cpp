@@ -36,7 +36,7 @@ struct Arguments {
   std::vector<std::string> variables;
 };
 
-void declare(CLI::App& app, Arguments& a) {
+void declare(CLI::App& app, Arguments& arguments) {
   app.description(
       "Turns text into PREFIX.bin and PREFIX.idx, the format that training reads.\n"
       "A text file is one document; a .jsonl file contains one document per line. All cores tokenize. A killed run\n"
@@ -47,56 +47,56 @@ void declare(CLI::App& app, Arguments& a) {
       "  metroplex preprocess --input web.jsonl --partition 0/2 ... --output-prefix data/web0    (and 1/2 "
       "elsewhere)\n"
       "  metroplex preprocess --merge data/web0 data/web1 --output-prefix data/web");
-  app.add_option("--input", a.options.inputs, "files, or folders of files")->type_name("FILES");
+  app.add_option("--input", arguments.options.inputs, "files, or folders of files")->type_name("FILES");
   app.add_option(
-         "--merge", a.merge,
+         "--merge", arguments.merge,
          "join finished datasets of one tokenizer instead of reading text.\nDifferent tokenizers are refused "
          "if PREFIX.preprocess.json, which preprocess writes, names them.\nOtherwise, only the width of ids is "
          "compared")
       ->type_name("PREFIXES")
       ->excludes("--input");
-  app.add_option("--output-prefix", a.options.output_prefix, "writes PREFIX.bin and PREFIX.idx")
+  app.add_option("--output-prefix", arguments.options.output_prefix, "writes PREFIX.bin and PREFIX.idx")
       ->type_name("PREFIX")
       ->required();
-  app.add_option("--format", a.format,
+  app.add_option("--format", arguments.format,
                  "auto: .jsonl, .ndjson and .json are JSON lines, .csv and .tsv are refused, anything else is text")
       ->check(CLI::IsMember({"auto", "text", "jsonl"}))
       ->capture_default_str();
-  app.add_option("--json-key", a.options.json_key, "the key of the text")->capture_default_str();
-  app.add_flag("--split-documents", a.options.split_documents, "in text files, a blank line ends a document");
-  app.add_option("--tokenizer-type", a.tokenizer_type,
+  app.add_option("--json-key", arguments.options.json_key, "the key of the text")->capture_default_str();
+  app.add_flag("--split-documents", arguments.options.split_documents, "in text files, a blank line ends a document");
+  app.add_option("--tokenizer-type", arguments.tokenizer_type,
                  "none, bytes, sentencepiece or bpe; default: detected from the model");
-  app.add_option("--tokenizer-model", a.tokenizer_model, "tokenizer.model or tokenizer.json, or their folder")
+  app.add_option("--tokenizer-model", arguments.tokenizer_model, "tokenizer.model or tokenizer.json, or their folder")
       ->type_name("PATH");
-  app.add_option("--vocab-file", a.vocab_file, "GPT-2's vocab.json")->type_name("PATH");
-  app.add_option("--merge-file", a.merge_file, "GPT-2's merges.txt")->type_name("PATH");
-  app.add_flag("--chat", a.chat,
+  app.add_option("--vocab-file", arguments.vocab_file, "GPT-2's vocab.json")->type_name("PATH");
+  app.add_option("--merge-file", arguments.merge_file, "GPT-2's merges.txt")->type_name("PATH");
+  app.add_flag("--chat", arguments.chat,
                "lines are chats, {\"messages\": [{\"role\": ..., \"content\": ...}, ...]}, formatted by the chat "
                "template of the tokenizer's folder;\nPREFIX_loss_mask marks the tokens of the assistant");
-  app.add_option("--chat-template", a.chat_template, "a template other than that of the tokenizer's folder")
+  app.add_option("--chat-template", arguments.chat_template, "a template other than that of the tokenizer's folder")
       ->type_name("FILE");
-  app.add_option("--chat-variable", a.variables, "a variable for the template; VALUE is JSON or text")
+  app.add_option("--chat-variable", arguments.variables, "a variable for the template; VALUE is JSON or text")
       ->type_name("NAME=VALUE");
-  app.add_option("--learn", a.learn,
+  app.add_option("--learn", arguments.learn,
                  "all: all turns of the assistant; last: only the last message; each: all turns, each in a sequence "
                  "that ends with it,\nfor templates that change earlier turns")
       ->check(CLI::IsMember({"all", "last", "each"}))
       ->capture_default_str();
-  app.add_option("--seq-length", a.seq_length,
+  app.add_option("--seq-length", arguments.seq_length,
                  "train.seq_length of the later run; a chat may have one more token; 0: any length")
       ->check(below_0);
-  app.add_option("--long", a.long_chats, "cut or drop longer chats; the output counts them")
+  app.add_option("--long", arguments.long_chats, "cut or drop longer chats; the output counts them")
       ->check(CLI::IsMember({"cut", "drop"}))
       ->capture_default_str();
-  app.add_flag("--append-eod", a.options.append_eod,
+  app.add_flag("--append-eod", arguments.options.append_eod,
                "put the end-of-document token after every document, if the tokenizer does not add it");
-  app.add_flag("--no-special-tokens", a.no_special_tokens,
+  app.add_flag("--no-special-tokens", arguments.no_special_tokens,
                "leave out the tokens that the tokenizer adds to a text, such as a begin token (tokenizer encode "
                "--special prints them);\nthis is --tokenizer-hf-no-include-special-tokens of Megatron")
       ->excludes("--chat");
-  app.add_flag("--overwrite", a.options.overwrite, "replace a dataset made from other input or options");
-  app.add_option("--workers", a.options.workers, "threads; default: all cores")->check(not_above_0);
-  app.add_option("--partition", a.partition,
+  app.add_flag("--overwrite", arguments.options.overwrite, "replace a dataset made from other input or options");
+  app.add_option("--workers", arguments.options.workers, "threads; default: all cores")->check(not_above_0);
+  app.add_option("--partition", arguments.partition,
                  "process only shard I of N of the input, counted from 0; --merge joins the datasets")
       ->type_name("I/N");
 }
@@ -145,7 +145,7 @@ class ProgressLine {
 
 // Returns a checksum of a file, or of the files of a folder without its subfolders (text/tokenizer.h). A retrained
 // tokenizer at the same path is a different job.
-std::string content_of(files::FileSystem& disk, const std::string& path) {
+std::string file_fingerprint(files::FileSystem& disk, const std::string& path) {
   if (path.empty() || !disk.exists(path)) return "";
   if (!disk.is_directory(path)) {
     const files::Bytes bytes = disk.map(path);
@@ -154,14 +154,14 @@ std::string content_of(files::FileSystem& disk, const std::string& path) {
   std::string all;
   for (const std::string& name : disk.list(path)) {
     const std::string file = files::join_path(path, name);
-    if (!disk.is_directory(file) && disk.exists(file)) all += name + " " + content_of(disk, file) + "\n";
+    if (!disk.is_directory(file) && disk.exists(file)) all += name + " " + file_fingerprint(disk, file) + "\n";
   }
   return all;
 }
 
-data::Encoder encoder_of(files::FileSystem& disk, const text::Tokenizer& tokenizer, const Arguments& a) {
+data::Encoder make_encoder(files::FileSystem& disk, const text::Tokenizer& tokenizer, const Arguments& arguments) {
   data::Encoder encoder;
-  if (!a.chat && !a.no_special_tokens) {
+  if (!arguments.chat && !arguments.no_special_tokens) {
     text::SpecialTokens special = tokenizer.special_tokens();
     encoder.before = std::move(special.before);
     encoder.after = std::move(special.after);
@@ -169,30 +169,31 @@ data::Encoder encoder_of(files::FileSystem& disk, const text::Tokenizer& tokeniz
   encoder.encode = [&tokenizer](std::string_view text) { return tokenizer.encode(text); };
   encoder.vocab_size = tokenizer.vocab_size();
   encoder.eod = tokenizer.eod() ? *tokenizer.eod() : -1;
-  encoder.tokenizer = text::words_of(
-      tokenizer, text::read_tokenizer_files(a.tokenizer_type, a.tokenizer_model, a.vocab_file, a.merge_file));
-  encoder.description = tokenizer.name() + " " + a.tokenizer_type;
-  for (const std::string& path : {a.tokenizer_model, a.vocab_file, a.merge_file})
-    encoder.description += fmt::format(" '{}' {}", path, content_of(disk, path));
-  if (a.no_special_tokens) encoder.description += " without special tokens";
+  encoder.tokenizer = text::identify_tokenizer(
+      tokenizer, text::read_tokenizer_files(arguments.tokenizer_type, arguments.tokenizer_model, arguments.vocab_file,
+                                            arguments.merge_file));
+  encoder.description = tokenizer.name() + " " + arguments.tokenizer_type;
+  for (const std::string& path : {arguments.tokenizer_model, arguments.vocab_file, arguments.merge_file})
+    encoder.description += fmt::format(" '{}' {}", path, file_fingerprint(disk, path));
+  if (arguments.no_special_tokens) encoder.description += " without special tokens";
   return encoder;
 }
 
-std::string tokenizer_folder(files::FileSystem& disk, const Arguments& a) {
-  const std::string& model = a.tokenizer_model;
+std::string tokenizer_folder(files::FileSystem& disk, const Arguments& arguments) {
+  const std::string& model = arguments.tokenizer_model;
   return model.empty() || disk.is_directory(model) ? model : files::parent_directory(model);
 }
 
 // Returns the template of --chat, which must outlive the encoder.
-text::ChatTemplate chat_template_of(const std::string& folder, const Arguments& a) {
+text::ChatTemplate read_template(const std::string& folder, const Arguments& arguments) {
   std::optional<text::ChatTemplate> found;
-  if (!a.chat_template.empty()) found.emplace(text::read_chat_template(a.chat_template, folder));
+  if (!arguments.chat_template.empty()) found.emplace(text::read_chat_template(arguments.chat_template, folder));
   else if (!folder.empty()) found = text::find_chat_template(folder);
   MPX_CHECK(
       found, "config", "--chat: the tokenizer has no chat template",
       folder.empty() ? "" : " in '" + folder + "' (chat_template.jinja, or chat_template in tokenizer_config.json)",
       "; give --chat-template FILE");
-  for (const std::string& variable : a.variables) found->set_variable(variable);
+  for (const std::string& variable : arguments.variables) found->set_variable(variable);
   return std::move(*found);
 }
 
@@ -205,17 +206,17 @@ std::vector<int32_t> end_tokens(const text::Tokenizer& tokenizer, const text::Ch
   return ids;
 }
 
-text::Learned learned_of(const std::string& learn) {
+text::Learned parse_learned(const std::string& learn) {
   return learn == "last" ? text::Learned::last : learn == "each" ? text::Learned::each : text::Learned::all;
 }
 
 void encode_chats(data::Encoder& encoder, const text::Tokenizer& tokenizer, const text::ChatTemplate& chat_template,
-                  text::ChatReport& report, const Arguments& a) {
-  const text::Learned learned = learned_of(a.learn);
+                  text::ChatReport& report, const Arguments& arguments) {
+  const text::Learned learned = parse_learned(arguments.learn);
   if (learned == text::Learned::each) encoder.chat_sequences = "sequences";
-  encoder.longest_chat = a.seq_length > 0 ? a.seq_length + 1 : 0;
-  encoder.drops_long_chats = a.long_chats == "drop";
-  const size_t longest = a.seq_length > 0 ? static_cast<size_t>(encoder.longest_chat) : SIZE_MAX;
+  encoder.longest_chat = arguments.seq_length > 0 ? arguments.seq_length + 1 : 0;
+  encoder.drops_long_chats = arguments.long_chats == "drop";
+  const size_t longest = arguments.seq_length > 0 ? static_cast<size_t>(encoder.longest_chat) : SIZE_MAX;
   const bool drops = encoder.drops_long_chats;
   encoder.encode_chat = [&tokenizer, &chat_template, &report, learned, longest, drops](std::string_view line) {
     text::Chat chat = text::parse_chat(line);
@@ -231,27 +232,28 @@ void encode_chats(data::Encoder& encoder, const text::Tokenizer& tokenizer, cons
     return sequences;
   };
   encoder.description +=
-      fmt::format(" chats, learn {}, template {}", a.learn,
+      fmt::format(" chats, learn {}, template {}", arguments.learn,
                   files::to_hex(files::checksum(chat_template.source().data(), chat_template.source().size())));
-  for (const std::string& variable : a.variables) encoder.description += " " + variable;
+  for (const std::string& variable : arguments.variables) encoder.description += " " + variable;
 }
 
-void print_summary(const data::PreprocessProgress& done, const data::Encoder& encoder, const Arguments& a,
+void print_summary(const data::PreprocessProgress& done, const data::Encoder& encoder, const Arguments& arguments,
                    double seconds) {
   const double megabytes = static_cast<double>(done.bytes_done - done.bytes_resumed) / 1e6;
   if (done.bytes_resumed > 0)
     std::cout << fmt::format("continued after {:.1f} MB of an earlier run\n",
                              static_cast<double>(done.bytes_resumed) / 1e6);
-  std::cout << fmt::format("{}.bin and .idx: {} documents{}, {} tokens", a.options.output_prefix, done.documents,
-                           a.learn == "each" ? fmt::format(" from {} chats", done.chats) : "", done.tokens);
-  if (a.chat) std::cout << fmt::format(", {} of them learned", done.learned);
+  std::cout << fmt::format("{}.bin and .idx: {} documents{}, {} tokens", arguments.options.output_prefix,
+                           done.documents, arguments.learn == "each" ? fmt::format(" from {} chats", done.chats) : "",
+                           done.tokens);
+  if (arguments.chat) std::cout << fmt::format(", {} of them learned", done.learned);
   if (done.long_chats > 0)
     std::cout << fmt::format(" ({} {} of more than {} tokens {})", done.long_chats, encoder.chat_sequences,
                              encoder.longest_chat, encoder.drops_long_chats ? "left out" : "cut");
   if (done.empty_documents > (encoder.drops_long_chats ? done.long_chats : 0))
     std::cout << fmt::format(" ({} {} left out)",
                              done.empty_documents - (encoder.drops_long_chats ? done.long_chats : 0),
-                             a.chat ? encoder.chat_sequences + " with nothing to learn" : "empty documents");
+                             arguments.chat ? encoder.chat_sequences + " with nothing to learn" : "empty documents");
   if (done.surrogates > 0) std::cout << fmt::format(" ({} unpaired surrogates read as U+FFFD)", done.surrogates);
   if (done.hidden_files > 0) std::cout << fmt::format(" ({} hidden files skipped)", done.hidden_files);
   std::cout << fmt::format("; {:.1f} MB in {:.1f} s, {:.2f} MB/s\n", megabytes, seconds,
@@ -288,7 +290,7 @@ int run_preprocess(const std::vector<std::string>& arguments) {
   const auto tokenizer = text::load_tokenizer(a.tokenizer_type, a.tokenizer_model, a.vocab_file, a.merge_file);
   ProgressLine line;
   a.options.progress = [&line](const data::PreprocessProgress& now) { line.show(now); };
-  data::Encoder encoder = encoder_of(disk, *tokenizer, a);
+  data::Encoder encoder = make_encoder(disk, *tokenizer, a);
   std::optional<text::ChatTemplate> chat_template;
   std::optional<text::ChatReport> report;
   const bool chat_options = !a.chat_template.empty() || !a.variables.empty() || a.learn != "all" ||
@@ -299,7 +301,7 @@ int run_preprocess(const std::vector<std::string>& arguments) {
     MPX_CHECK(a.format != "text", "config", "--format text: chats are JSON lines; leave it out");
     a.options.format = data::TextFormat::jsonl;
     const std::string folder = tokenizer_folder(disk, a);
-    chat_template.emplace(chat_template_of(folder, a));
+    chat_template.emplace(read_template(folder, a));
     report.emplace(*chat_template, *tokenizer, end_tokens(*tokenizer, *chat_template, folder));
     encode_chats(encoder, *tokenizer, *chat_template, *report, a);
   }

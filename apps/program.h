@@ -14,7 +14,7 @@ namespace metroplex::apps {
 inline constexpr int kExitOk = 0, kExitInternal = 1, kExitConfig = 2, kExitData = 3, kExitPeer = 4, kExitNumerics = 5,
                      kExitUnsaved = 6, kExitStopped = 16;
 
-int exit_code_of(const std::exception& error);
+int to_exit_code(const std::exception& error);
 
 struct Program {
   std::span<const Command> commands;  // in the order of --help

@@ -61,7 +61,7 @@ bool is_key(const std::string& word) {
   return !is_option(word) && !file && word.find('.') != std::string::npos;
 }
 
-std::string name_of(const std::string& option) { return option.substr(0, option.find('=')); }
+std::string option_name(const std::string& option) { return option.substr(0, option.find('=')); }
 
 // Short forms shared by all commands with ranks.
 constexpr struct {
@@ -78,7 +78,7 @@ constexpr struct {
                    {"--ep", "parallel.expert_model_parallel_size"},
                    {"--etp", "parallel.expert_tensor_parallel_size"}};
 
-const char* key_of_short_form(const std::string& name) {
+const char* find_short_form(const std::string& name) {
   const auto found = std::find_if(std::begin(kShortForms), std::end(kShortForms),
                                   [&](const auto& form) { return name == form.name; });
   return found == std::end(kShortForms) ? nullptr : found->key;
@@ -91,7 +91,7 @@ constexpr const char* kScriptRead = "--launch-script-read";
 // Internal option for a configuration from a pipe, which can be read only once: NAME and its text.
 constexpr const char* kConfigRead = "--config-read";
 // Linux's limit of one argument (MAX_ARG_STRLEN), without the final zero.
-constexpr size_t kLongestWord = 128 * 1024 - 1;
+constexpr size_t kMaxWordBytes = 128 * 1024 - 1;
 
 void add_config(config::Draft& draft, const std::string& path, RunArguments& out) {
   std::error_code code;
@@ -102,7 +102,7 @@ void add_config(config::Draft& draft, const std::string& path, RunArguments& out
     return;
   }
   const std::string text = config::read_config(path);
-  MPX_CHECK(text.size() <= kLongestWord, "config", path, " is a pipe with more than ", kLongestWord,
+  MPX_CHECK(text.size() <= kMaxWordBytes, "config", path, " is a pipe with more than ", kMaxWordBytes,
             " bytes, which cannot be passed to other processes; write them to a file");
   draft.merge_yaml(text, path);
   out.arguments.insert(out.arguments.end(), {kConfigRead, path, text});
@@ -110,7 +110,7 @@ void add_config(config::Draft& draft, const std::string& path, RunArguments& out
 
 // Megatron flags of a command line, and data for the checks after the whole line is read.
 struct MegatronFlags {
-  megatron::Refused refused = megatron::Refused::kThrow;
+  megatron::RefusalMode refused = megatron::RefusalMode::kThrow;
   std::map<std::string, std::string> from_scripts;  // key -> the flag of a script that sets it, with its value
 };
 
@@ -145,7 +145,7 @@ bool is_yaml(const std::string& word) {
 
 // pretrain_codegeex.py uses another activation, and no dropout after the MLP.
 void add_codegeex(config::Draft& draft, const megatron::LaunchScript& script, RunArguments& out) {
-  if (!megatron::trains_codegeex(script.program)) return;
+  if (!megatron::is_codegeex(script.program)) return;
   draft.assign(std::vector<std::string>{"model.family=codegeex", "model.activation=quick_gelu"});
   if (draft.finish().model.hidden_dropout > 0)
     out.notes.push_back(script.program +
@@ -159,8 +159,8 @@ void take_script(config::Draft& draft, const std::string& path, const megatron::
       MPX_CHECK(!script.flags[i].empty(), "config", "Megatron arguments: '", i == 0 ? "" : script.flags[i - 1],
                 "' is followed by an empty argument; is a variable not set?");
     }
-    const bool another = megatron::trains_another_model(script.program);
-    MPX_CHECK(!another || flags.refused == megatron::Refused::kNote, "config", script.program,
+    const bool another = megatron::is_other_model(script.program);
+    MPX_CHECK(!another || flags.refused == megatron::RefusalMode::kNote, "config", script.program,
               " does not train a GPT; write a script of ", "pretrain_gpt.py, or add ", kIgnore,
               " to train a GPT with its flags");
     if (another) out.notes.push_back("trains a GPT, not the model of " + script.program);
@@ -221,14 +221,14 @@ void add_directory(config::Draft& draft) {
   });
   if (directory.empty() || all_given) return;
   files::PosixFileSystem disk;
-  for (const std::string& setting : hf::settings_of(disk, directory)) {
+  for (const std::string& setting : hf::read_settings(disk, directory)) {
     if (!draft.given().contains(setting.substr(0, setting.find('=')))) draft.assign(setting);
   }
 }
 
 }  // namespace
 
-RunArguments parse_run_arguments(const std::vector<std::string>& arguments, const std::vector<OwnFlag>& own_flags,
+RunArguments parse_run_arguments(const std::vector<std::string>& arguments, const std::vector<CommandFlag>& own_flags,
                                  const std::string& base_yaml) {
   RunArguments out;
   config::Draft draft;
@@ -238,7 +238,7 @@ RunArguments parse_run_arguments(const std::vector<std::string>& arguments, cons
   }
   MegatronFlags megatron_flags;
   if (std::find(arguments.begin(), arguments.end(), kIgnore) != arguments.end())
-    megatron_flags.refused = megatron::Refused::kNote;
+    megatron_flags.refused = megatron::RefusalMode::kNote;
   std::vector<std::string> overrides, flags, allowed;
   Words words(arguments);
   size_t begin = 0;
@@ -248,13 +248,13 @@ RunArguments parse_run_arguments(const std::vector<std::string>& arguments, cons
   };
   for (; !words.done(); begin = words.at()) {
     const std::string word = words.next();
-    const std::string name = name_of(word);
+    const std::string name = option_name(word);
     if (name == "--from-megatron-args") {
       add_script(draft, words.value(word), words, out, megatron_flags);
       continue;
     }
     const auto own =
-        std::find_if(own_flags.begin(), own_flags.end(), [&](const OwnFlag& flag) { return flag.name == name; });
+        std::find_if(own_flags.begin(), own_flags.end(), [&](const CommandFlag& flag) { return flag.name == name; });
     if (own != own_flags.end() && own->given != nullptr) {
       MPX_CHECK(word == own->name, "config", own->name, " takes no value; remove it from '", word, "'");
       *own->given = true;
@@ -267,7 +267,7 @@ RunArguments parse_run_arguments(const std::vector<std::string>& arguments, cons
       if (!words.done() && !is_option(words.peek())) out.help_topic = words.next();
     } else if (name == "--trace" || name == kIgnore) {
       // main.cpp handles --trace; kIgnore was handled above
-    } else if (const char* key = key_of_short_form(name)) {
+    } else if (const char* key = find_short_form(name)) {
       overrides.push_back(base::concat(key, "=", words.value(word)));
     } else if (name == "--config") {
       add_config(draft, words.value(word), out);

@@ -28,14 +28,14 @@ struct RunArguments {
 // config of a checkpoint, has lower precedence than everything else. Only the seed of its run section is used, and
 // its parallel and memory sections are ignored, because the reader may have another layout. Throws
 // base::Error("config") with the invalid argument and the nearest valid name.
-struct OwnFlag {
+struct CommandFlag {
   std::string name;
   std::string* value = nullptr;
   std::vector<std::string>* values = nullptr;
   bool* given = nullptr;  // for a flag without a value
 };
 RunArguments parse_run_arguments(const std::vector<std::string>& arguments,
-                                 const std::vector<OwnFlag>& own_flags = {}, const std::string& base_yaml = "");
+                                 const std::vector<CommandFlag>& own_flags = {}, const std::string& base_yaml = "");
 
 // Returns the configuration resolved and checked for `world_size` ranks. Throws with all violations at once.
 config::Config checked_config(const config::Config& config, int64_t world_size,

@@ -190,8 +190,8 @@ void check_modules(const ScheduleOptions& options, const std::vector<bool>& expe
 
 constexpr int kDense = 0, kExperts = 1;  // layer signatures
 
-std::map<int, plan::GraphTensors> tensors_of(const ScheduleOptions& options,
-                                             const config::CudaGraphModules& modules) {
+std::map<int, plan::GraphTensors> graph_tensors(const ScheduleOptions& options,
+                                                const config::CudaGraphModules& modules) {
   std::map<int, plan::GraphTensors> tensors;
   for (const int kind : {kDense, kExperts}) {
     plan::CapturedLayer layer = options.layer;
@@ -229,7 +229,7 @@ Graphs plan_all(const plan::PipelineTable& table, const ScheduleOptions& options
   const int layers_of_chunk = *std::max_element(of_stage.begin(), of_stage.end());
   check_bytes(options,
               std::max(1.0, static_cast<double>(layers_of_chunk) * table.num_chunks * table.num_microbatches));
-  const std::map<int, plan::GraphTensors> tensors = tensors_of(options, modules);
+  const std::map<int, plan::GraphTensors> tensors = graph_tensors(options, modules);
   config::Model model;
   model.num_layers = std::accumulate(of_stage.begin(), of_stage.end(), 0);
   model.num_moe_experts = options.layer.num_experts;

@@ -90,7 +90,7 @@ int run_sequence(const std::vector<std::string>& arguments) {
   if (!parse(app, arguments, exit_code)) return exit_code;
   options.request.kind = config::Choice<plan::SequenceCutKind>(options.cut);
   draw::SequencePicture picture;
-  picture.documents = {lengths_of(options.documents)};
+  picture.documents = {read_lengths(options.documents)};
   picture.cut = plan::cut_sequence(picture.documents, options.request);
   picture.title = options.cut;
   if (options.request.kind == plan::SequenceCutKind::balanced)

@@ -25,7 +25,7 @@ bool is_hf_directory(files::FileSystem& disk, const std::string& path) {
 }
 
 config::Config hf_config(files::FileSystem& disk, const std::string& directory) {
-  const config::Config config = config::load("", hf::settings_of(disk, directory));
+  const config::Config config = config::load("", hf::read_settings(disk, directory));
   config::Config checked = config;
   checked.data.mock_data = true;  // the check requires a data setting
   config::check(checked, 1, config::Use::evaluation);

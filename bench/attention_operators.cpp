@@ -49,46 +49,50 @@ struct Operands {
   bool block = false;
 };
 
-Operands operands_of(const Case& c, const device::Target& target, int64_t s) {
+Operands make_operands(const Case& c, const device::Target& target, int64_t s) {
   const auto random = [&](int64_t rows, int64_t heads, int64_t d) {
     return at::randn({rows, c.b, heads, d}).to(at::kBFloat16).to(target.device);
   };
   const int64_t keys = c.keys > 0 ? c.keys * s / c.s : s;
-  Operands o{{random(s, c.heads, c.d), random(keys, c.groups, c.d), random(keys, c.groups, c.dv)},
-             random(s, c.heads, c.dv),
-             {},
-             {}};
-  o.spec.heads = c.heads, o.spec.groups = c.groups, o.spec.head_dim = c.d, o.spec.v_head_dim = c.dv;
-  o.spec.softmax_scale = 1 / std::sqrt(static_cast<double>(c.d));
-  o.spec.target = target;
-  o.spec.dropout = {1, 0, nn::RandomSite::attention_probabilities, c.dropout, target};
-  o.batch.sample_counters = nn::counters_of_samples(0, at::arange(c.b, at::kLong)).to(target.device);
-  o.block = c.keys > 0;
-  if (c.documents == 0) return o;
+  Operands operands{{random(s, c.heads, c.d), random(keys, c.groups, c.d), random(keys, c.groups, c.dv)},
+                    random(s, c.heads, c.dv),
+                    {},
+                    {}};
+  operands.spec.heads = c.heads, operands.spec.groups = c.groups, operands.spec.head_dim = c.d,
+  operands.spec.v_head_dim = c.dv;
+  operands.spec.softmax_scale = 1 / std::sqrt(static_cast<double>(c.d));
+  operands.spec.target = target;
+  operands.spec.dropout = {1, 0, nn::RandomSite::attention_probabilities, c.dropout, target};
+  operands.batch.counters.samples = nn::make_sample_counters(0, at::arange(c.b, at::kLong)).to(target.device);
+  operands.block = c.keys > 0;
+  if (c.documents == 0) return operands;
   const int64_t each = (s + c.documents - 1) / c.documents;
   const at::Tensor ids = at::arange(s, at::kLong).div(each, "floor").expand({c.b, s}).contiguous();
-  o.batch.document_offsets = nn::document_offsets(ids, 2 * c.documents).to(target.device);
-  o.batch.document_ids = ids.to(target.device);
-  return o;
+  operands.batch.documents.offsets = nn::document_offsets(ids, 2 * c.documents).to(target.device);
+  operands.batch.documents.ids = ids.to(target.device);
+  return operands;
 }
 
 at::Tensor heads_first(const at::Tensor& x) { return x.permute({1, 2, 0, 3}); }
 
-void run(const Operands& o, AttentionBy by) {
-  const nn::CoreCall call{o.spec, {}, o.batch};
-  if (by == AttentionBy::own && !o.spec.target.gpu()) {
-    nn::blocked_attention_backward(o.dy, o.in, nn::blocked_attention(o.in, call), call);
+void run(const Operands& operands, AttentionBy by) {
+  const nn::CoreCall call{operands.spec, {}, operands.batch};
+  if (by == AttentionBy::own && !operands.spec.target.gpu()) {
+    nn::blocked_attention_backward(operands.dy, operands.in, nn::blocked_attention(operands.in, call), call);
     return;
   }
   if (by == AttentionBy::own) {
-    nn::attention_by_products_backward(o.dy, o.in, nn::attention_by_products(o.in, call), call);
+    nn::attention_by_products_backward(operands.dy, operands.in, nn::attention_by_products(operands.in, call), call);
     return;
   }
-  const nn::FusedInputs in{heads_first(o.in.q), heads_first(o.in.k), heads_first(o.in.v)};
-  const nn::FusedSpec spec{
-      by, !o.block, o.spec.softmax_scale, -1, {o.batch.document_offsets, o.batch.document_offsets}};
-  const auto [out, logsumexp] = nn::fused_attention(o.spec.target, in, spec);
-  nn::fused_attention_backward(o.spec.target, in, {out, logsumexp, heads_first(o.dy)}, spec);
+  const nn::FusedInputs in{heads_first(operands.in.q), heads_first(operands.in.k), heads_first(operands.in.v)};
+  const nn::FusedSpec spec{by,
+                           !operands.block,
+                           operands.spec.softmax_scale,
+                           -1,
+                           {operands.batch.documents.offsets, operands.batch.documents.offsets}};
+  const auto [out, logsumexp] = nn::fused_attention(operands.spec.target, in, spec);
+  nn::fused_attention_backward(operands.spec.target, in, {out, logsumexp, heads_first(operands.dy)}, spec);
 }
 
 // Milliseconds of alternating runs; empty if the operator does not support the case, with its message.
@@ -98,11 +102,11 @@ struct Times {
 };
 
 void measure(const Case& c, const device::Target& target, int repetitions) {
-  const Operands o = operands_of(c, target, target.gpu() ? c.s : 64);
-  config::AttentionCase asked{config::ParamsDtype::bf16, c.d, c.dv};
-  asked.documents = c.documents > 0, asked.dropout = c.dropout > 0;
-  asked.capability = target.gpu() ? device::compute_capability() : 90;
-  asked.queries = c.s, asked.keys = c.keys > 0 ? c.keys : c.s;
+  const Operands operands = make_operands(c, target, target.gpu() ? c.s : 64);
+  config::AttentionCase attention_case{config::ParamsDtype::bf16, c.d, c.dv};
+  attention_case.documents = c.documents > 0, attention_case.dropout = c.dropout > 0;
+  attention_case.capability = target.gpu() ? device::compute_capability() : 90;
+  attention_case.queries = c.s, attention_case.keys = c.keys > 0 ? c.keys : c.s;
   Times times[std::size(kOperators)];
   for (int turn = -2; turn < repetitions; ++turn) {
     for (size_t i = 0; i < std::size(kOperators); ++i) {
@@ -116,7 +120,7 @@ void measure(const Case& c, const device::Target& target, int repetitions) {
       try {
         if (target.gpu()) device::synchronize();
         const auto start = bench::Clock::now();
-        run(o, kOperators[i]);
+        run(operands, kOperators[i]);
         if (target.gpu()) device::synchronize();
         if (turn >= 0) times[i].all.push_back(bench::seconds_since(start) * 1e3);
       } catch (const c10::Error& error) {
@@ -128,7 +132,7 @@ void measure(const Case& c, const device::Target& target, int repetitions) {
   double best = 1e30;
   for (const Times& of : times) best = of.all.empty() ? best : std::min(best, bench::median(of.all));
   for (size_t i = 0; i < std::size(kOperators); ++i) {
-    const bool chosen = config::gpu_attention(asked).by == kOperators[i];
+    const bool chosen = config::gpu_attention(attention_case).by == kOperators[i];
     std::printf("| %s | %s%s | ", c.name, kNames[i], chosen ? " (chosen)" : "");
     if (times[i].all.empty()) std::printf("| | %s |\n", times[i].refusal.c_str());
     else std::printf("%.3f | %.2f | |\n", bench::median(times[i].all), bench::median(times[i].all) / best);
@@ -138,7 +142,7 @@ void measure(const Case& c, const device::Target& target, int repetitions) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  bench::as_metroplex_runs(argv);
+  bench::use_run_settings(argv);
   const std::string device = argc > 1 ? argv[1] : "cuda";
   if (device == "cuda" && device::device_count() == 0) {
     std::fprintf(stderr, "attention_operators: there is no GPU; give cpu\n");

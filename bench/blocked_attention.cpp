@@ -40,81 +40,84 @@ struct Operands {
   nn::Microbatch batch;
 };
 
-Operands operands_of(const Case& c) {
+Operands make_operands(const Case& c) {
   const auto random = [&](int64_t heads) { return at::randn({c.s, c.b, heads, c.d}).to(c.dtype); };
-  Operands o{{random(c.heads), random(c.groups), random(c.groups)}, random(c.heads), {}, {}, {}};
-  o.spec.heads = c.heads, o.spec.groups = c.groups, o.spec.head_dim = o.spec.v_head_dim = c.d;
-  o.spec.softmax_scale = 1 / std::sqrt(static_cast<double>(c.d));
-  o.spec.dropout = {1, 0, nn::RandomSite::attention_probabilities, c.dropout, {}};
-  o.batch.sample_counters = nn::counters_of_samples(0, at::arange(c.b, at::kLong));
+  Operands operands{{random(c.heads), random(c.groups), random(c.groups)}, random(c.heads), {}, {}, {}};
+  operands.spec.heads = c.heads, operands.spec.groups = c.groups,
+  operands.spec.head_dim = operands.spec.v_head_dim = c.d;
+  operands.spec.softmax_scale = 1 / std::sqrt(static_cast<double>(c.d));
+  operands.spec.dropout = {1, 0, nn::RandomSite::attention_probabilities, c.dropout, {}};
+  operands.batch.counters.samples = nn::make_sample_counters(0, at::arange(c.b, at::kLong));
   if (c.document > 0) {
-    o.batch.document_ids = at::arange(c.s, at::kLong).div(c.document, "floor").expand({c.b, c.s}).contiguous();
+    operands.batch.documents.ids =
+        at::arange(c.s, at::kLong).div(c.document, "floor").expand({c.b, c.s}).contiguous();
   }
-  return o;
+  return operands;
 }
 
-void blocked(const Operands& o) {
+void blocked(const Operands& operands) {
   const at::NoGradGuard no_grad;
-  const nn::CoreCall call{o.spec, o.positions, o.batch};
-  nn::blocked_attention_backward(o.dy, o.in, nn::blocked_attention(o.in, call), call);
+  const nn::CoreCall call{operands.spec, operands.positions, operands.batch};
+  nn::blocked_attention_backward(operands.dy, operands.in, nn::blocked_attention(operands.in, call), call);
 }
 
 at::Tensor heads_first(const at::Tensor& x) { return x.permute({1, 2, 0, 3}); }
 
 // [b or 1, 1, s, s] bool, true = masked.
-at::Tensor hidden(const Operands& o) {
-  const int64_t s = o.in.q.size(0);
+at::Tensor hidden(const Operands& operands) {
+  const int64_t s = operands.in.q.size(0);
   at::Tensor hidden = at::ones({s, s}, at::kBool).triu_(1).view({1, 1, s, s});
-  const at::Tensor& ids = o.batch.document_ids;
+  const at::Tensor& ids = operands.batch.documents.ids;
   return ids.defined() ? hidden.logical_or(ids.unsqueeze(2).ne(ids.unsqueeze(1)).unsqueeze(1)) : hidden;
 }
 
-void drop(const at::Tensor& x, const Operands& o) {
-  if (!o.spec.dropout.active(o.batch)) return;
+void drop(const at::Tensor& x, const Operands& operands) {
+  if (!operands.spec.dropout.active(operands.batch)) return;
   const nn::DropoutMask mask =
-      nn::probability_mask({x.size(0), x.size(1), x.size(2), x.size(3)}, o.spec.dropout, {}, o.batch);
+      nn::probability_mask({x.size(0), x.size(1), x.size(2), x.size(3)}, operands.spec.dropout, {}, operands.batch);
   float* const data = x.mutable_data_ptr<float>();
   kernels::bias_dropout_add<float, float>({data, nullptr, nullptr, data}, mask.shape);
 }
 
-void whole(const Operands& o) {
+void whole(const Operands& operands) {
   const at::NoGradGuard no_grad;
-  const int64_t each = o.in.q.size(2) / o.in.k.size(2);
+  const int64_t each = operands.in.q.size(2) / operands.in.k.size(2);
   const auto shared = [&](const at::Tensor& x) { return heads_first(nn::to_wide(x).repeat_interleave(each, 2)); };
-  const at::Tensor q = heads_first(nn::to_wide(o.in.q)), k = shared(o.in.k), v = shared(o.in.v),
-                   dy = heads_first(nn::to_wide(o.dy));
-  at::Tensor p = at::matmul(q, k.transpose(2, 3)).mul_(o.spec.softmax_scale);
-  p.masked_fill_(hidden(o), -std::numeric_limits<float>::infinity());
+  const at::Tensor q = heads_first(nn::to_wide(operands.in.q)), k = shared(operands.in.k), v = shared(operands.in.v),
+                   dy = heads_first(nn::to_wide(operands.dy));
+  at::Tensor p = at::matmul(q, k.transpose(2, 3)).mul_(operands.spec.softmax_scale);
+  p.masked_fill_(hidden(operands), -std::numeric_limits<float>::infinity());
   p = at::softmax(p, -1);
   const at::Tensor dropped = p.clone();
-  drop(dropped, o);
-  at::matmul(dropped, v).to(o.in.q.scalar_type());
+  drop(dropped, operands);
+  at::matmul(dropped, v).to(operands.in.q.scalar_type());
   at::Tensor dp = at::matmul(dy, v.transpose(2, 3));
-  drop(dp, o);
+  drop(dp, operands);
   at::matmul(dropped.transpose(2, 3), dy);
-  const at::Tensor ds = at::_softmax_backward_data(dp, p, -1, at::kFloat).mul_(o.spec.softmax_scale);
+  const at::Tensor ds = at::_softmax_backward_data(dp, p, -1, at::kFloat).mul_(operands.spec.softmax_scale);
   at::matmul(ds, k);
   at::matmul(ds.transpose(2, 3), q);
 }
 
-void of_libtorch(const Operands& o) {
+void run_libtorch(const Operands& operands) {
   const auto leaf = [](const at::Tensor& x) { return heads_first(x).detach().requires_grad_(true); };
-  const at::Tensor q = leaf(o.in.q), k = leaf(o.in.k), v = leaf(o.in.v);
-  const bool documents = o.batch.document_ids.defined();
-  const auto mask = documents ? std::optional<at::Tensor>(hidden(o).logical_not()) : std::nullopt;
-  const at::Tensor out = at::scaled_dot_product_attention(q, k, v, mask, o.spec.dropout.probability, !documents,
-                                                          std::nullopt, o.in.q.size(2) != o.in.k.size(2));
-  torch::autograd::grad({out}, {q, k, v}, {heads_first(o.dy)});
+  const at::Tensor q = leaf(operands.in.q), k = leaf(operands.in.k), v = leaf(operands.in.v);
+  const bool documents = operands.batch.documents.ids.defined();
+  const auto mask = documents ? std::optional<at::Tensor>(hidden(operands).logical_not()) : std::nullopt;
+  const at::Tensor out =
+      at::scaled_dot_product_attention(q, k, v, mask, operands.spec.dropout.probability, !documents, std::nullopt,
+                                       operands.in.q.size(2) != operands.in.k.size(2));
+  torch::autograd::grad({out}, {q, k, v}, {heads_first(operands.dy)});
 }
 
 void measure(const Case& c, int repetitions) {
-  const Operands o = operands_of(c);
-  const std::function<void(const Operands&)> ways[] = {blocked, whole, of_libtorch};
+  const Operands operands = make_operands(c);
+  const std::function<void(const Operands&)> ways[] = {blocked, whole, run_libtorch};
   std::vector<double> seconds[3];
   for (int i = 0; i <= repetitions; ++i) {
     for (size_t way = 0; way < 3; ++way) {
       const Clock::time_point start = Clock::now();
-      ways[way](o);
+      ways[way](operands);
       if (i > 0) seconds[way].push_back(bench::seconds_since(start));
     }
   }

@@ -25,23 +25,23 @@ struct ClockedSteps {
   int ranks = 2;
   double skew = 1;  // exponent of Zipf's law; 0: even
   MixtureSizes model;
-  bool clones = false;  // exact planner, as many replica slots as local experts
+  bool replicas = false;  // exact planner, as many replica slots as local experts
   bool overlaps = true, fetched_again = false;
 };
 
-inline config::Config config_of(const ClockedSteps& s) {
-  config::Config c = mixture(s.model, s.ranks);
-  if (s.skew > 0) c.model.moe_router_force_skew = s.skew;
-  else c.model.moe_router_force_load_balancing = true;
-  c.model.moe_enable_echo = s.clones;
-  if (s.clones) {
-    c.model.moe_num_echo_experts = s.model.experts;
-    c.model.moe_echo_planner = "exact";
-    c.model.moe_echo_expert_dispatch_overlap = s.overlaps;
-    c.model.moe_echo_recompute_expert_dispatch = s.fetched_again;
+inline config::Config make_config(const ClockedSteps& steps) {
+  config::Config config = mixture(steps.model, steps.ranks);
+  if (steps.skew > 0) config.model.moe_router_force_skew = steps.skew;
+  else config.model.moe_router_force_load_balancing = true;
+  config.model.moe_enable_echo = steps.replicas;
+  if (steps.replicas) {
+    config.model.moe_num_echo_experts = steps.model.experts;
+    config.model.moe_echo_planner = "exact";
+    config.model.moe_echo_expert_dispatch_overlap = steps.overlaps;
+    config.model.moe_echo_recompute_expert_dispatch = steps.fetched_again;
   }
-  config::check(c, s.ranks);
-  return config::resolved(c, s.ranks);
+  config::check(config, steps.ranks);
+  return config::resolved(config, steps.ranks);
 }
 
 inline double seconds_without_core() {
@@ -82,7 +82,7 @@ StepTime timed(const comm::World& world, clock::VirtualClock& clock, const Body&
 }
 
 inline StepTimes train_steps(const ClockedSteps& s, const clock::LinkCost& link, int steps) {
-  const config::Config config = config_of(s);
+  const config::Config config = make_config(s);
   StepTimes times(static_cast<size_t>(s.ranks));
   const auto clock = std::make_shared<clock::VirtualClock>(s.ranks, link);
   comm::run_threads(s.ranks, topology::RankGrid(s.ranks, config.parallel), {.observer = clock},
@@ -117,7 +117,7 @@ Spread over_ranks(const StepTimes& times, const Of& of) {
   return spread;
 }
 
-inline double waited_for(const StepTime& step, comm::Purpose purpose) {
+inline double waiting_seconds(const StepTime& step, comm::Purpose purpose) {
   double seconds = 0;
   for (const auto& [group, wait] : step.time.waits) seconds += group.second == purpose ? wait.seconds : 0;
   return seconds / step.virtual_s * 100;

@@ -27,14 +27,14 @@ struct Lengths {
 };
 
 template <class Draw>
-std::vector<int64_t> filled(int64_t length, const Draw& draw) {
+std::vector<int64_t> fill_samples(int64_t length, const Draw& draw) {
   std::vector<int64_t> lengths;
   for (int64_t left = length; left > 0; left -= lengths.back())
     lengths.push_back(std::clamp<int64_t>(static_cast<int64_t>(draw()), 1, left));
   return lengths;
 }
 
-Lengths of_data_set(const std::string& prefix, int64_t length) {
+Lengths dataset_samples(const std::string& prefix, int64_t length) {
   files::PosixFileSystem disk;
   const files::IndexedDataset data(disk, prefix);
   std::vector<int64_t> all;
@@ -46,18 +46,19 @@ Lengths of_data_set(const std::string& prefix, int64_t length) {
   std::mt19937 random(11);
   std::shuffle(all.begin(), all.end(), random);
   size_t next = 0;
-  return {prefix.substr(prefix.find_last_of('/') + 1), filled(length, [&] { return all[next++ % all.size()]; })};
+  return {prefix.substr(prefix.find_last_of('/') + 1),
+          fill_samples(length, [&] { return all[next++ % all.size()]; })};
 }
 
 std::vector<Lengths> distributions(int64_t length) {
   std::mt19937 random(7);
   std::lognormal_distribution<double> narrow(std::log(400.0), 1), wide(std::log(400.0), 2);
   std::uniform_int_distribution<int64_t> crumb(1, 200);
-  std::vector<int64_t> giant = filled(length - length / 2, [&] { return crumb(random); });
+  std::vector<int64_t> giant = fill_samples(length - length / 2, [&] { return crumb(random); });
   giant.insert(giant.begin() + static_cast<std::ptrdiff_t>(giant.size() / 3), length / 2);
   std::vector<Lengths> all{{"one", {length}},
-                           {"log-normal, sigma 1", filled(length, [&] { return narrow(random); })},
-                           {"log-normal, sigma 2", filled(length, [&] { return wide(random); })}};
+                           {"log-normal, sigma 1", fill_samples(length, [&] { return narrow(random); })},
+                           {"log-normal, sigma 2", fill_samples(length, [&] { return wide(random); })}};
   all.push_back({"a giant of half the tokens among crumbs of up to 200", giant});
   return all;
 }
@@ -80,7 +81,7 @@ void print(const Lengths& lengths, int cp) {
 void print_times() {
   std::mt19937 random(3);
   std::lognormal_distribution<double> lengths(std::log(60.0), 1);
-  const plan::DocumentLengths documents{filled(1 << 20, [&] { return lengths(random); })};
+  const plan::DocumentLengths documents{fill_samples(1 << 20, [&] { return lengths(random); })};
   std::printf("\n| tokens | documents | cp | cut, ms | lists of keys, ms |\n|---|---|---|---|---|\n");
   for (const int cp : {8, 64}) {
     std::vector<double> cuts, keys;
@@ -101,7 +102,7 @@ void print_times() {
 // 12 h^2).
 constexpr double kPairCost = 1.0 / (6 * 4096);
 
-double cost_of(const std::vector<int64_t>& lengths) {
+double attention_cost(const std::vector<int64_t>& lengths) {
   double sum = 0;
   for (const int64_t length : lengths) {
     const auto n = static_cast<double>(length);
@@ -122,7 +123,7 @@ void print_hybrid(const std::string& name, const plan::DocumentLengths& samples,
   std::vector<double> fixed(static_cast<size_t>(dp), 0);
   int64_t tokens = 0, fixed_keys = 0, hybrid_keys = 0, documents = 0, shared = 0, length = 0;
   for (size_t s = 0; s < samples.size(); ++s) {
-    fixed[s % fixed.size()] += cost_of(samples[s]) / cp;
+    fixed[s % fixed.size()] += attention_cost(samples[s]) / cp;
     fixed_keys += keys_sent(samples[s], cp);
     length = 0;
     for (const int64_t of : samples[s]) length += of;
@@ -170,7 +171,7 @@ void print_hybrids(int64_t length) {
     std::lognormal_distribution<double> lengths(std::log(2000.0), sigma);
     for (const auto& [dp, cp] : {std::pair{2, 2}, {4, 4}, {8, 8}}) {
       plan::DocumentLengths samples(static_cast<size_t>(4 * dp));
-      for (auto& of_sample : samples) of_sample = filled(length, [&] { return lengths(random); });
+      for (auto& of_sample : samples) of_sample = fill_samples(length, [&] { return lengths(random); });
       print_hybrid("log-normal, sigma " + std::to_string(static_cast<int>(sigma)), samples, dp, cp);
     }
   }
@@ -179,7 +180,7 @@ void print_hybrids(int64_t length) {
     std::uniform_int_distribution<int64_t> crumb(1, 4000);
     plan::DocumentLengths samples(static_cast<size_t>(4 * dp));
     for (size_t s = 0; s < samples.size(); ++s)
-      samples[s] = s % 5 == 0 ? std::vector<int64_t>{length} : filled(length, [&] { return crumb(random); });
+      samples[s] = s % 5 == 0 ? std::vector<int64_t>{length} : fill_samples(length, [&] { return crumb(random); });
     print_hybrid("one of all tokens in each fifth sample, else up to 4000", samples, dp, cp);
   }
 }
@@ -189,7 +190,7 @@ void print_hybrids(int64_t length) {
 int main(int argc, char** argv) {
   constexpr int64_t kTokens = 131072;
   std::vector<Lengths> all = distributions(kTokens);
-  for (int i = 1; i < argc; ++i) all.push_back(of_data_set(argv[i], kTokens));
+  for (int i = 1; i < argc; ++i) all.push_back(dataset_samples(argv[i], kTokens));
   std::printf(
       "| documents in %lld tokens | cp | zigzag | contiguous | balanced | balanced, 10 %% slack of tokens |\n",
       static_cast<long long>(kTokens));

@@ -23,7 +23,7 @@ using namespace metroplex;
 
 constexpr int64_t kVocab = 256;
 
-config::Config config_of(int64_t tokens, int cp, const std::string& exchange) {
+config::Config make_config(int64_t tokens, int cp, const std::string& exchange) {
   config::Config config = config::parse(
       "model: {family: llama, num_layers: 2, hidden_size: 64, num_attention_heads: 8, num_query_groups: 8, "
       "ffn_hidden_size: 128, vocab_size: 256}\n"
@@ -45,20 +45,20 @@ struct Outcome {
 
 Outcome run(const config::Config& config, const comm::World& world) {
   device::MemoryMeter meter;
-  const auto a = step::assemble(config, world, kVocab);
-  forecast::MemoryReport report(*a, meter);
+  const auto assembly = step::assemble(config, world, kVocab);
+  forecast::MemoryReport report(*assembly, meter);
   for (int64_t step = 0; step < 2; ++step) {
     const auto batches = verify::synthetic_batches(config, world, kVocab, step, at::kFloat);
     report.begin_step();
-    step::train_step(*a, {batches, step + 1, step, false, {}});
+    step::train_step(*assembly, {batches, step + 1, step, false, {}});
   }
-  return {report.end_step(), forecast::predicted_memory(*a, 1)};
+  return {report.end_step(), forecast::predicted_memory(*assembly, 1)};
 }
 
 double mib(int64_t bytes) { return static_cast<double>(bytes) / (1 << 20); }
 
 void print(int64_t tokens, int cp, const std::string& exchange) {
-  const config::Config config = config_of(tokens, cp, exchange);
+  const config::Config config = make_config(tokens, cp, exchange);
   std::vector<Outcome> all(static_cast<size_t>(cp));
   const auto start = bench::Clock::now();
   // Synchronous sends are not copied, so the meter of a rank counts only its own memory.
@@ -70,12 +70,12 @@ void print(int64_t tokens, int cp, const std::string& exchange) {
     return value;
   };
   std::printf("| %d | %s | %.2f | %.2f | %.2f | %.2f | %.2f | %.2f | %.0f |\n", cp, cp == 1 ? "" : exchange.c_str(),
-              mib(most([](const Outcome& o) { return o.measured.use.activations; })),
-              mib(most([](const Outcome& o) { return o.predicted.use.activations; })),
-              mib(most([](const Outcome& o) { return o.measured.use.workspace; })),
-              mib(most([](const Outcome& o) { return o.predicted.use.workspace; })),
-              mib(most([](const Outcome& o) { return o.measured.peak; })),
-              mib(most([](const Outcome& o) { return o.predicted.peak; })), bench::seconds_since(start));
+              mib(most([](const Outcome& outcome) { return outcome.measured.use.activations; })),
+              mib(most([](const Outcome& outcome) { return outcome.predicted.use.activations; })),
+              mib(most([](const Outcome& outcome) { return outcome.measured.use.workspace; })),
+              mib(most([](const Outcome& outcome) { return outcome.predicted.use.workspace; })),
+              mib(most([](const Outcome& outcome) { return outcome.measured.peak; })),
+              mib(most([](const Outcome& outcome) { return outcome.predicted.peak; })), bench::seconds_since(start));
   std::fflush(stdout);
 }
 

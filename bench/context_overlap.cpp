@@ -43,7 +43,7 @@ Times measure(int cp, int64_t tokens, CpCommType exchange, const clock::LinkCost
   comm::run_threads(cp, topology::RankGrid(cp, parallel), {.observer = clock}, [&](const comm::World& world) {
     const at::NoGradGuard no_grad;
     const comm::Group& group = world.groups().cp;
-    const nn::Microbatch batch = step::part_of(whole_batch(tokens), step::sequence_parts(parallel, group));
+    const nn::Microbatch batch = step::shard_sequence(whole_batch(tokens), step::sequence_sharding(parallel, group));
     nn::CoreSpec spec;
     spec.heads = spec.groups = kHeads, spec.head_dim = spec.v_head_dim = kSize;
     spec.softmax_scale = 1 / std::sqrt(static_cast<double>(kSize));
@@ -66,7 +66,7 @@ Times measure(int cp, int64_t tokens, CpCommType exchange, const clock::LinkCost
   // Between barriers all ranks have the same time.
   const auto middle = [&](double Times::*of) {
     std::vector<double> values;
-    for (const Times& t : all[0]) values.push_back(t.*of);
+    for (const Times& times : all[0]) values.push_back(times.*of);
     return bench::median(values);
   };
   return {middle(&Times::forward), middle(&Times::backward)};
@@ -97,7 +97,7 @@ void print(int cp, int64_t tokens, CpCommType exchange, const clock::LinkCost& l
 }  // namespace
 
 int main(int argc, char** argv) {
-  bench::as_metroplex_runs(argv);
+  bench::use_run_settings(argv);
   const int64_t tokens = argc > 1 ? std::atoll(argv[1]) : 4096;
   const int repetitions = argc > 2 ? std::max(1, std::atoi(argv[2])) : 5;
   for (const clock::LinkCost& link :

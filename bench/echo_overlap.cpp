@@ -24,7 +24,7 @@ struct Form {
   StepTimes times{};
 };
 
-std::vector<Form> forms_of(int ranks) {
+std::vector<Form> make_cases(int ranks) {
   const bench::MixtureSizes model{2, 128, 4, 256, 64, 2, 256, 128, 2};
   return {{"no clones, even load", {ranks, 0, model}},
           {"no clones", {ranks, 1, model}},
@@ -35,24 +35,24 @@ std::vector<Form> forms_of(int ranks) {
 }
 
 double milliseconds_for(const StepTime& step, comm::Purpose purpose) {
-  return bench::waited_for(step, purpose) / 100 * step.virtual_s * 1e3;
+  return bench::waiting_seconds(step, purpose) / 100 * step.virtual_s * 1e3;
 }
 
 void print(const Form& form) {
   const auto of = [&](const auto& value) { return bench::over_ranks(form.times, value); };
-  const auto step = of([](const StepTime& s) { return s.virtual_s * 1e3; });
-  const auto compute = of([](const StepTime& s) { return s.time.compute_s * 1e3; });
-  const auto clones = of([](const StepTime& s) { return milliseconds_for(s, comm::Purpose::clones); });
-  const auto experts = of([](const StepTime& s) { return milliseconds_for(s, comm::Purpose::experts); });
-  const auto gradients = of([](const StepTime& s) { return milliseconds_for(s, comm::Purpose::gradients); });
+  const auto step = of([](const StepTime& time) { return time.virtual_s * 1e3; });
+  const auto compute = of([](const StepTime& time) { return time.time.compute_s * 1e3; });
+  const auto replicas = of([](const StepTime& time) { return milliseconds_for(time, comm::Purpose::replicas); });
+  const auto experts = of([](const StepTime& time) { return milliseconds_for(time, comm::Purpose::experts); });
+  const auto gradients = of([](const StepTime& time) { return milliseconds_for(time, comm::Purpose::gradients); });
   std::printf("| %d | %s | %.2f | %.2f | %.2f | %.2f | %.2f | %.2f |\n", form.steps.ranks, form.name, step.mean,
-              compute.mean, clones.mean, clones.most, experts.mean, gradients.mean);
+              compute.mean, replicas.mean, replicas.most, experts.mean, gradients.mean);
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  bench::as_metroplex_runs(argv);
+  bench::use_run_settings(argv);
   const int steps = argc > 1 ? std::max(1, std::atoi(argv[1])) : 5, rounds = argc > 2 ? std::atoi(argv[2]) : 3,
             most = argc > 3 ? std::atoi(argv[3]) : 64;
   for (const clock::LinkCost& link : {clock::LinkCost{2e-6, 50e9}, clock::LinkCost{10e-6, 2e9}}) {
@@ -61,7 +61,7 @@ int main(int argc, char** argv) {
     std::printf("| ranks, EP | clones | virtual | compute | for clones | of one rank at most | for rows | ");
     std::printf("for gradients |\n|---|---|---|---|---|---|---|---|\n");
     for (int ranks = 4; ranks <= most; ranks *= 4) {
-      std::vector<Form> forms = forms_of(ranks);
+      std::vector<Form> forms = make_cases(ranks);
       for (int round = 0; round < rounds; ++round) {
         for (Form& form : forms) {
           const StepTimes times = bench::train_steps(form.steps, link, steps);

@@ -18,7 +18,7 @@ using namespace metroplex;
 constexpr int64_t kRowsOfRank = 65536;
 
 // Returns rows per source rank by Zipf's law over experts in random order, with noise.
-std::vector<int64_t> counts_of(const plan::EchoSizes& sizes, double exponent, uint64_t seed) {
+std::vector<int64_t> draw_counts(const plan::EchoSizes& sizes, double exponent, uint64_t seed) {
   std::mt19937_64 draw(seed);
   std::vector<int> place(static_cast<size_t>(sizes.experts));
   std::iota(place.begin(), place.end(), 1);
@@ -50,19 +50,19 @@ double quantile(std::vector<double> values, double share) {
 struct Figures {
   std::vector<double> plans, columns;
   double worst = 0;
-  int clones = 0;
+  int replicas = 0;
 };
 
 struct Place {
-  explicit Place(const plan::EchoSizes& s)
-      : owner(static_cast<size_t>(s.clones())),
-        first(static_cast<size_t>(s.experts)),
+  explicit Place(const plan::EchoSizes& sizes)
+      : owner(static_cast<size_t>(sizes.replicas())),
+        first(static_cast<size_t>(sizes.experts)),
         next(owner.size()),
-        narrow_scratch(static_cast<size_t>(kernels::echo_plan_narrow_scratch(s))),
+        narrow_scratch(static_cast<size_t>(kernels::echo_plan_narrow_scratch(sizes))),
         ends(owner.size()),
-        source_rows(static_cast<size_t>(s.ranks) * owner.size()),
-        final_loads(static_cast<size_t>(s.ranks)),
-        scratch(static_cast<size_t>(kernels::echo_plan_scratch(s))) {}
+        source_rows(static_cast<size_t>(sizes.ranks) * owner.size()),
+        final_loads(static_cast<size_t>(sizes.ranks)),
+        scratch(static_cast<size_t>(kernels::echo_plan_scratch(sizes))) {}
   kernels::EchoPlanPlace place() {
     return {owner.data(),       first.data(),       next.data(),    ends.data(),
             source_rows.data(), final_loads.data(), scratch.data(), narrow_scratch.data()};
@@ -86,26 +86,27 @@ struct Assignments {
 };
 
 void measure(const plan::EchoSizes& sizes, const plan::EchoOptions& options, double exponent, int repetitions,
-             Figures& f) {
+             Figures& figures) {
   Place place(sizes);
   for (uint64_t seed = 0; seed < 4; ++seed) {
-    const std::vector<int64_t> counts = counts_of(sizes, exponent, seed);
+    const std::vector<int64_t> counts = draw_counts(sizes, exponent, seed);
     const Assignments of_rank(counts, sizes);
     std::vector<int64_t> columns(of_rank.experts.size());
     for (int i = 0; i < repetitions; ++i) {
       double start = microseconds();
       kernels::echo_plan(counts.data(), place.place(), {sizes, options, 0});
-      f.plans.push_back(microseconds() - start);
+      figures.plans.push_back(microseconds() - start);
       start = microseconds();
       kernels::echo_columns({of_rank.experts.data(), of_rank.rows.data(), of_rank.offsets.data(), place.first.data(),
                              place.next.data(), place.ends.data(), columns.data()},
                             {sizes, static_cast<int64_t>(columns.size())});
-      f.columns.push_back(microseconds() - start);
+      figures.columns.push_back(microseconds() - start);
     }
     const plan::EchoPlan plan = plan_echo({counts.data(), sizes}, options);
     const int64_t total = std::accumulate(counts.begin(), counts.end(), int64_t{0});
-    f.worst = std::max(f.worst, static_cast<double>(plan.max_load()) * sizes.ranks / static_cast<double>(total));
-    f.clones += plan.num_clones();
+    figures.worst =
+        std::max(figures.worst, static_cast<double>(plan.max_load()) * sizes.ranks / static_cast<double>(total));
+    figures.replicas += plan.num_replicas();
   }
 }
 
@@ -124,11 +125,11 @@ int main(int argc, char** argv) {
       if (planner.value == config::EchoPlanner::binpack && sizes.slots > 1) continue;
       plan::EchoOptions options;
       options.planner = planner.value;
-      Figures f;
-      for (const double exponent : kExponents) measure(sizes, options, exponent, repetitions, f);
+      Figures figures;
+      for (const double exponent : kExponents) measure(sizes, options, exponent, repetitions, figures);
       std::printf("| %d x %d | %d | %s | %.0f | %.0f | %.0f | %.4f | %.1f |\n", sizes.ranks, sizes.experts,
-                  sizes.slots, planner.text, quantile(f.plans, 0.5), quantile(f.plans, 0.99),
-                  quantile(f.columns, 0.5), f.worst, f.clones / 16.0);
+                  sizes.slots, planner.text, quantile(figures.plans, 0.5), quantile(figures.plans, 0.99),
+                  quantile(figures.columns, 0.5), figures.worst, figures.replicas / 16.0);
     }
   }
 }

@@ -39,24 +39,24 @@ double matmul_tflops(at::ScalarType dtype) {
 }
 
 config::Config gpt2(int64_t b, int64_t t, bool half) {
-  config::Config c;
-  if (half) c.precision.params_dtype = "bf16";
-  c.model.num_layers = 12;
-  c.model.hidden_size = 768;
-  c.model.num_attention_heads = 12;
-  c.model.vocab_size = 50257;
-  c.model.max_position_embeddings = 1024;
-  c.model.activation = "gelu_tanh";
-  c.train.seq_length = t;
-  c.train.micro_batch_size = b;
-  c.train.global_batch_size = b;
-  c.train.train_iters = 1000;
-  c.optim.lr = 1e-4;
-  c.optim.lr_decay_style = "constant";
-  c.optim.clip_grad = 0;
-  c.data.mock_data = true;
-  config::check(c, 1);
-  return config::resolved(c, 1);
+  config::Config config;
+  if (half) config.precision.params_dtype = "bf16";
+  config.model.num_layers = 12;
+  config.model.hidden_size = 768;
+  config.model.num_attention_heads = 12;
+  config.model.vocab_size = 50257;
+  config.model.max_position_embeddings = 1024;
+  config.model.activation = "gelu_tanh";
+  config.train.seq_length = t;
+  config.train.micro_batch_size = b;
+  config.train.global_batch_size = b;
+  config.train.train_iters = 1000;
+  config.optim.lr = 1e-4;
+  config.optim.lr_decay_style = "constant";
+  config.optim.clip_grad = 0;
+  config.data.mock_data = true;
+  config::check(config, 1);
+  return config::resolved(config, 1);
 }
 
 nn::Microbatch random_batch(int64_t b, int64_t t) {
@@ -66,7 +66,7 @@ nn::Microbatch random_batch(int64_t b, int64_t t) {
   batch.position_ids = at::arange(t, at::kLong).expand({b, t}).contiguous();
   batch.loss_mask = at::ones({b, t});
   batch.mask_sum = batch.loss_mask.sum(at::kDouble).item<double>();
-  batch.sample_counters = nn::counters_of_samples(0, at::arange(b, at::kLong));
+  batch.counters.samples = nn::make_sample_counters(0, at::arange(b, at::kLong));
   return batch;
 }
 
@@ -81,11 +81,11 @@ void end_turn(double seconds) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  bench::as_metroplex_runs(argv);
+  bench::use_run_settings(argv);
   const int64_t b = argc > 1 ? std::atoll(argv[1]) : 4, t = argc > 2 ? std::atoll(argv[2]) : 64,
                 steps = argc > 3 ? std::atoll(argv[3]) : 10;
-  const int asked = argc > 4 ? std::atoi(argv[4]) : 0,
-            threads = asked > 0 ? asked : static_cast<int>(std::thread::hardware_concurrency());
+  const int requested = argc > 4 ? std::atoi(argv[4]) : 0,
+            threads = requested > 0 ? requested : static_cast<int>(std::thread::hardware_concurrency());
   const std::string dtype = argc > 5 ? argv[5] : "f32";
   const bool turns = argc > 6 && std::string(argv[6]) == "turns";
   if (dtype != "f32" && dtype != "bf16") {

@@ -33,37 +33,37 @@ struct Load {
   const char* name;
   double skew;  // 0: even
 };
-struct Way {
+struct Variant {
   const char* name;
   CudaGraphImpl impl;
   std::vector<std::string> modules;
   bool buffers;  // static_buffer with capacity for all rows, else alltoall
-  bool clones;
+  bool replicas;
 };
 
-config::Config config_of(const Load& load, const Way& way, int64_t layers) {
-  const bench::MixtureSizes s{layers, 32, 4, 32, 8, 1, 128, 16, 1};
-  config::Config c = bench::mixture(s, kRanks);
-  c.model.moe_aux_loss_coeff = "0.01";
-  c.model.moe_router_pre_softmax = true;  // with one expert per token
-  c.model.moe_router_force_load_balancing = load.skew == 0;
-  c.model.moe_router_force_skew = load.skew;
+config::Config make_config(const Load& load, const Variant& way, int64_t layers) {
+  const bench::MixtureSizes sizes{layers, 32, 4, 32, 8, 1, 128, 16, 1};
+  config::Config config = bench::mixture(sizes, kRanks);
+  config.model.moe_aux_loss_coeff = "0.01";
+  config.model.moe_router_pre_softmax = true;  // with one expert per token
+  config.model.moe_router_force_load_balancing = load.skew == 0;
+  config.model.moe_router_force_skew = load.skew;
   if (way.buffers) {
-    c.model.moe_token_dispatcher_type = "static_buffer";
-    c.model.moe_expert_rank_capacity_factor = way.clones ? 1 : kRanks;
+    config.model.moe_token_dispatcher_type = "static_buffer";
+    config.model.moe_expert_rank_capacity_factor = way.replicas ? 1 : kRanks;
   } else {
-    c.model.moe_token_dispatcher_type = "alltoall";
+    config.model.moe_token_dispatcher_type = "alltoall";
   }
-  if (way.clones) {
-    c.model.moe_enable_echo = true;
-    c.model.moe_num_echo_experts = s.experts;
-    c.model.moe_echo_planner = "exact";
+  if (way.replicas) {
+    config.model.moe_enable_echo = true;
+    config.model.moe_num_echo_experts = sizes.experts;
+    config.model.moe_echo_planner = "exact";
   }
-  c.train.cuda_graph_impl = way.impl;
-  c.train.cuda_graph_modules = way.modules;
-  c.train.cuda_graph_warmup_steps = 1;
-  config::check(c, kRanks);
-  return config::resolved(c, kRanks);
+  config.train.cuda_graph_impl = way.impl;
+  config.train.cuda_graph_modules = way.modules;
+  config.train.cuda_graph_warmup_steps = 1;
+  config::check(config, kRanks);
+  return config::resolved(config, kRanks);
 }
 
 struct Run {
@@ -85,29 +85,29 @@ struct Run {
   }
 };
 
-void print_memory(const step::Assembly& a) {
+void print_memory(const step::Assembly& assembly) {
   const auto kib = [](int64_t bytes) { return static_cast<double>(bytes) / 1024; };
-  if (a.graphs) {
-    const auto sizes = a.graphs->sizes();
+  if (assembly.graphs) {
+    const auto sizes = assembly.graphs->sizes();
     std::printf("; KiB: graphs %.1f, static inputs %.1f, handed on 0, pool %.1f", kib(sizes.training.bytes),
                 kib(sizes.static_inputs), kib(sizes.pool.reserved));
-  } else if (a.partial_graphs) {
-    const pipeline::GraphSizes sizes = a.partial_graphs->sizes().training;
+  } else if (assembly.partial_graphs) {
+    const pipeline::GraphSizes sizes = assembly.partial_graphs->sizes().training;
     std::printf("; KiB: graphs %.1f, static inputs %.1f, gradients %.1f, handed on %.1f, pools %.1f",
                 kib(sizes.size.bytes), kib(sizes.static_inputs), kib(sizes.gradients), kib(sizes.results),
                 kib(sizes.pools.reserved));
   }
 }
 
-void compare(const Load& load, const std::vector<Way>& ways, int64_t rounds) {
+void compare(const Load& load, const std::vector<Variant>& ways, int64_t rounds) {
   comm::ThreadsOptions options;
   options.threads_per_rank = 1;
-  const config::Config first = config_of(load, ways[0], kLayers);
+  const config::Config first = make_config(load, ways[0], kLayers);
   comm::run_threads(kRanks, topology::RankGrid(kRanks, first.parallel), options, [&](const comm::World& world) {
     std::vector<Run> few, more;
-    for (const Way& way : ways) {
-      few.emplace_back(config_of(load, way, kLayers), world);
-      more.emplace_back(config_of(load, way, kLayers + kMore), world);
+    for (const Variant& way : ways) {
+      few.emplace_back(make_config(load, way, kLayers), world);
+      more.emplace_back(make_config(load, way, kLayers + kMore), world);
     }
     std::vector<std::vector<double>> steps(ways.size()), layers(ways.size());
     for (int64_t round = -3; round < rounds; ++round) {
@@ -134,10 +134,10 @@ void compare(const Load& load, const std::vector<Way>& ways, int64_t rounds) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  bench::as_metroplex_runs(argv);
+  bench::use_run_settings(argv);
   const int64_t rounds = argc > 1 ? std::max<int64_t>(1, std::atoll(argv[1])) : 200;
   const std::vector<std::string> routes{"attn", "moe_router", "moe_preprocess"};
-  const std::vector<Way> ways{
+  const std::vector<Variant> ways{
       {"eager, alltoall", CudaGraphImpl::none, {}, false, false},
       {"attn, router, preprocess; alltoall", CudaGraphImpl::transformer_engine, routes, false, false},
       {"eager, static_buffer", CudaGraphImpl::none, {}, true, false},

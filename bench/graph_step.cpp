@@ -39,25 +39,25 @@ struct Capture {
 };
 
 config::Config gpt(const Size& size, bool half, const Capture& capture) {
-  config::Config c;
-  if (half) c.precision.params_dtype = "bf16";
-  c.model.num_layers = size.layers;
-  c.model.hidden_size = size.hidden;
-  c.model.num_attention_heads = size.heads;
-  c.model.vocab_size = size.vocab;
-  c.model.max_position_embeddings = size.sequence;
-  c.train.seq_length = size.sequence;
-  c.train.micro_batch_size = 1;
-  c.train.global_batch_size = size.microbatches;
-  c.train.train_iters = 1000;
-  c.optim.lr = 1e-4;
-  c.optim.lr_decay_style = "constant";
-  c.data.mock_data = true;
-  c.train.cuda_graph_impl = capture.impl;
-  c.train.cuda_graph_modules = capture.modules;
-  c.train.cuda_graph_warmup_steps = 1;
-  config::check(c, 1);
-  return config::resolved(c, 1);
+  config::Config config;
+  if (half) config.precision.params_dtype = "bf16";
+  config.model.num_layers = size.layers;
+  config.model.hidden_size = size.hidden;
+  config.model.num_attention_heads = size.heads;
+  config.model.vocab_size = size.vocab;
+  config.model.max_position_embeddings = size.sequence;
+  config.train.seq_length = size.sequence;
+  config.train.micro_batch_size = 1;
+  config.train.global_batch_size = size.microbatches;
+  config.train.train_iters = 1000;
+  config.optim.lr = 1e-4;
+  config.optim.lr_decay_style = "constant";
+  config.data.mock_data = true;
+  config.train.cuda_graph_impl = capture.impl;
+  config.train.cuda_graph_modules = capture.modules;
+  config.train.cuda_graph_warmup_steps = 1;
+  config::check(config, 1);
+  return config::resolved(config, 1);
 }
 
 std::vector<nn::Microbatch> random_batches(const Size& size) {
@@ -82,12 +82,12 @@ struct Sizes {
   graph::GraphPool::Bytes pool;
 };
 
-Sizes sizes_of(const step::Assembly& a) {
-  if (a.graphs) {
-    const step::StepGraphs::Sizes sizes = a.graphs->sizes();
+Sizes graph_sizes(const step::Assembly& assembly) {
+  if (assembly.graphs) {
+    const step::StepGraphs::Sizes sizes = assembly.graphs->sizes();
     return {1, sizes.training, sizes.static_inputs, sizes.pool};
   }
-  const pipeline::GraphSizes sizes = a.partial_graphs->sizes().training;
+  const pipeline::GraphSizes sizes = assembly.partial_graphs->sizes().training;
   return {sizes.graphs, sizes.size, sizes.static_inputs + sizes.gradients, sizes.pools};
 }
 
@@ -100,9 +100,9 @@ void compare(const Size& size, bool half, int threads, double rounds, const Capt
     auto eager = step::assemble(plain, world, plain.model.vocab_size);
     auto graph = step::assemble(captured, world, captured.model.vocab_size);
     const auto batches = random_batches(size);
-    const auto step = [&](step::Assembly& a, int64_t number) {
+    const auto step = [&](step::Assembly& assembly, int64_t number) {
       const auto start = Clock::now();
-      step::train_step(a, {batches, number + 1, number * size.microbatches, false, {}});
+      step::train_step(assembly, {batches, number + 1, number * size.microbatches, false, {}});
       return bench::seconds_since(start);
     };
     for (int64_t i = 0; i < 2; ++i) step(*eager, i);
@@ -115,7 +115,7 @@ void compare(const Size& size, bool half, int threads, double rounds, const Capt
       graph_times.push_back(step(*graph, i));
       shares.push_back(graph_times.back() / eager_times.back());
     }
-    const Sizes sizes = sizes_of(*graph);
+    const Sizes sizes = graph_sizes(*graph);
     std::printf(
         "%-6s %s %d thread(s), %s: eager %9.3f ms, replay %9.3f ms, ratio of medians %.3f, median of ratios %.3f; "
         "capture "
@@ -132,7 +132,7 @@ void compare(const Size& size, bool half, int threads, double rounds, const Capt
 }  // namespace
 
 int main(int argc, char** argv) {
-  bench::as_metroplex_runs(argv);
+  bench::use_run_settings(argv);
   const double rounds = argc > 1 ? std::atof(argv[1]) : 1;
   const std::vector<Size> sizes{{"tiny", 2, 32, 4, 128, 16, 1, 400},
                                 {"tiny8", 2, 32, 4, 128, 16, 8, 100},

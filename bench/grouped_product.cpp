@@ -110,8 +110,8 @@ class Case {
   // The same with half of the weights as replicas, in another tensor.
   std::vector<std::function<void()>> joined() const {
     const int64_t home = experts_ / 2;
-    const auto all = [this, clones = weight_.narrow(0, home, experts_ - home).clone(), home] {
-      return at::cat({weight_.narrow(0, 0, home), clones});
+    const auto all = [this, replicas = weight_.narrow(0, home, experts_ - home).clone(), home] {
+      return at::cat({weight_.narrow(0, 0, home), replicas});
     };
     return {[this, all] { at::_grouped_mm(x_, all().transpose(1, 2), offsets_); },
             [this, all] { at::_grouped_mm(dy_, all(), offsets_); }, torchs()[2]};
@@ -217,7 +217,7 @@ int on_gpu(int argc, char** argv) {
     print_rates(type == at::kHalf ? "fp16" : "bf16", "own tiles", c.flops(), c.ours());
     if (moe::library_multiplies({true, capability, type, sizes.in, sizes.out})) {
       print_rates("bf16", "_grouped_mm", c.flops(), c.torchs());
-      print_rates("bf16", "the same, clones copied beside home experts", c.flops(), c.joined());
+      print_rates("bf16", "the same, replicas copied next to local experts", c.flops(), c.joined());
     }
   }
   return 0;
@@ -226,7 +226,7 @@ int on_gpu(int argc, char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  bench::as_metroplex_runs(argv);
+  bench::use_run_settings(argv);
   if (argc > 1 && std::string(argv[1]) == "cuda") return on_gpu(argc, argv);
   Sizes sizes;
   int64_t* const slots[] = {&sizes.repetitions, &sizes.in, &sizes.out, &sizes.experts, &sizes.rows};

@@ -30,13 +30,13 @@ double seconds_since(Clock::time_point start) { return std::chrono::duration<dou
 }  // namespace
 
 int main(int argc, char** argv) {
-  bench::as_metroplex_runs(argv);
+  bench::use_run_settings(argv);
   if (argc < 2) {
     std::fprintf(stderr, "usage: hf_load DIR [threads]\n");
     return 2;
   }
   files::PosixFileSystem disk;
-  config::Config config = config::load("", hf::settings_of(disk, argv[1]));
+  config::Config config = config::load("", hf::read_settings(disk, argv[1]));
   config.model.from = argv[1];
   config.run.device = "cpu";
   config.data.mock_data = true;
@@ -49,10 +49,10 @@ int main(int argc, char** argv) {
       const double processor = processor_seconds();
       const auto begin = Clock::now();
       const auto assembly = step::assemble(config, world, config.model.vocab_size, true, models::build_stage, nullptr,
-                                           step::FirstValues::loaded);
+                                           step::InitialValues::loaded);
       const double empty = seconds_since(begin);
       const auto start = Clock::now();
-      run::load_weights_of_directory(*assembly, disk);
+      run::load_from_directory(*assembly, disk);
       if (counts)
         std::printf("model %.4f weights %.4f processor %.4f\n", empty, seconds_since(start),
                     processor_seconds() - processor);

@@ -26,7 +26,7 @@ struct Run {
   bool hybrid = false;
 };
 
-config::Config config_of(const Run& run) {
+config::Config make_config(const Run& run) {
   config::Config config = config::parse(
       "model: {family: llama, num_layers: 2, hidden_size: 64, num_attention_heads: 4, vocab_size: 256}\n"
       "train: {micro_batch_size: 1, train_iters: 10, calculate_per_token_loss: true}\n"
@@ -41,7 +41,7 @@ config::Config config_of(const Run& run) {
 }
 
 // Documents with log-normal lengths, packed into one sample.
-nn::Microbatch sample_of(const Run& run, int64_t number, int64_t step) {
+nn::Microbatch make_sample(const Run& run, int64_t number, int64_t step) {
   std::mt19937_64 random(static_cast<uint64_t>(1000 * step + number));
   std::lognormal_distribution<double> lengths(std::log(static_cast<double>(run.tokens) / 16), run.sigma);
   data::Sample sample;
@@ -57,21 +57,21 @@ nn::Microbatch sample_of(const Run& run, int64_t number, int64_t step) {
   return step::stack_samples({{sample}, {number, 1, step}, kVocab}, at::kFloat);
 }
 
-std::vector<nn::Microbatch> batches_of(const Run& run, const config::Config& config, const comm::World& world,
-                                       int64_t step) {
+std::vector<nn::Microbatch> make_batches(const Run& run, const config::Config& config, const comm::World& world,
+                                         int64_t step) {
   std::vector<nn::Microbatch> all;
-  for (int64_t s = 0; s < run.samples; ++s) all.push_back(sample_of(run, s, step));
-  if (run.hybrid) return step::hybrid_batches(all, step::hybrid_parts(config, kVocab, world.groups().dp_cp));
+  for (int64_t s = 0; s < run.samples; ++s) all.push_back(make_sample(run, s, step));
+  if (run.hybrid) return step::hybrid_batches(all, step::hybrid_sharding(config, kVocab, world.groups().dp_cp));
   std::vector<nn::Microbatch> own;
-  const step::SequenceParts parts = step::sequence_parts(config.parallel, world.groups().cp);
+  const step::SequenceSharding parts = step::sequence_sharding(config.parallel, world.groups().cp);
   for (int64_t s = world.groups().dp.index(); s < run.samples; s += run.dp)
-    own.push_back(step::part_of(all[static_cast<size_t>(s)], parts));
+    own.push_back(step::shard_sequence(all[static_cast<size_t>(s)], parts));
   return own;
 }
 
 // Returns the milliseconds of each step, which are equal on all ranks.
 std::vector<double> step_times(const Run& run, const clock::LinkCost& link, int64_t steps) {
-  const config::Config config = config_of(run);
+  const config::Config config = make_config(run);
   const int ranks = run.dp * run.cp;
   std::vector<double> times;
   const auto clock = std::make_shared<clock::VirtualClock>(ranks, link);
@@ -79,7 +79,7 @@ std::vector<double> step_times(const Run& run, const clock::LinkCost& link, int6
                     [&](const comm::World& world) {
                       const auto assembly = step::assemble(config, world, kVocab);
                       for (int64_t step = 0; step < steps + 1; ++step) {
-                        const auto batches = batches_of(run, config, world, step);
+                        const auto batches = make_batches(run, config, world, step);
                         const bench::StepTime time = bench::timed(world, *clock, [&] {
                           step::train_step(*assembly, {batches, step + 1, step * run.samples, false, {}});
                         });

@@ -31,23 +31,23 @@ struct Sizes {
 };
 
 config::Config toy(const Sizes& sizes) {
-  config::Config c;
-  c.model.num_layers = kLayers;
-  c.model.hidden_size = sizes.hidden;
-  c.model.num_attention_heads = kHeads;
-  c.model.vocab_size = kVocabulary;
-  c.model.activation = "gelu_tanh";
-  c.train.seq_length = sizes.sequence;
-  c.train.micro_batch_size = sizes.batch;
-  c.train.global_batch_size = sizes.batch;
-  c.train.train_iters = 1000000;
-  c.optim.lr = kLearningRate;
-  c.optim.lr_decay_style = "constant";
-  c.optim.weight_decay = 0;
-  c.optim.clip_grad = 0;
-  c.data.mock_data = true;
-  config::check(c, 1);
-  return config::resolved(c, 1);
+  config::Config config;
+  config.model.num_layers = kLayers;
+  config.model.hidden_size = sizes.hidden;
+  config.model.num_attention_heads = kHeads;
+  config.model.vocab_size = kVocabulary;
+  config.model.activation = "gelu_tanh";
+  config.train.seq_length = sizes.sequence;
+  config.train.micro_batch_size = sizes.batch;
+  config.train.global_batch_size = sizes.batch;
+  config.train.train_iters = 1000000;
+  config.optim.lr = kLearningRate;
+  config.optim.lr_decay_style = "constant";
+  config.optim.weight_decay = 0;
+  config.optim.clip_grad = 0;
+  config.data.mock_data = true;
+  config::check(config, 1);
+  return config::resolved(config, 1);
 }
 
 nn::Microbatch random_batch(const Sizes& sizes) {
@@ -57,14 +57,14 @@ nn::Microbatch random_batch(const Sizes& sizes) {
   batch.position_ids = at::arange(sizes.sequence, at::kLong).expand({sizes.batch, sizes.sequence}).contiguous();
   batch.loss_mask = at::ones({sizes.batch, sizes.sequence});
   batch.mask_sum = batch.loss_mask.sum(at::kDouble).item<double>();
-  batch.sample_counters = nn::counters_of_samples(0, at::arange(sizes.batch, at::kLong));
+  batch.counters.samples = nn::make_sample_counters(0, at::arange(sizes.batch, at::kLong));
   return batch;
 }
 
 // The same model in at:: operators, with copies of our parameters.
-class Bare {
+class LibtorchLayers {
  public:
-  explicit Bare(const std::vector<nn::Param*>& params) {
+  explicit LibtorchLayers(const std::vector<nn::Param*>& params) {
     for (const nn::Param* param : params) {
       const at::Tensor leaf = param->data.detach().clone().requires_grad_(true);
       by_name_[param->name] = leaf;
@@ -161,11 +161,11 @@ class Pair {
         loss_gradient_(at::full({}, 1.0 / static_cast<double>(sizes.sequence * sizes.batch))) {}
 
   void our_blocks() {
-    const auto& islands = assembly_->stages.at(0)->islands().places;  // embedding, layers, head
+    const auto& regions = assembly_->stages.at(0)->regions().places;  // embedding, layers, head
     assembly_->families.begin_step(1);
-    std::vector<nn::IslandRun> runs(kLayers);
+    std::vector<nn::RegionRun> runs(kLayers);
     nn::Values x(nn::kHiddenStates, x_);
-    for (size_t i = 0; i < runs.size(); ++i) x = nn::run_forward(islands[i + 1].island, x, {batches_[0]}, &runs[i]);
+    for (size_t i = 0; i < runs.size(); ++i) x = nn::run_forward(regions[i + 1].region, x, {batches_[0]}, &runs[i]);
     nn::Gradients dy{dy_};
     for (size_t i = runs.size(); i-- > 0;) dy = nn::run_backward(std::move(runs[i]), dy, {});
   }
@@ -221,7 +221,7 @@ class Pair {
 
   std::unique_ptr<step::Assembly> assembly_;
   std::vector<nn::Microbatch> batches_;
-  Bare bare_;
+  LibtorchLayers bare_;
   at::Tensor x_, dy_, loss_gradient_;
   int64_t step_ = 0;
 };
@@ -254,7 +254,7 @@ void compare(const char* what, int64_t iterations, const std::function<void()>& 
 }  // namespace
 
 int main(int argc, char** argv) {
-  bench::as_metroplex_runs(argv);
+  bench::use_run_settings(argv);
   Sizes sizes;
   int64_t* const slots[] = {&sizes.iterations, &sizes.hidden, &sizes.sequence, &sizes.batch};
   for (int i = 1; i < argc && i <= 4; ++i) *slots[i - 1] = std::atoll(argv[i]);

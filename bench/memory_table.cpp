@@ -63,7 +63,7 @@ const std::vector<Row>& rows() {
   return all;
 }
 
-config::Config config_of(const Row& row) {
+config::Config make_config(const Row& row) {
   char layout[256];
   std::snprintf(layout, sizeof layout,
                 "parallel: {tensor_model_parallel_size: %d, pipeline_model_parallel_size: %d,"
@@ -83,21 +83,21 @@ config::Config config_of(const Row& row) {
   return config::resolved(config, ranks);
 }
 
-std::vector<nn::Microbatch> batches_of(const step::Assembly& a) {
-  const config::Train& t = a.config.train;
+std::vector<nn::Microbatch> make_batches(const step::Assembly& assembly) {
+  const config::Train& train = assembly.config.train;
   std::vector<nn::Microbatch> batches;
-  for (int64_t m = 0; m < t.global_batch_size / (t.micro_batch_size * a.groups().dp.size()); ++m) {
-    const at::Tensor text = at::arange(t.micro_batch_size * (t.seq_length + 1), at::kLong)
+  for (int64_t m = 0; m < train.global_batch_size / (train.micro_batch_size * assembly.groups().dp.size()); ++m) {
+    const at::Tensor text = at::arange(train.micro_batch_size * (train.seq_length + 1), at::kLong)
                                 .add_(17 * m)
                                 .remainder_(1000)
-                                .view({t.micro_batch_size, t.seq_length + 1});
+                                .view({train.micro_batch_size, train.seq_length + 1});
     nn::Microbatch batch;
-    batch.tokens = text.narrow(1, 0, t.seq_length).contiguous();
-    batch.labels = text.narrow(1, 1, t.seq_length).contiguous();
+    batch.tokens = text.narrow(1, 0, train.seq_length).contiguous();
+    batch.labels = text.narrow(1, 1, train.seq_length).contiguous();
     batch.loss_mask = at::ones(batch.tokens.sizes(), at::kFloat);
     batch.mask_sum = batch.loss_mask.sum(at::kDouble).item<double>();
-    batch.position_ids = at::arange(t.seq_length, at::kLong).expand(batch.tokens.sizes()).contiguous();
-    batch.sample_counters = nn::counters_of_samples(0, at::arange(t.micro_batch_size, at::kLong));
+    batch.position_ids = at::arange(train.seq_length, at::kLong).expand(batch.tokens.sizes()).contiguous();
+    batch.counters.samples = nn::make_sample_counters(0, at::arange(train.micro_batch_size, at::kLong));
     batches.push_back(std::move(batch));
   }
   return batches;
@@ -110,15 +110,15 @@ struct Outcome {
 
 Outcome run(const config::Config& config, const comm::World& world) {
   device::MemoryMeter meter;
-  const auto a = step::assemble(config, world, 1000);
-  forecast::MemoryReport report(*a, meter);
-  const auto batches = batches_of(*a);
-  step::train_step(*a, {batches, 1, 0, false, {}});
+  const auto assembly = step::assemble(config, world, 1000);
+  forecast::MemoryReport report(*assembly, meter);
+  const auto batches = make_batches(*assembly);
+  step::train_step(*assembly, {batches, 1, 0, false, {}});
   for (int64_t step = 1; step <= (config.parallel.pp() > 1 ? 12 : 1); ++step) {
     report.begin_step();
-    step::train_step(*a, {batches, step + 1, step * config.train.global_batch_size, false, {}});
+    step::train_step(*assembly, {batches, step + 1, step * config.train.global_batch_size, false, {}});
   }
-  return {report.end_step(), forecast::predicted_memory(*a, static_cast<int64_t>(batches.size()))};
+  return {report.end_step(), forecast::predicted_memory(*assembly, static_cast<int64_t>(batches.size()))};
 }
 
 void cell(int64_t predicted, int64_t measured) {
@@ -132,7 +132,7 @@ void cell(int64_t predicted, int64_t measured) {
 }
 
 void print(const Row& row) {
-  const config::Config config = config_of(row);
+  const config::Config config = make_config(row);
   const int ranks = row.tp * row.pp * row.dp;
   std::vector<Outcome> all(static_cast<size_t>(ranks));
   // Synchronous sends are not copied, so the meter of a rank counts only its own memory.
@@ -142,14 +142,14 @@ void print(const Row& row) {
   for (const Outcome& one : all) {
     if (one.predicted.peak > most->predicted.peak) most = &one;
   }
-  const replay::MemoryUse &p = most->predicted.use, &m = most->measured.use;
+  const replay::MemoryUse &use = most->predicted.use, &m = most->measured.use;
   std::printf("| %s |", row.name);
-  cell(p.parameters, m.parameters);
-  cell(p.gradients, m.gradients);
-  cell(p.optimizer(), m.optimizer());
-  cell(p.activations, m.activations);
-  cell(p.communication, m.communication);
-  std::printf(" %.1f / %.1f | %.1f / %.1f |\n", static_cast<double>(p.workspace) / 1024,
+  cell(use.parameters, m.parameters);
+  cell(use.gradients, m.gradients);
+  cell(use.optimizer(), m.optimizer());
+  cell(use.activations, m.activations);
+  cell(use.communication, m.communication);
+  std::printf(" %.1f / %.1f | %.1f / %.1f |\n", static_cast<double>(use.workspace) / 1024,
               static_cast<double>(m.workspace) / 1024, static_cast<double>(most->predicted.peak) / 1024,
               static_cast<double>(most->measured.peak) / 1024);
 }

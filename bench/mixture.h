@@ -15,40 +15,40 @@ struct MixtureSizes {
 };
 
 // Returns the config for `ranks` ranks that share the experts; neither checked nor resolved.
-inline config::Config mixture(const MixtureSizes& s, int64_t ranks) {
-  config::Config c;
-  c.model.num_layers = s.layers;
-  c.model.hidden_size = s.hidden;
-  c.model.num_attention_heads = s.heads;
-  c.model.ffn_hidden_size = s.ffn;
-  c.model.vocab_size = s.vocab;
-  c.model.max_position_embeddings = s.seq;
-  c.model.normalization = "RMSNorm";
-  c.model.activation = "silu";
-  c.model.gated_linear_unit = true;
-  c.model.add_bias_linear = false;
-  c.model.num_moe_experts = s.experts;
-  c.model.moe_router_topk = s.topk;
-  c.parallel.expert_model_parallel_size = ranks;
-  c.train.seq_length = s.seq;
-  c.train.micro_batch_size = s.batch;
-  c.train.global_batch_size = s.batch * ranks;
-  c.train.train_iters = 1000;
-  c.optim.lr = 1e-4;
-  c.optim.lr_decay_style = "constant";
-  c.optim.clip_grad = 0;
-  c.data.mock_data = true;
-  return c;
+inline config::Config mixture(const MixtureSizes& sizes, int64_t ranks) {
+  config::Config config;
+  config.model.num_layers = sizes.layers;
+  config.model.hidden_size = sizes.hidden;
+  config.model.num_attention_heads = sizes.heads;
+  config.model.ffn_hidden_size = sizes.ffn;
+  config.model.vocab_size = sizes.vocab;
+  config.model.max_position_embeddings = sizes.seq;
+  config.model.normalization = "RMSNorm";
+  config.model.activation = "silu";
+  config.model.gated_linear_unit = true;
+  config.model.add_bias_linear = false;
+  config.model.num_moe_experts = sizes.experts;
+  config.model.moe_router_topk = sizes.topk;
+  config.parallel.expert_model_parallel_size = ranks;
+  config.train.seq_length = sizes.seq;
+  config.train.micro_batch_size = sizes.batch;
+  config.train.global_batch_size = sizes.batch * ranks;
+  config.train.train_iters = 1000;
+  config.optim.lr = 1e-4;
+  config.optim.lr_decay_style = "constant";
+  config.optim.clip_grad = 0;
+  config.data.mock_data = true;
+  return config;
 }
 
-inline nn::Microbatch random_batch(const MixtureSizes& s, int64_t rank) {
+inline nn::Microbatch random_batch(const MixtureSizes& sizes, int64_t rank) {
   nn::Microbatch batch;
-  batch.tokens = at::randint(0, s.vocab, {s.batch, s.seq}, at::kLong);
-  batch.labels = at::randint(0, s.vocab, {s.batch, s.seq}, at::kLong);
-  batch.position_ids = at::arange(s.seq, at::kLong).expand({s.batch, s.seq}).contiguous();
-  batch.loss_mask = at::ones({s.batch, s.seq});
+  batch.tokens = at::randint(0, sizes.vocab, {sizes.batch, sizes.seq}, at::kLong);
+  batch.labels = at::randint(0, sizes.vocab, {sizes.batch, sizes.seq}, at::kLong);
+  batch.position_ids = at::arange(sizes.seq, at::kLong).expand({sizes.batch, sizes.seq}).contiguous();
+  batch.loss_mask = at::ones({sizes.batch, sizes.seq});
   batch.mask_sum = batch.loss_mask.sum(at::kDouble).item<double>();
-  batch.sample_counters = nn::counters_of_samples(0, at::arange(s.batch, at::kLong) + rank * s.batch);
+  batch.counters.samples = nn::make_sample_counters(0, at::arange(sizes.batch, at::kLong) + rank * sizes.batch);
   return batch;
 }
 

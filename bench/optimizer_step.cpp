@@ -44,7 +44,7 @@ double milliseconds(const std::function<void()>& work) {
 at::Tensor random(int64_t n, double scale) { return at::randn({n}, at::kFloat).mul_(scale); }
 
 // One storage format, with its own arrays if they are not fp32.
-struct Way {
+struct Variant {
   const char* name;
   OptimizerRange range;
   double bytes;            // per parameter
@@ -86,36 +86,36 @@ struct Arrays {
   }
 };
 
-std::vector<Way> ways(Arrays& a) {
+std::vector<Variant> ways(Arrays& arrays) {
   const auto raw = [](at::Tensor& x) { return x.mutable_data_ptr(); };
   OptimizerRange plain;
-  plain.n = a.n;
-  plain.grad = raw(a.grad);
-  plain.main = raw(a.main);
-  plain.first = {raw(a.first)};
-  plain.second = {raw(a.second)};
+  plain.n = arrays.n;
+  plain.grad = raw(arrays.grad);
+  plain.main = raw(arrays.main);
+  plain.first = {raw(arrays.first)};
+  plain.second = {raw(arrays.second)};
 
   OptimizerRange copied = plain;
-  copied.param = raw(a.half_param);
+  copied.param = raw(arrays.half_param);
   OptimizerRange half_grad = copied;
-  half_grad.grad = raw(a.half_grad);
+  half_grad.grad = raw(arrays.half_grad);
   half_grad.grad_number = Number::bf16;
   OptimizerRange split = copied;
   split.main = nullptr;
-  split.remainder = static_cast<uint16_t*>(raw(a.remainder));
+  split.remainder = static_cast<uint16_t*>(raw(arrays.remainder));
   OptimizerRange half_moments = copied;
   half_moments.stochastic = true;
-  half_moments.first = {raw(a.half_first), Number::bf16};
-  half_moments.second = {raw(a.half_second), Number::bf16};
+  half_moments.first = {raw(arrays.half_first), Number::bf16};
+  half_moments.second = {raw(arrays.half_second), Number::bf16};
   OptimizerRange codes = half_moments;
-  float* scales = a.scales.mutable_data_ptr<float>();
-  codes.first = {raw(a.codes_first), Number::block8, scales};
-  codes.second = {raw(a.codes_second), Number::block8, scales + block8_scales(a.n)};
+  float* scales = arrays.scales.mutable_data_ptr<float>();
+  codes.first = {raw(arrays.codes_first), Number::block8, scales};
+  codes.second = {raw(arrays.codes_second), Number::block8, scales + block8_scales(arrays.n)};
 
-  const auto fused = [&a] { a.fused_adamw(); };
-  const auto fused_and_copy = [&a] {
-    a.fused_adamw();
-    a.half_param.copy_(a.torch_main);
+  const auto fused = [&arrays] { arrays.fused_adamw(); };
+  const auto fused_and_copy = [&arrays] {
+    arrays.fused_adamw();
+    arrays.half_param.copy_(arrays.torch_main);
   };
   return {{"fp32", plain, 28, "fused", fused, {}, {}},
           {"fp32 + bf16 parameter", copied, 30, "fused, then copy_", fused_and_copy, {}, {}},
@@ -126,8 +126,8 @@ std::vector<Way> ways(Arrays& a) {
 }
 
 // The first two formats and torch must agree up to the rounding of three steps, else the timings are meaningless.
-void check(Arrays& a) {
-  const double error = (a.main - a.torch_main).abs().max().item<double>();
+void check(Arrays& arrays) {
+  const double error = (arrays.main - arrays.torch_main).abs().max().item<double>();
   if (!(error < 1e-6)) throw std::runtime_error("ours and at::_fused_adamw_ differ by " + std::to_string(error));
 }
 
@@ -164,13 +164,13 @@ double copy_time(const at::Tensor& from, at::Tensor& to) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  metroplex::bench::as_metroplex_runs(argv);
+  metroplex::bench::use_run_settings(argv);
   const double millions = argc > 1 ? std::atof(argv[1]) : 124.44;
   const int rounds = argc > 2 ? std::atoi(argv[2]) : 11;
   const int threads = argc > 3 ? std::atoi(argv[3]) : static_cast<int>(std::thread::hardware_concurrency());
   at::set_num_threads(threads);
   Arrays arrays(static_cast<int64_t>(millions * 1e6));
-  std::vector<Way> all = ways(arrays);
+  std::vector<Variant> all = ways(arrays);
   const auto n = static_cast<double>(arrays.n);
 
   step(all[0].range);
@@ -182,7 +182,7 @@ int main(int argc, char** argv) {
     const double copied = copy_time(arrays.grad, target);
     const double summed = milliseconds([&] { gradient_sums(arrays.grad.const_data_ptr(), Number::f32, arrays.n); });
     if (round >= 0) copies.push_back(copied), sums.push_back(summed);
-    for (Way& way : all) {
+    for (Variant& way : all) {
       const double ours = milliseconds([&] { step(way.range); });
       const double rival = way.rival_step ? milliseconds(way.rival_step) : 0;
       if (round >= 0) way.times.push_back(ours), way.rival_times.push_back(rival);
@@ -197,7 +197,7 @@ int main(int argc, char** argv) {
   std::printf(
       "| stored as | bytes a parameter | ms | GB/s | share of copy | at::_fused_adamw_ ms | times as fast |\n"
       "| --- | --- | --- | --- | --- | --- | --- |\n");
-  for (const Way& way : all) {
+  for (const Variant& way : all) {
     const double ours = metroplex::bench::median(way.times), speed = way.bytes * n / ours / 1e6;
     std::printf("| %s | %.1f | %.0f | %.1f | %.0f %% |", way.name, way.bytes, ours, speed, 100 * speed / copy_speed);
     const double rival = metroplex::bench::median(way.rival_times);

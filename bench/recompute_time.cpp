@@ -47,7 +47,7 @@ struct Run {
   std::vector<double> seconds;
 };
 
-config::Config config_of(const Form& form) {
+config::Config make_config(const Form& form) {
   config::Config config = config::parse(
       "model: {num_layers: 6, hidden_size: 512, num_attention_heads: 8, vocab_size: 1024}\n"
       "train: {seq_length: 256, micro_batch_size: 2, global_batch_size: 2, train_iters: 1000}\n"
@@ -64,10 +64,10 @@ void measure(const comm::World& world, int64_t steps) {
   batch.position_ids = at::arange(kSequence, at::kLong).expand({kBatch, kSequence}).contiguous();
   batch.loss_mask = at::ones({kBatch, kSequence});
   batch.mask_sum = batch.loss_mask.sum(at::kDouble).item<double>();
-  batch.sample_counters = nn::counters_of_samples(0, at::arange(kBatch, at::kLong));
+  batch.counters.samples = nn::make_sample_counters(0, at::arange(kBatch, at::kLong));
   const std::vector<nn::Microbatch> batches{batch};
   std::vector<Run> runs;
-  for (const Form& form : kForms) runs.push_back({step::assemble(config_of(form), world, kVocab), {}});
+  for (const Form& form : kForms) runs.push_back({step::assemble(make_config(form), world, kVocab), {}});
   for (int64_t step = 0; step < steps + 2; ++step) {
     for (Run& run : runs) {
       const auto start = Clock::now();
@@ -88,7 +88,7 @@ int main(int argc, char** argv) {
   const int64_t steps = argc > 1 ? std::atoll(argv[1]) : 15;
   comm::ThreadsOptions options;
   options.threads_per_rank = argc > 2 ? std::atoi(argv[2]) : static_cast<int>(std::thread::hardware_concurrency());
-  const config::Config config = config_of(kForms[0]);
+  const config::Config config = make_config(kForms[0]);
   comm::run_threads(1, topology::RankGrid(1, config.parallel), options,
                     [&](const comm::World& world) { measure(world, steps); });
   return 0;

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs every bench on this machine and writes bench/YYYY-MM-DD-<machine>.md. Leave the machine alone meanwhile.
+# Runs every bench on this machine and writes bench/YYYY-MM-DD-<machine>.md. Keep the machine idle.
 #   bench/run_all.sh --peer GPT2_PEER.py --python PYTHON [--build build] [--out bench] [--quick] [--no-build]
 #                    [--text PATH...]
 # PYTHON imports tokenizers and sentencepiece, and torch 2.11 for the peer (where it has none but is a 3.11, it is shown

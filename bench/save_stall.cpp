@@ -26,25 +26,25 @@ using bench::seconds_since;
 constexpr int64_t kVocab = 16384, kSequence = 64;
 
 config::Config gpt(const std::string& folder) {
-  config::Config c;
-  c.model.num_layers = 6;
-  c.model.hidden_size = 512;
-  c.model.num_attention_heads = 8;
-  c.model.vocab_size = kVocab;
-  c.model.max_position_embeddings = kSequence;
-  c.train.seq_length = kSequence;
-  c.train.micro_batch_size = 1;
-  c.train.global_batch_size = 1;
-  c.train.train_iters = 1000000;
-  c.optim.lr = 1e-4;
-  c.optim.lr_decay_style = "constant";
-  c.data.mock_data = true;
-  c.checkpoint.save = folder;
-  c.checkpoint.save_interval = 1;
-  c.checkpoint.keep_last = 1;
-  c.checkpoint.async_save = true;
-  config::check(c, 1);
-  return config::resolved(c, 1);
+  config::Config config;
+  config.model.num_layers = 6;
+  config.model.hidden_size = 512;
+  config.model.num_attention_heads = 8;
+  config.model.vocab_size = kVocab;
+  config.model.max_position_embeddings = kSequence;
+  config.train.seq_length = kSequence;
+  config.train.micro_batch_size = 1;
+  config.train.global_batch_size = 1;
+  config.train.train_iters = 1000000;
+  config.optim.lr = 1e-4;
+  config.optim.lr_decay_style = "constant";
+  config.data.mock_data = true;
+  config.checkpoint.save = folder;
+  config.checkpoint.save_interval = 1;
+  config.checkpoint.keep_last = 1;
+  config.checkpoint.async_save = true;
+  config::check(config, 1);
+  return config::resolved(config, 1);
 }
 
 std::vector<nn::Microbatch> batch() {
@@ -59,14 +59,14 @@ std::vector<nn::Microbatch> batch() {
 }
 
 void serve(const config::Config& config, const comm::World& world) {
-  const auto a = step::assemble(config, world, kVocab);
+  const auto assembly = step::assemble(config, world, kVocab);
   files::PosixFileSystem disk;
-  run::BackgroundSaves saves(*a, disk);
+  run::BackgroundSaves saves(*assembly, disk);
   const std::vector<nn::Microbatch> batches = batch();
   run::Position position;
   const auto step = [&] {
     ++position.iteration;
-    step::train_step(*a, {batches, position.iteration, 0, false, {}});
+    step::train_step(*assembly, {batches, position.iteration, 0, false, {}});
   };
   step();
   for (std::string word; std::getline(std::cin, word);) {
@@ -76,7 +76,7 @@ void serve(const config::Config& config, const comm::World& world) {
     if (word == "sync") {
       step();
       const Clock::time_point save = Clock::now();
-      outcome = run::save_state(*a, position, disk);
+      outcome = run::save_state(*assembly, position, disk);
       stall = seconds_since(save);
       std::cout << "stall " << stall << " total " << stall;
     } else if (word == "async" || word == "step-async") {
@@ -96,14 +96,14 @@ void serve(const config::Config& config, const comm::World& world) {
       std::cout << "stall " << seconds_since(start) << " total 0";
     }
     MPX_CHECK(outcome.saved, "bench", outcome.problem);
-    std::cout << " bytes " << step::copy_bytes(*a) << std::endl;
+    std::cout << " bytes " << step::copy_bytes(*assembly) << std::endl;
   }
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  bench::as_metroplex_runs(argv);
+  bench::use_run_settings(argv);
   if (argc != 2) return std::cerr << "usage: save_stall FOLDER\n", 2;
   const config::Config config = gpt(argv[1]);
   comm::run_threads(1, topology::RankGrid(1, config.parallel), {},

@@ -24,7 +24,7 @@ inline double median(std::vector<double> values) {
 }
 
 // Applies the process settings of `metroplex` (GOMP_SPINCOUNT, malloc). Restarts the program if required.
-inline void as_metroplex_runs(char** argv) {
+inline void use_run_settings(char** argv) {
   mallopt(M_MMAP_THRESHOLD, 1 << 30);
   mallopt(M_TRIM_THRESHOLD, -1);
   if (apps::spin_briefly()) execv("/proc/self/exe", argv);

@@ -21,8 +21,8 @@ using bench::StepTime;
 using bench::StepTimes;
 
 ClockedSteps two_ranks() { return {2, 1, {4, 256, 4, 512, 8, 2, 2048, 256, 1}}; }
-ClockedSteps many_ranks(int ranks, double skew, bool clones) {
-  return {ranks, skew, {2, 128, 4, 256, 64, 2, 256, 128, 2}, clones};
+ClockedSteps many_ranks(int ranks, double skew, bool replicas) {
+  return {ranks, skew, {2, 128, 4, 256, 64, 2, 256, 128, 2}, replicas};
 }
 
 // Measures a barrier and an all-to-all of 8 MiB between two threads.
@@ -71,18 +71,18 @@ void print_agreement(const char* name, const StepTimes& times) {
   std::printf("%zu of %zu | %.1f %% |\n", undisturbed.size(), all.size(), bench::median(links) * 100);
 }
 
-void print_waits(const ClockedSteps& s, const StepTimes& times) {
+void print_waits(const ClockedSteps& steps, const StepTimes& times) {
   const Spread virtual_ms = bench::over_ranks(times, [](const StepTime& step) { return step.virtual_s * 1e3; });
   const Spread compute = bench::over_ranks(times, [](const StepTime& step) { return step.time.compute_s * 1e3; });
   const Spread waiting =
       bench::over_ranks(times, [](const StepTime& step) { return step.time.waiting_s() / step.virtual_s * 100; });
   const auto purpose = [&](comm::Purpose of) {
-    return bench::over_ranks(times, [&](const StepTime& step) { return bench::waited_for(step, of); }).mean;
+    return bench::over_ranks(times, [&](const StepTime& step) { return bench::waiting_seconds(step, of); }).mean;
   };
   const Spread wall = bench::over_ranks(times, [](const StepTime& step) { return step.wall_s * 1e3; });
-  std::printf("| %d | %g%s | %.1f | %.1f | %.2f | %.0f %% | %.0f to %.0f %% | %.0f %% | %.0f %% | %.0f |\n", s.ranks,
-              s.skew, s.clones ? ", clones" : "", virtual_ms.mean, compute.mean, compute.most / compute.mean,
-              waiting.mean, waiting.least, waiting.most, purpose(comm::Purpose::experts),
+  std::printf("| %d | %g%s | %.1f | %.1f | %.2f | %.0f %% | %.0f to %.0f %% | %.0f %% | %.0f %% | %.0f |\n",
+              steps.ranks, steps.skew, steps.replicas ? ", clones" : "", virtual_ms.mean, compute.mean,
+              compute.most / compute.mean, waiting.mean, waiting.least, waiting.most, purpose(comm::Purpose::experts),
               purpose(comm::Purpose::gradients), wall.mean);
   std::fflush(stdout);
 }
@@ -90,7 +90,7 @@ void print_waits(const ClockedSteps& s, const StepTimes& times) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  bench::as_metroplex_runs(argv);
+  bench::use_run_settings(argv);
   const int steps = argc > 1 ? std::max(1, std::atoi(argv[1])) : 20;
   clock::LinkCost link = measured_link();
   std::printf("Two threads of this machine: %.1f us a barrier, %.1f GB/s in an all-to-all.\n\n", link.latency_s * 1e6,

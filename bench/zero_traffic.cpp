@@ -21,7 +21,7 @@ constexpr const char* kStrategies[] = {"no_shard", "optim", "optim_grads", "opti
 constexpr int64_t kVocab = 32000, kSequence = 32;
 constexpr int64_t kSums = 3 * 8;  // norm, zeros and overflow of sharded gradients: three doubles
 
-config::Config config_of(int stage, int64_t dp, int64_t microbatches) {
+config::Config make_config(int stage, int64_t dp, int64_t microbatches) {
   config::Config config = config::parse(
       "model: {family: llama, num_layers: 12, hidden_size: 768, num_attention_heads: 12, ffn_hidden_size: 2048,"
       " vocab_size: 32000, untie_embeddings_and_output_weights: true}\n"
@@ -34,7 +34,7 @@ config::Config config_of(int stage, int64_t dp, int64_t microbatches) {
   return config::resolved(config, dp);
 }
 
-nn::Microbatch batch_of(int64_t number) {
+nn::Microbatch make_batch(int64_t number) {
   const at::Tensor text = at::arange(kSequence + 1, at::kLong).add_(17 * number).remainder_(kVocab).view({1, -1});
   nn::Microbatch batch;
   batch.tokens = text.narrow(1, 0, kSequence).contiguous();
@@ -42,30 +42,30 @@ nn::Microbatch batch_of(int64_t number) {
   batch.loss_mask = at::ones(batch.tokens.sizes(), at::kFloat);
   batch.mask_sum = batch.loss_mask.sum(at::kDouble).item<double>();
   batch.position_ids = at::arange(kSequence).view({1, -1});
-  batch.sample_counters = nn::counters_of_samples(0, at::full({1}, number, at::kLong));
+  batch.counters.samples = nn::make_sample_counters(0, at::full({1}, number, at::kLong));
   return batch;
 }
 
 using Count = comm::Traffic::Count;
-struct Counted {
+struct MeasuredTraffic {
   Count all_reduce, reduce_scatter, all_gather;
 };
 
 // Counts the second step; the first may still gather parameters after assembly.
-Counted counted_step(step::Assembly& a, comm::Traffic& traffic, int64_t microbatches) {
+MeasuredTraffic count_step(step::Assembly& assembly, comm::Traffic& traffic, int64_t microbatches) {
   std::vector<nn::Microbatch> batches;
-  for (int64_t m = 0; m < microbatches; ++m) batches.push_back(batch_of(m));
+  for (int64_t m = 0; m < microbatches; ++m) batches.push_back(make_batch(m));
   for (int64_t step = 0; step < 2; ++step) {
     traffic.clear();
-    step::train_step(a, {batches, step + 1, step * a.config.train.global_batch_size, false, {}});
-    a.families.settle();
+    step::train_step(assembly, {batches, step + 1, step * assembly.config.train.global_batch_size, false, {}});
+    assembly.families.finish_gathers();
   }
   return {traffic.of("dp-cp", "all_reduce"), traffic.of("dp-cp", "reduce_scatter"),
           traffic.of("dp-cp", "all_gather")};
 }
 
-Counted formula(const step::Assembly& a, int stage, int64_t m) {
-  const distributed::FlatLayout& layout = a.families.all().front().gradients->layout();
+MeasuredTraffic formula(const step::Assembly& assembly, int stage, int64_t m) {
+  const distributed::FlatLayout& layout = assembly.families.all().front().gradients->layout();
   const auto b = static_cast<int64_t>(layout.buckets().size());
   const int64_t gradients = layout.numel() * 4, params = layout.numel() * 2;
   if (stage == 0) return {{b, gradients}, {}, {}};
@@ -81,12 +81,12 @@ bool cell(const Count& counted, const Count& expected) {
 }
 
 bool print(int stage, int64_t dp, int64_t m) {
-  const config::Config config = config_of(stage, dp, m);
+  const config::Config config = make_config(stage, dp, m);
   const auto traffic = std::make_shared<comm::Traffic>();
   const comm::World world =
       comm::make_world(0, topology::RankGrid(static_cast<int>(dp), config.parallel), comm::counted({}, traffic));
-  const auto a = step::assemble(config, world, kVocab);
-  const Counted counted = counted_step(*a, *traffic, m), expected = formula(*a, stage, m);
+  const auto assembly = step::assemble(config, world, kVocab);
+  const MeasuredTraffic counted = count_step(*assembly, *traffic, m), expected = formula(*assembly, stage, m);
   std::printf("| ZeRO-%d | %ld | %ld |", stage, static_cast<long>(dp), static_cast<long>(m));
   const bool reduced = cell(counted.all_reduce, expected.all_reduce);
   const bool scattered = cell(counted.reduce_scatter, expected.reduce_scatter);

@@ -5,7 +5,7 @@ import pathlib
 import re
 import sys
 
-ROOT = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else pathlib.Path(__file__).parent.parent).resolve()
+ROOT = pathlib.Path(sys.argv[1] if __name__ == "__main__" and len(sys.argv) > 1 else pathlib.Path(__file__).parent.parent).resolve()
 MAX_LINES = 600
 
 # Layers: folders of metroplex/ that contain modules. core/ has the code of a training step, formats/ reads and writes
@@ -123,6 +123,32 @@ def check_first_include(path, module, breaches):
     name = rf"(?:\w+/)*{path.stem}\.h" if path.with_suffix(".h").exists() else r"[\w/]+\.h"
     if path.suffix == ".cpp" and module != "kernels" and not (alone and re.match(rf'#include "{module}/{name}"', first.group(0))):
         breaches.append(f"{path.relative_to(ROOT)}: the first include is the header that declares its functions, alone")
+
+
+# Sources without a header of their own or of an idea that they are a part of, and the reason.
+FAMILIES = "one row of the table of its registry, which declares it"
+WITHOUT_HEADER = {
+    **{f"hf/families/{name}.cpp": FAMILIES for name in ("deepseek", "gemma", "gpt2", "gpt_oss", "llama", "mixtral", "qwen2", "qwen3", "qwen3_moe")},
+    **{f"plan/schedules/{name}.cpp": FAMILIES for name in ("gpipe", "interleaved", "none", "one_f_one_b")},
+    "device/no_cuda.cpp": "stubs of a build without CUDA",
+    "kernels/no_nvcc.cpp": "stubs of a build without CUDA",
+}
+
+
+def has_header(path):
+    """NAME.cpp or a part of it, NAME_part.cpp, belongs to NAME.h; a file in NAMEs/ belongs to NAME.h next to the folder. A no_ or _cpu
+    variant belongs to the header of what it varies."""
+    words = re.sub(r"^no_|_cpu$", "", path.stem).split("_")
+    headers = [path.with_name("_".join(words[:count]) + ".h") for count in range(1, len(words) + 1)]
+    return any(header.exists() for header in [*headers, path.parent.with_name(path.parent.name.removesuffix("s") + ".h")])
+
+
+def check_header(path, breaches):
+    parts = path.relative_to(ROOT / "metroplex").parts
+    listed = "/".join(parts[1:]) in WITHOUT_HEADER
+    if path.suffix in {".cpp", ".cu"} and has_header(path) == listed:
+        breaches.append(f"{path.relative_to(ROOT)}: a source is named NAME.cpp or NAME_part.cpp after the header NAME.h that declares its functions, "
+                        "or is listed with a reason in scripts/check_layers.py")
 
 
 def check_includes(path, module, breaches):
@@ -270,7 +296,7 @@ def check_shape(path, breaches):
             breaches.append(f"{where}: a header opens with the one idea of the file in a comment")
     if path.suffix in {".h", ".cpp", ".cu"}:
         for number, line in enumerate(text.splitlines(), 1):
-            if re.search(r"\bthread_local\b", line) and path.name != "tape_hooks.cpp" and not line.strip().startswith("//"):
+            if re.search(r"\bthread_local\b", line) and path.name != "tape_recorder_hooks.cpp" and not line.strip().startswith("//"):
                 breaches.append(f"{where}:{number}: no thread_local state")
             if re.search(r"\bgetenv\(", line) and path.parts[len(ROOT.parts)] == "metroplex" and path.name not in READS_ENVIRONMENT:
                 breaches.append(f"{where}:{number}: the environment is read in apps/ and handed in")
@@ -282,7 +308,7 @@ def check_shape(path, breaches):
 # such as meta. Code that moves data between devices uses the device of the data.
 MOVES_DATA = {
     "nn/param_init.cpp": "values are rounded on the host before they move",
-    "nn/saved_host.cpp": "what lies on the host already need not move there",
+    "nn/saved_stores_host.cpp": "data on the host need not move there",
     "optim/host_chunks.cpp": "copies from and to a GPU go through pinned memory",
 }
 ASKS_DEVICE = re.compile(r"\bis_(cuda|cpu)\(\)")
@@ -314,6 +340,7 @@ def main():
             breaches.append(f"{path.relative_to(ROOT)}: no module of this name is known; add it to scripts/check_layers.py and the CMake lists")
         elif path.suffix in {".h", ".cpp", ".cu", ".cuh"}:
             check_includes(path, module, breaches)
+            check_header(path, breaches)
     check_links(breaches)
     check_launch_points(breaches)
     for path in sources("apps", "bench", "tests"):

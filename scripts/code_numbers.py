@@ -10,6 +10,7 @@ sys.dont_write_bytecode = True
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "scripts"))
 import check_language  # noqa: E402
+import check_layers  # noqa: E402
 
 CODE = {".h", ".cpp", ".cu", ".inc"}
 LAYERS = ("core", "lab", "formats", "run")
@@ -28,13 +29,8 @@ def words(paths):
 
 
 def headerless():
-    """Sources of metroplex/ without a header of their name; a _cpu or no_ variant belongs to the header of its operator."""
-    found = []
-    for path in files("metroplex", {".cpp", ".cu"}):
-        stem = re.sub(r"^no_|_cpu$", "", path.stem)
-        if not any(path.with_name(f"{name}.h").exists() for name in (path.stem, stem)):
-            found.append(path)
-    return found
+    """Sources of metroplex/ that belong to no header by their name (check_layers.py has the rule and the reasons)."""
+    return [path for path in files("metroplex", {".cpp", ".cu"}) if not check_layers.has_header(path)]
 
 
 def essays():

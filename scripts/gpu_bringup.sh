@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# From a clone on a machine with GPUs to proof, figures and a report: builds for the GPUs that are there, runs what the
-# project has for GPUs, and writes a dated page and a folder of logs. Every part runs whatever became of the others; the
-# exit code is 1 where one failed. Without a GPU each part is skipped and says so (docs/gpu.md).
+# Validates a machine with GPUs: builds for them, runs all GPU tests and benches of the
+# project, and writes a dated page and a folder of logs. Every part runs even if others fail; the
+# exit code is 1 where one failed. Without a GPU each part is reported as skipped (docs/gpu.md).
 #   scripts/gpu_bringup.sh [--ranks N] [--build build-gpu] [--out gpu-report] [--python PYTHON] [--jobs N] [--no-build] [--quick]
 # --ranks: how many GPUs the parts of several ranks use, by default all, at most 2. PYTHON imports torch, for what
 # is compared with it; without one only ours is measured. --jobs: how many checks share a GPU at a time, by default one
 # for every two cores, at most 8; what is timed runs alone. --quick: fewer steps, whose figures mean little, and the
-# sanitizers without the longest tests; three minutes or so behind the build.
+# sanitizers without the longest tests; about three minutes after the build.
 set -uo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 cd "$root" || exit 2

@@ -23,7 +23,7 @@
 namespace metroplex::apps {
 namespace {
 
-constexpr int kPatienceMs = 200;
+constexpr int kPollMs = 200;
 constexpr const char* kDialogHelp =
     "/reset clears the chat, /system TEXT sets the system message and clears the chat, /exit or ctrl-D exits, ctrl-C "
     "stops an answer\n";
@@ -69,7 +69,7 @@ std::vector<int64_t> shared(const std::vector<int64_t>& mine, const comm::World&
 // Rank 0's side of a dialog: reads lines until a message can be answered.
 class Dialog {
  public:
-  explicit Dialog(const Chatting& chatting)
+  explicit Dialog(const ChatSettings& chatting)
       : chatting_(chatting), chat_(chatting_.begin()), terminal_(::isatty(STDIN_FILENO) == 1) {
     if (terminal_) std::cout << kDialogHelp;
   }
@@ -109,7 +109,7 @@ class Dialog {
     line.clear();
     for (char c = 0;;) {
       pollfd input{STDIN_FILENO, POLLIN, 0};
-      const int ready = ::poll(&input, 1, kPatienceMs);  // another thread may have received the signal
+      const int ready = ::poll(&input, 1, kPollMs);  // another thread may have received the signal
       if (take_interrupt()) return false;
       if (ready <= 0) continue;
       const ssize_t got = ::read(STDIN_FILENO, &c, 1);
@@ -139,31 +139,31 @@ class Dialog {
     return true;
   }
 
-  Chatting chatting_;
+  ChatSettings chatting_;
   text::Chat chat_;
   bool terminal_;
 };
 
 }  // namespace
 
-text::Chat Chatting::begin() const {
+text::Chat ChatSettings::begin() const {
   text::Chat chat;
   chat.messages = nlohmann::ordered_json::array();
   if (!system.empty()) add(chat, "system", system);
   return chat;
 }
 
-void Chatting::add(text::Chat& chat, const std::string& role, const std::string& content) const {
+void ChatSettings::add(text::Chat& chat, const std::string& role, const std::string& content) const {
   chat.messages.push_back({{"role", role}, {"content", text::replace_invalid_utf8(content)}});
 }
 
-std::vector<int64_t> Chatting::prompt(const text::Chat& chat) const {
+std::vector<int64_t> ChatSettings::prompt(const text::Chat& chat) const {
   const std::vector<int32_t> ids = tokenizer->encode_chat(chat_template.text(chat, true)).ids;
   return {ids.begin(), ids.end()};
 }
 
-std::optional<Chatting> find_chatting(const config::Data& data, std::shared_ptr<const text::Tokenizer> tokenizer,
-                                      const std::string& file, const std::string& directory) {
+std::optional<ChatSettings> find_chatting(const config::Data& data, std::shared_ptr<const text::Tokenizer> tokenizer,
+                                          const std::string& file, const std::string& directory) {
   files::PosixFileSystem disk;
   const std::string& model = data.tokenizer_model.empty() ? data.vocab_file : data.tokenizer_model;
   const std::string folder = model.empty() || disk.is_directory(model) ? model : files::parent_directory(model);
@@ -171,14 +171,14 @@ std::optional<Chatting> find_chatting(const config::Data& data, std::shared_ptr<
   if (!file.empty()) found.emplace(text::read_chat_template(file, folder));
   else if (!folder.empty() && disk.exists(folder)) found = text::find_chat_template(folder);
   if (!found) return std::nullopt;
-  Chatting chatting{std::move(tokenizer), std::move(*found), "", {}, 0};
+  ChatSettings chatting{std::move(tokenizer), std::move(*found), "", {}, 0};
   chatting.stop_tokens = text::configured_end_tokens(directory);
   if (const auto end = text::end_of_turn(chatting.chat_template, *chatting.tokenizer))
     chatting.stop_tokens.push_back(*end);
   return chatting;
 }
 
-void run_dialog(step::Assembly& assembly, const Chatting& chatting, const run::GenerateOptions& options) {
+void run_dialog(step::Assembly& assembly, const ChatSettings& chatting, const run::GenerateOptions& options) {
   const comm::World& world = *assembly.world;
   const bool speaks = world.rank() == 0;
   std::optional<Dialog> dialog;

@@ -14,7 +14,7 @@
 
 namespace metroplex::apps {
 
-struct Chatting {
+struct ChatSettings {
   std::shared_ptr<const text::Tokenizer> tokenizer;
   text::ChatTemplate chat_template;
   std::string system;                // at the start of every chat; empty: none
@@ -30,11 +30,11 @@ struct Chatting {
 
 // `file`: --chat-template. `directory`: a Hugging Face model, or empty. Returns nullopt if the tokenizer's folder has
 // no template and `file` is empty.
-std::optional<Chatting> find_chatting(const config::Data& data, std::shared_ptr<const text::Tokenizer> tokenizer,
-                                      const std::string& file, const std::string& directory);
+std::optional<ChatSettings> find_chatting(const config::Data& data, std::shared_ptr<const text::Tokenizer> tokenizer,
+                                          const std::string& file, const std::string& directory);
 
 // Answers typed messages until /exit or the end of the input. Collective: rank 0 reads and writes. Lines starting
 // with / are commands: /reset, /system TEXT, /help, /exit. Ctrl-C stops an answer; at the prompt it ends the dialog.
-void run_dialog(step::Assembly& assembly, const Chatting& chatting, const run::GenerateOptions& options);
+void run_dialog(step::Assembly& assembly, const ChatSettings& chatting, const run::GenerateOptions& options);
 
 }  // namespace metroplex::apps

@@ -30,8 +30,8 @@ namespace {
 constexpr double kGiB = 1073741824;
 
 // Returns the memory of each domain of `placing`, as configured or as detected on this machine.
-forecast::MemoryDomains memory_domains_of(const config::Config& config, const RankPlacing& placing,
-                                          int64_t world_size) {
+forecast::MemoryDomains find_memory_domains(const config::Config& config, const RankPlacing& placing,
+                                            int64_t world_size) {
   forecast::MemoryDomains domains;
   domains.gpu = placing.gpu;
   domains.ranks_each = placing.gpu ? (placing.shared ? world_size : 1) : placing.local_ranks;
@@ -50,7 +50,7 @@ forecast::MemoryDomains memory_domains_of(const config::Config& config, const Ra
 }
 
 // Parses "80GiB", "0.5TB", or a number of GiB.
-double gib_of(const std::string& text) {
+double parse_gib(const std::string& text) {
   static constexpr struct {
     const char* name;
     double bytes;
@@ -66,7 +66,7 @@ double gib_of(const std::string& text) {
 }
 
 // If the config has the vocabulary size, a tokenizer that cannot be read only gives a note.
-run::TokenizerFacts tokenizer_of(config::Config& config, std::vector<std::string>& notes) {
+run::TokenizerFacts read_tokenizer(config::Config& config, std::vector<std::string>& notes) {
   if (config.model.vocab_size == 0) return tokenizer_facts(config);
   try {
     return tokenizer_facts(config);
@@ -109,7 +109,7 @@ void print(const forecast::DryRun& run, const TrainFlags& flags) {
 
 }  // namespace
 
-std::vector<OwnFlag> TrainFlags::own_flags() {
+std::vector<CommandFlag> TrainFlags::own_flags() {
   return {{.name = "--dry-run", .given = &dry_run},
           {.name = "--json", .given = &json},
           {.name = "--print-config", .given = &print_config},
@@ -119,7 +119,7 @@ std::vector<OwnFlag> TrainFlags::own_flags() {
 
 void TrainFlags::take_into(config::Config& config) const {
   MPX_CHECK(dry_run || !json, "config", "--json requires --dry-run; give both, or neither");
-  if (!device_memory.empty()) config.memory.device_memory_gib = gib_of(device_memory);
+  if (!device_memory.empty()) config.memory.device_memory_gib = parse_gib(device_memory);
 }
 
 // Each thread has a workspace, which is part of the prediction. libtorch's pool waits forever for a thread that the
@@ -133,15 +133,15 @@ int run_dry(const RunArguments& parsed, const config::Config& given, const Train
   config::Config config = given;
   const int64_t world_size = planned_world_size(config.run);
   std::vector<std::string> notes = parsed.notes;
-  const run::TokenizerFacts tokenizer = tokenizer_of(config, notes);
+  const run::TokenizerFacts tokenizer = read_tokenizer(config, notes);
   config = checked_with_epochs(config, world_size);
   if (config.run.deterministic_mode) make_deterministic();  // deterministic operators use different amounts of memory
-  const RankPlacing placing = wished_placing(config.run, world_size);
+  const RankPlacing placing = requested_placing(config.run, world_size);
   if (placing.rank != 0) return kExitOk;
   set_threads(threads_per_rank(config.run, placing.local_ranks));
   files::PosixFileSystem disk;
   forecast::DryRun run = forecast::dry_run(
-      {config, static_cast<int>(world_size), tokenizer.vocab_size, memory_domains_of(config, placing, world_size)},
+      {config, static_cast<int>(world_size), tokenizer.vocab_size, find_memory_domains(config, placing, world_size)},
       disk);
   run.notes.insert(run.notes.begin(), notes.begin(), notes.end());
   if (config.run.device == config::Device::automatic && !placing.gpu && placing.launcher.empty() && world_size > 1)
@@ -173,7 +173,7 @@ StartCheck::StartCheck(const config::Config& config, int64_t world_size, int64_t
   request_ = {config, static_cast<int>(world_size), vocab_size, {}};
   if (config.memory.check_fit == config::FitCheck::off) return;
   const RankPlacing placing = planned_placing(config.run, world_size);
-  request_.domains = memory_domains_of(config, placing, world_size);
+  request_.domains = find_memory_domains(config, placing, world_size);
   const bool ours = placing.launcher == "metroplex";
   if (ours && placing.rank != 0) return;
   set_threads(threads_per_rank(config.run, placing.local_ranks));
@@ -191,17 +191,17 @@ std::string StartCheck::refusal() const {
 bool StartCheck::on_rank(const comm::World& world) {
   const config::FitCheck check = request_.config.memory.check_fit;
   if (check == config::FitCheck::off) return true;
-  run::StartVerdict verdict{fit_.need, -1};
+  run::StartFit start_fit{fit_.need, -1};
   if (together_) {
-    verdict = run::check_together(
+    start_fit = run::check_fit_together(
         fit_, world, [this] { return refusal(); }, [this](const std::string& text) { log_.warn(text); });
-    if (verdict.misfit >= 0 && check == config::FitCheck::refuse) {
-      refused_by_ = verdict.misfit;
+    if (start_fit.misfit_rank >= 0 && check == config::FitCheck::refuse) {
+      refused_by_ = start_fit.misfit_rank;
       return false;
     }
   }
   if (world.rank() != 0) return true;
-  for (const std::string& line : forecast::summary(request_, fit_, verdict.need)) log_.info(line);
+  for (const std::string& line : forecast::summary(request_, fit_, start_fit.need)) log_.info(line);
   return true;
 }
 

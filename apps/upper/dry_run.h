@@ -15,7 +15,7 @@ namespace metroplex::apps {
 struct TrainFlags {
   bool dry_run = false, json = false, print_config = false, quiet = false;
   std::string device_memory;  // "80GiB"
-  std::vector<OwnFlag> own_flags();
+  std::vector<CommandFlag> own_flags();
   // Writes --device-memory into the config. Throws for options that require --dry-run.
   void take_into(config::Config& config) const;
 };

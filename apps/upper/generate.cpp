@@ -95,7 +95,7 @@ struct GenerateFlags {
   std::vector<std::string> prompts, prompt_files;
   std::string prompts_of_lines, batch_size = "8", system, chat_template;
   bool chat = false, no_special_tokens = false;
-  std::vector<OwnFlag> own_flags() {
+  std::vector<CommandFlag> own_flags() {
     return {{"--prompt", nullptr, &prompts},
             {"--prompt-file", nullptr, &prompt_files},
             {"--prompts", &prompts_of_lines},
@@ -120,7 +120,7 @@ struct GenerateCommand {
   config::Config config;
   std::shared_ptr<const text::Tokenizer> tokenizer;
   std::shared_ptr<const text::TokenizerFiles> files;
-  std::optional<Chatting> chatting;
+  std::optional<ChatSettings> chatting;
   bool dialog = false;            // dialog instead of texts
   bool answers = false;           // texts are chat prompts: only the answer is printed
   std::vector<PromptLine> lines;  // of --prompts; empty: none
@@ -155,7 +155,7 @@ void at_line(const GenerateFlags& flags, const PromptLine& line, Work work) {
 // it.
 void check_lengths(const GenerateFlags& flags, const GenerateCommand& command) {
   const config::Model& model = command.config.model;
-  const bool in_a_table = run::positions_in_a_table(model);
+  const bool in_a_table = run::has_position_table(model);
   const int64_t context = model.max_position_embeddings, more = in_a_table ? command.options.max_new_tokens : 1;
   for (size_t i = 0; i < command.texts.size(); ++i) {
     const auto tokens = static_cast<int64_t>(command.texts[i].size());
@@ -216,8 +216,8 @@ void take_options(const GenerateFlags& flags, GenerateCommand& command) {
   if (flags.max_new.empty() && (command.dialog || command.answers)) {
     size_t longest = 0;
     for (const auto& text : command.texts) longest = std::max(longest, text.size());
-    const int64_t room = command.chatting->context - static_cast<int64_t>(longest);
-    options.max_new_tokens = std::clamp<int64_t>(room, 1, 1024);
+    const int64_t remaining = command.chatting->context - static_cast<int64_t>(longest);
+    options.max_new_tokens = std::clamp<int64_t>(remaining, 1, 1024);
   }
   options.temperature = real_number("--temperature", flags.temperature);
   options.top_k = whole_number("--top-k", flags.top_k);
@@ -239,20 +239,21 @@ void take_options(const GenerateFlags& flags, GenerateCommand& command) {
 // `first`: the arguments parsed without the checkpoint, to find the path; the checkpoint's config has lower
 // precedence.
 GenerateCommand generate_command(const RunArguments& first) {
-  const config::Checkpoint& asked = first.config.checkpoint;
+  const config::Checkpoint& requested = first.config.checkpoint;
   GenerateCommand command;
-  MPX_CHECK(asked.load.empty() || first.config.model.from.empty(), "config", "--load ", asked.load,
+  MPX_CHECK(requested.load.empty() || first.config.model.from.empty(), "config", "--load ", requested.load,
             " and --model.from ", first.config.model.from, " both name a model; leave one out");
-  command.saved = run_to_read(first.config, "the checkpoint to generate with");
-  MPX_CHECK(asked.ckpt_step == 0 || !command.saved.directory.empty(), "config", "--ckpt-step ", asked.ckpt_step,
-            ": '", first.config.model.from, "' is a Hugging Face directory, which has one state; leave it out");
+  command.saved = find_saved_run(first.config, "the checkpoint to generate with");
+  MPX_CHECK(requested.ckpt_step == 0 || !command.saved.directory.empty(), "config", "--ckpt-step ",
+            requested.ckpt_step, ": '", first.config.model.from,
+            "' is a Hugging Face directory, which has one state; leave it out");
   GenerateFlags flags;
   command.parsed = parse_run_arguments(first.arguments, flags.own_flags(), command.saved.config_yaml);
   config::Config& config = command.config = generation_config(command.parsed, command.saved.directory);
-  config.checkpoint.allow = asked.allow;
+  config.checkpoint.allow = requested.allow;
   const std::string directory = command.saved.directory.empty() ? config.model.from : "";
   if (!command.saved.directory.empty()) config.model.from.clear();
-  if (!names_tokenizer(first.config.data)) use_carried_tokenizer(command.saved, config.data);
+  if (!names_tokenizer(first.config.data)) use_saved_tokenizer(command.saved, config.data);
 
   command.tokenizer = load_run_tokenizer(config.data);
   MPX_CHECK(command.tokenizer != nullptr, "config",
@@ -335,11 +336,11 @@ int run_generate(const std::vector<std::string>& arguments) {
         const SavedRun& saved = command.saved;
         const auto assembly =
             step::assemble(command.config, world, command.config.model.vocab_size, /*forward_only=*/true,
-                           models::build_stage, nullptr, step::FirstValues::loaded);
+                           models::build_stage, nullptr, step::InitialValues::loaded);
         files::PosixFileSystem disk;
         run::LoadOutcome outcome;
         if (saved.directory.empty()) {
-          run::load_weights_of_directory(*assembly, disk);
+          run::load_from_directory(*assembly, disk);
         } else {
           outcome = run::load_state(*assembly, saved.directory, disk, {.tokenizer = command.files});
         }

@@ -36,18 +36,18 @@ int threads_per_rank(const config::Run& run, int64_t local_ranks) {
 
 namespace {
 
-int code_of(const std::exception_ptr& failure) {
+int failure_code(const std::exception_ptr& failure) {
   try {
     std::rethrow_exception(failure);
-  } catch (const std::exception& error) { return exit_code_of(error); } catch (...) {
+  } catch (const std::exception& error) { return to_exit_code(error); } catch (...) {
     return kExitInternal;
   }
 }
 
 [[noreturn]] void end_stuck_process(const std::exception_ptr& failure) {
-  std::fputs(("metroplex: " + base::escape_controls(comm::cause_of(failure)) + "\n").c_str(), stderr);
+  std::fputs(("metroplex: " + base::escape_controls(comm::failure_cause(failure)) + "\n").c_str(), stderr);
   std::fflush(stderr);
-  _exit(code_of(failure));
+  _exit(failure_code(failure));
 }
 
 config::DeviceChoice device_choice(const config::Run& run, const std::optional<comm::LaunchEnvironment>& launch,
@@ -87,7 +87,7 @@ comm::ProcessOptions process_options(const config::Config& config, const comm::L
   options.threads_per_rank = threads_per_rank(config.run, launch.local_size);
   options.interface = config.run.network_interface;
   options.on_stuck = end_stuck_process;
-  options.exit_code = code_of;
+  options.exit_code = failure_code;
   return options;
 }
 
@@ -112,7 +112,7 @@ bool is_lone_task(const comm::LaunchEnvironment& launch) {
 // Returns the outer launcher of this process. A batch script of Slurm runs as one process; in a job of several tasks
 // the user must specify its ranks.
 std::optional<comm::LaunchEnvironment> outer_launch(const config::Run& run) {
-  const int tasks = comm::tasks_of_slurm_batch();
+  const int tasks = comm::slurm_batch_tasks();
   MPX_CHECK(
       run.nproc > 0 || tasks <= 1, "config", "run.nproc = 0: this is a batch script of a Slurm job of ", tasks,
       " tasks (SLURM_NTASKS), which has started no ranks; put srun before metroplex to start one rank per task, "
@@ -129,15 +129,15 @@ int spawn_here(const config::Config& config, const topology::RankGrid& grid,
   options.command = command_line;
   options.num_processes = grid.world_size();
   options.port = static_cast<uint16_t>(config.run.master_port);
-  options.describe = comm::describe_in(grid);
+  options.rank_name = comm::rank_formatter(grid);
   options.stopped_code = kExitStopped;
   options.pause_code = kExitPeer;
   options.on_signal = [&config](int signal, comm::SignalStage stage) {
     std::fprintf(stderr, "%s\n", stop_line(signal, stage, !config.checkpoint.save.empty()).c_str());
   };
   const comm::SpawnResult result = comm::spawn_processes(options);
-  const bool told = result.exit_code == kExitStopped || result.exit_code == kExitUnsaved || result.signal != 0;
-  if (result.exit_code != kExitOk && !told)
+  const bool is_reported = result.exit_code == kExitStopped || result.exit_code == kExitUnsaved || result.signal != 0;
+  if (result.exit_code != kExitOk && !is_reported)
     std::fprintf(stderr, "metroplex: %s\n", base::escape_controls(result.message).c_str());
   return result.exit_code;
 }
@@ -147,11 +147,11 @@ int spawn_here(const config::Config& config, const topology::RankGrid& grid,
 void before_ranks(const std::function<void()>& prepare) {
   try {
     prepare();
-  } catch (const base::Error& error) { throw NotStarted(error.room(), base::message_of(error)); }
+  } catch (const base::Error& error) { throw StartError(error.room(), base::message_of(error)); }
 }
 
 void tell_ranks(const std::exception& error) {
-  if (!dynamic_cast<const NotStarted*>(&error)) return;
+  if (!dynamic_cast<const StartError*>(&error)) return;
   std::optional<comm::LaunchEnvironment> launch;
   try {
     launch = comm::launch_from_environment();
@@ -166,7 +166,7 @@ int64_t planned_world_size(const config::Run& run) {
   return std::max<int64_t>(1, run.nproc);
 }
 
-static RankPlacing placing_of(const std::optional<comm::LaunchEnvironment>& launch, int64_t world_size) {
+static RankPlacing make_placing(const std::optional<comm::LaunchEnvironment>& launch, int64_t world_size) {
   RankPlacing placing;
   placing.local_ranks = launch ? launch->local_size : world_size;
   if (launch) {
@@ -179,16 +179,16 @@ static RankPlacing placing_of(const std::optional<comm::LaunchEnvironment>& laun
 RankPlacing planned_placing(const config::Run& run, int64_t world_size) {
   const auto launch = outer_launch(run);
   const config::DeviceChoice where = device_choice(run, launch, world_size);
-  RankPlacing placing = placing_of(launch, world_size);
+  RankPlacing placing = make_placing(launch, world_size);
   placing.gpu = where.gpu >= 0;
   placing.shared = placing.gpu && where.backend == config::Backend::threads;
   return placing;
 }
 
-RankPlacing wished_placing(const config::Run& run, int64_t world_size) {
-  const bool asked = run.device == config::Device::cuda || run.backend == config::Backend::nccl;
-  if (!asked) return planned_placing(run, world_size);
-  RankPlacing placing = placing_of(outer_launch(run), world_size);
+RankPlacing requested_placing(const config::Run& run, int64_t world_size) {
+  const bool requests_cuda = run.device == config::Device::cuda || run.backend == config::Backend::nccl;
+  if (!requests_cuda) return planned_placing(run, world_size);
+  RankPlacing placing = make_placing(outer_launch(run), world_size);
   placing.gpu = true;
   placing.shared = run.backend == config::Backend::threads;
   return placing;
@@ -219,7 +219,7 @@ int launch_ranks(const config::Config& config, const std::vector<std::string>& c
   before_ranks([&] {
     launch = outer_launch(config.run);
     if (!config.run.network_interface.empty())
-      comm::addresses_of(config.run.network_interface, "run.network_interface");
+      comm::interface_addresses(config.run.network_interface, "run.network_interface");
     const int64_t world_size = launch ? launch->world_size : std::max<int64_t>(1, config.run.nproc);
     MPX_CHECK(!launch || config.run.nproc == 0 || config.run.nproc == world_size, "config", "run.nproc is ",
               config.run.nproc, ", but ", launch ? launch->launcher : "", " started ", world_size,
@@ -227,7 +227,7 @@ int launch_ranks(const config::Config& config, const std::vector<std::string>& c
     grid.emplace(static_cast<int>(world_size), config.parallel);
     if (launch) process = process_options(config, *launch, world_size);
     where = device_choice(config.run, launch, world_size);
-    if (where.backend == config::Backend::gloo) comm::allow_open_files(world_size);
+    if (where.backend == config::Backend::gloo) comm::raise_file_limit(world_size);
   });
   if (config.run.deterministic_mode) make_deterministic();
   if (launch) return run_here(config, *grid, *launch, process, body);

@@ -16,14 +16,14 @@ namespace metroplex::apps {
 struct RunArguments;
 
 // An error before the ranks have connected, in a rank of an outer launcher. The other ranks are still waiting for it.
-class NotStarted final : public base::Error {
+class StartError final : public base::Error {
  public:
   using base::Error::Error;
 };
-// Runs a command's work before launch_ranks and rethrows its errors as NotStarted. launch_ranks does the same for its
+// Runs a command's work before launch_ranks and rethrows its errors as StartError. launch_ranks does the same for its
 // own part.
 void before_ranks(const std::function<void()>& prepare);
-// Reports a NotStarted to the other ranks, so that they end too; takes at most 20 s.
+// Reports a StartError to the other ranks, so that they end too; takes at most 20 s.
 void tell_ranks(const std::exception& error);
 
 // Returns the number of ranks of this command: from the launcher's environment, else run.nproc, else 1.
@@ -39,7 +39,7 @@ struct RankPlacing {
 // Throws base::Error("config") if GPUs are requested but not available.
 RankPlacing planned_placing(const config::Run& run, int64_t world_size);
 // The same without checking this machine: requested GPUs are assumed to exist.
-RankPlacing wished_placing(const config::Run& run, int64_t world_size);
+RankPlacing requested_placing(const config::Run& run, int64_t world_size);
 
 // Returns the threads of libtorch's operators per rank: run.threads_per_rank, or an equal share of the machine's
 // processors.

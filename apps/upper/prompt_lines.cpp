@@ -11,7 +11,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-PromptLine prompt_of(const std::string& line) {
+PromptLine parse_prompt(const std::string& line) {
   PromptLine out;
   const size_t first = line.find_first_not_of(" \t");
   const bool is_json = line[first] == '{' || line[first] == '"';
@@ -50,7 +50,7 @@ std::vector<PromptLine> read_prompt_lines(const std::string& file) {
     ++number;
     if (line.find_first_not_of(" \t") == std::string::npos) continue;
     try {
-      out.push_back(prompt_of(line));
+      out.push_back(parse_prompt(line));
       out.back().number = number;
     } catch (const base::Error& error) {
       const std::string lines = files::no_json_lines_form(text);

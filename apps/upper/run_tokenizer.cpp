@@ -58,7 +58,7 @@ run::TokenizerFacts tokenizer_facts(config::Config& config) {
               "model.vocab_size = ", config.model.vocab_size, ": the tokenizer has ", size,
               " ids; set model.vocab_size = 0 to use its size", grows);
     if (tokenizer->eod()) facts.eod = *tokenizer->eod();
-    facts.words = text::words_of(*tokenizer, *facts.files);
+    facts.words = text::identify_tokenizer(*tokenizer, *facts.files);
     take_special_ids(config.data, tokenizer, config.model);
   }
   facts.vocab_size = config.model.vocab_size;
@@ -68,13 +68,13 @@ run::TokenizerFacts tokenizer_facts(config::Config& config) {
 }
 
 static void take_epochs(config::Config& config) {
-  config::Train& t = config.train;
+  config::Train& train = config.train;
   // config::check rejects other length settings next to train_epochs.
-  if (t.train_epochs <= 0 || t.train_iters != 0 || t.train_samples != 0 || t.seq_length <= 0) return;
+  if (train.train_epochs <= 0 || train.train_iters != 0 || train.train_samples != 0 || train.seq_length <= 0) return;
   files::PosixFileSystem disk;
-  t.train_samples = data::samples_of_epochs(config.data, disk, t.train_epochs,
-                                            {t.seq_length, static_cast<uint64_t>(config.run.seed)});
-  t.train_epochs = 0;  // fixes the length for this run and all resumed runs
+  train.train_samples = data::samples_of_epochs(config.data, disk, train.train_epochs,
+                                                {train.seq_length, static_cast<uint64_t>(config.run.seed)});
+  train.train_epochs = 0;  // fixes the length for this run and all resumed runs
 }
 
 config::Config checked_with_epochs(const config::Config& given, int64_t world_size) {
@@ -83,7 +83,7 @@ config::Config checked_with_epochs(const config::Config& given, int64_t world_si
   config = checked_config(config, world_size);
   const plan::MicrobatchSchedule schedule =
       step::microbatch_schedule(config, config::data_parallel_size(config.parallel, world_size));
-  MPX_CHECK(given.train.train_epochs == 0 || step::more_steps(config.train, schedule, 0, 0), "config",
+  MPX_CHECK(given.train.train_epochs == 0 || step::has_more_steps(config.train, schedule, 0, 0), "config",
             "train.train_epochs = ", given.train.train_epochs, ": has ", config.train.train_samples,
             " samples, less than one global batch of ", schedule.at(0, false).running_global_batch_size,
             "; raise train_epochs, give more data, or lower train.global_batch_size");

@@ -31,12 +31,12 @@ SavedRun open_saved_run(const std::string& load, int64_t ckpt_step) {
   return saved;
 }
 
-SavedRun run_to_read(const config::Config& asked, const std::string& what) {
-  const config::Checkpoint& c = asked.checkpoint;
-  if (c.load.empty() && !asked.model.from.empty()) return {};
-  MPX_CHECK(!c.load.empty(), "config", "--load DIR (checkpoint.load) is required for ", what,
+SavedRun find_saved_run(const config::Config& requested, const std::string& what) {
+  const config::Checkpoint& checkpoint = requested.checkpoint;
+  if (checkpoint.load.empty() && !requested.model.from.empty()) return {};
+  MPX_CHECK(!checkpoint.load.empty(), "config", "--load DIR (checkpoint.load) is required for ", what,
             "; or give --model.from DIR, a Hugging Face directory");
-  return open_saved_run(c.load, c.ckpt_step);
+  return open_saved_run(checkpoint.load, checkpoint.ckpt_step);
 }
 
 bool names_tokenizer(const config::Data& data) {
@@ -44,7 +44,7 @@ bool names_tokenizer(const config::Data& data) {
          !data.vocab_file.empty() || !data.merge_file.empty();
 }
 
-void use_carried_tokenizer(const SavedRun& saved, config::Data& data) {
+void use_saved_tokenizer(const SavedRun& saved, config::Data& data) {
   if (saved.tokenizer_files.empty()) return;
   const text::TokenizerPaths paths = text::tokenizer_paths(saved.directory, saved.tokenizer_files);
   data.tokenizer_type = saved.tokenizer_type;

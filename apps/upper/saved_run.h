@@ -23,10 +23,10 @@ SavedRun open_saved_run(const std::string& load, int64_t ckpt_step);
 
 // Returns the run that eval and generate read: checkpoint.load, described by `what` in errors. With only model.from,
 // the directory is empty. Throws base::Error if both are unset.
-SavedRun run_to_read(const config::Config& asked, const std::string& what);
+SavedRun find_saved_run(const config::Config& requested, const std::string& what);
 
 bool names_tokenizer(const config::Data& data);
 // Sets `data` to the tokenizer in the checkpoint; no effect without one.
-void use_carried_tokenizer(const SavedRun& saved, config::Data& data);
+void use_saved_tokenizer(const SavedRun& saved, config::Data& data);
 
 }  // namespace metroplex::apps

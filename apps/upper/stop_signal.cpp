@@ -37,7 +37,7 @@ int64_t now_ms() {
   return int64_t{1000} * now.tv_sec + now.tv_nsec / 1'000'000;
 }
 
-void say_line(const Line& line) {
+void write_line(const Line& line) {
   [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, line.data(), ::strnlen(line.data(), line.size()));
 }
 
@@ -53,25 +53,25 @@ void say_line(const Line& line) {
 
 void on_signal(int signal, siginfo_t* info, void*) {
   const int error = errno;
-  StopState& s = stop_state;
-  const bool order = s.launcher_fd >= 0 && info->si_code == SI_QUEUE && info->si_pid == s.launcher;
+  StopState& state = stop_state;
+  const bool order = state.launcher_fd >= 0 && info->si_code == SI_QUEUE && info->si_pid == state.launcher;
   if (order) {
     if (info->si_value.sival_int == comm::kOrderEnd) end_at_once(signal);
-    s.requested = true;
+    state.requested = true;
   } else {
-    const comm::StopAction action = s.count.next(now_ms());
+    const comm::StopAction action = state.count.next(now_ms());
     const bool again = action == comm::StopAction::end;
     if (action != comm::StopAction::none) {
-      s.requested = true;
-      comm::write_note(s.launcher_fd, {again ? NoteKind::again : NoteKind::signal, signal});
-      if (s.speaks) say_line((again ? s.again : s.first)[static_cast<size_t>(signal)]);
+      state.requested = true;
+      comm::write_note(state.launcher_fd, {again ? NoteKind::again : NoteKind::signal, signal});
+      if (state.speaks) write_line((again ? state.again : state.first)[static_cast<size_t>(signal)]);
     }
     if (again) end_at_once(signal);
   }
   errno = error;
 }
 
-Line line_of(int signal, SignalStage stage, bool saves) {
+Line format_stop_line(int signal, SignalStage stage, bool saves) {
   const std::string text = stop_line(signal, stage, saves) + "\n";
   Line line{};
   text.copy(line.data(), line.size() - 1);
@@ -92,14 +92,14 @@ std::string stop_line(int signal, SignalStage stage, bool saves) {
 }
 
 void take_stop_signals(const StopOptions& options) {
-  StopState& s = stop_state;
-  s.launcher_fd = options.launcher_fd;
-  s.launcher = ::getppid();
-  s.speaks = options.speaks;
+  StopState& state = stop_state;
+  state.launcher_fd = options.launcher_fd;
+  state.launcher = ::getppid();
+  state.speaks = options.speaks;
   const std::vector<int> signals = comm::stop_signals();
   for (const int signal : signals) {
-    s.first.at(static_cast<size_t>(signal)) = line_of(signal, SignalStage::first, options.saves);
-    s.again.at(static_cast<size_t>(signal)) = line_of(signal, SignalStage::again, options.saves);
+    state.first.at(static_cast<size_t>(signal)) = format_stop_line(signal, SignalStage::first, options.saves);
+    state.again.at(static_cast<size_t>(signal)) = format_stop_line(signal, SignalStage::again, options.saves);
   }
   struct sigaction action {};
   action.sa_sigaction = on_signal;
@@ -108,7 +108,7 @@ void take_stop_signals(const StopOptions& options) {
   action.sa_flags = SA_RESTART | SA_SIGINFO;
   for (const int signal : signals) ::sigaction(signal, &action, nullptr);
   ::signal(SIGPIPE, SIG_IGN);  // the reader of the console may end before the run
-  comm::write_note(s.launcher_fd, {NoteKind::ready, 0});
+  comm::write_note(state.launcher_fd, {NoteKind::ready, 0});
 }
 
 void take_interrupts(int launcher_fd) {

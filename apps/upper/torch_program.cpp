@@ -17,7 +17,7 @@ struct TensorCommand {
 constexpr TensorCommand kTensorCommands[] = {
     {"train", run_train}, {"eval", run_eval}, {"generate", run_generate}, {"verify", run_verify}};
 
-std::vector<Command> with_bodies() {
+std::vector<Command> add_torch_commands() {
   std::vector<Command> found;
   for (Command command : commands()) {
     for (const TensorCommand& known : kTensorCommands) {
@@ -32,7 +32,7 @@ std::vector<Command> with_bodies() {
 }  // namespace
 
 Program this_program() {
-  static const std::vector<Command> commands = with_bodies();
+  static const std::vector<Command> commands = add_torch_commands();
   return {commands, message_of, tell_ranks};
 }
 

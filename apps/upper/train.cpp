@@ -89,14 +89,14 @@ int run_without_ranks(const RunArguments& parsed, const TrainFlags& flags) {
   if (flags.dry_run) return run_dry(parsed, config, flags);
   tokenizer_facts(config);
   config = checked_with_epochs(config, world_size);
-  if (wished_placing(config.run, world_size).rank != 0) return kExitOk;
+  if (requested_placing(config.run, world_size).rank != 0) return kExitOk;
   ConsoleLog log(false);
   for (const std::string& note : parsed.notes) log.warn(note);
   std::cout << config::dump(config);
   return kExitOk;
 }
 
-std::string end_of_stopped(const run::RunSummary& summary) {
+std::string stopped_exit_line(const run::RunSummary& summary) {
   std::string line = " stopped on request after iteration " + std::to_string(summary.iteration);
   if (!summary.last_checkpoint.empty()) line += "; start again with checkpoint.load = " + summary.last_checkpoint;
   return line;
@@ -144,7 +144,7 @@ int run_train(const std::vector<std::string>& arguments) {
     environment.stop_requested = stop_requested;
     environment.progress = [&log](int64_t done, int64_t all) { log.progress(done, all); };
     const run::RunSummary mine = run::run_training(config, world, tokenizer, environment);
-    if (world.rank() == 0 && mine.ending == run::Ending::stopped) log.info(end_of_stopped(mine));
+    if (world.rank() == 0 && mine.ending == run::Ending::stopped) log.info(stopped_exit_line(mine));
     if (!mine.on_disk.empty() && mine.last_save_failed) std::cerr << "metroplex: " << mine.on_disk << std::endl;
     const std::lock_guard lock(mutex);
     if (world.rank() == 0 || summary.iteration == 0) summary = mine;
@@ -166,12 +166,12 @@ struct EvalCommand {
 EvalCommand eval_command(const RunArguments& first) {
   const config::Checkpoint& from = first.config.checkpoint;
   EvalCommand command;
-  const SavedRun saved = run_to_read(first.config, "the checkpoint to evaluate");
+  const SavedRun saved = find_saved_run(first.config, "the checkpoint to evaluate");
   const bool weights_alone = saved.directory.empty();
   command.parsed = parse_run_arguments(first.arguments, {}, saved.config_yaml);
   config::Config& config = command.config = command.parsed.config;
   if (!weights_alone) config.model.from.clear();
-  if (!names_tokenizer(first.config.data)) use_carried_tokenizer(saved, config.data);
+  if (!names_tokenizer(first.config.data)) use_saved_tokenizer(saved, config.data);
   config.checkpoint.load = from.load;
   config.checkpoint.ckpt_step = from.ckpt_step;
   config.checkpoint.exit_on_missing_checkpoint = !weights_alone;

@@ -60,9 +60,10 @@ int run_verify(const std::vector<std::string>& arguments) {
   const int64_t world_size = planned_world_size(config.run);
   MPX_CHECK(world_size > 1, "config", "run.nproc = ", config.run.nproc,
             ": verify compares a layout of several ranks with one rank, so nothing was compared; give --nproc N");
-  const config::Config asked = verify::verification_config(config, steps);
-  const config::Config checked = checked_config(asked, world_size);
-  const std::vector<std::string> others = verify::left_out(config, verify::with_running_batch(asked, world_size));
+  const config::Config requested = verify::verification_config(config, steps);
+  const config::Config checked = checked_config(requested, world_size);
+  const std::vector<std::string> others =
+      verify::dropped_settings(config, verify::with_running_batch(requested, world_size));
   config = verify::with_running_batch(checked, world_size);
   const std::vector<std::string> dependent = verify::layout_dependent(config, world_size);
   std::string reasons;
@@ -72,14 +73,14 @@ int run_verify(const std::vector<std::string>& arguments) {
   for (const std::string& line : others) std::printf("  %s\n", line.c_str());
 
   verify::LayoutRun on_layout, on_one_rank;
-  const auto keep = [&](verify::LayoutRun& into, const config::Config& c) {
-    return [&into, &c, steps](const comm::World& world) {
-      verify::LayoutRun mine = verify::run_layout(c, world, c.model.vocab_size, steps);
+  const auto keep = [&](verify::LayoutRun& into, const config::Config& config) {
+    return [&into, &config, steps](const comm::World& world) {
+      verify::LayoutRun mine = verify::run_layout(config, world, config.model.vocab_size, steps);
       if (world.rank() == 0) into = std::move(mine);
     };
   };
   launch_ranks(config, {}, keep(on_layout, config));
-  const config::Config reference = checked_config(verify::one_rank_config(config), 1);
+  const config::Config reference = checked_config(verify::single_rank_config(config), 1);
   launch_ranks(reference, {}, keep(on_one_rank, reference));
 
   const verify::LayoutDifference difference = verify::compare_runs(on_layout, on_one_rank);

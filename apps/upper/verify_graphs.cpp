@@ -23,9 +23,10 @@ size_t print(const std::string& who, const std::vector<tape_check::Finding>& fou
 
 }  // namespace
 
-int verify_graphs(const config::Config& asked) {
-  const int64_t world_size = planned_world_size(asked.run), vocab_size = asked.model.vocab_size;
-  const config::Config config = checked_config(verify::graph_check_config(asked), world_size, config::Use::capture);
+int verify_graphs(const config::Config& requested) {
+  const int64_t world_size = planned_world_size(requested.run), vocab_size = requested.model.vocab_size;
+  const config::Config config =
+      checked_config(verify::graph_check_config(requested), world_size, config::Use::capture);
   std::vector<verify::GraphCheck> ranks(static_cast<size_t>(world_size));
   launch_ranks(config, {}, [&](const comm::World& world) {
     ranks[static_cast<size_t>(world.rank())] = verify::check_graphs(config, world, vocab_size);
@@ -39,7 +40,7 @@ int verify_graphs(const config::Config& asked) {
   found += print("", tape_check::compare_calls(calls));
 
   // Accesses outside operations are detected on one rank only.
-  const config::Config alone = checked_config(verify::one_rank_config(config), 1, config::Use::capture);
+  const config::Config alone = checked_config(verify::single_rank_config(config), 1, config::Use::capture);
   verify::GraphCheck guarded;
   launch_ranks(alone, {}, [&](const comm::World& world) {
     guarded = verify::check_graphs(alone, world, vocab_size, {tape_check::CheckedGraphs::Way::guarded, 1});

@@ -25,7 +25,7 @@ void write_svg(const Options& options, const char* what, const std::string& svg)
 }
 
 // One switch between all ranks, with the FLOP/s of GB200.
-EchoMachine machine_of(double bandwidth, int ranks) {
+EchoMachine make_machine(double bandwidth, int ranks) {
   EchoMachine machine = echo_machines()[echo_machines().size() - 2];
   machine.link = machine.network = bandwidth;
   machine.domain = ranks;
@@ -33,18 +33,18 @@ EchoMachine machine_of(double bandwidth, int ranks) {
 }
 
 struct Point {
-  double imbalance = 1, clones = 0, share = 1;
+  double imbalance = 1, replicas = 0, share = 1;
 };
 
 struct Cell {
-  EchoPlacement home, cloned;
+  EchoPlacement home, replicated;
 };
 
-Cell cell_of(const Model& model, double imbalance, const Options& options) {
+Cell measure_cell(const Model& model, double imbalance, const Options& options) {
   const EchoTraceForm form{"", EchoTraceKind::scaled, imbalance};
   const EchoTrace trace = make_echo_trace(form, {options.ranks, model.experts, model.topk, model.layer.tokens, 1});
   const plan::EchoCounts counts = trace.counts(0, options.slots);
-  return {echo_at_home(counts), echo_placement(counts, plan_echo(counts, {}))};
+  return {echo_at_owner(counts), echo_placement(counts, plan_echo(counts, {}))};
 }
 
 // Returns the imbalance at which the gain first exceeds the cost, in rows of the figure; the center of a square is at
@@ -68,7 +68,7 @@ double imbalance_at(double row) {
              : kImbalances[below] + part * (kImbalances[below + 1] - kImbalances[below]);
 }
 
-std::string text_of(double imbalance) {
+std::string format_imbalance(double imbalance) {
   if (imbalance == kImbalances[0]) return "below 1.05";
   if (std::isinf(imbalance)) return "above 5";
   char text[16];
@@ -123,16 +123,16 @@ void print_gain(const Options& options) {
     heat.columns.push_back(tokens < 1024 ? "512" : std::to_string(tokens / 1024) + "k");
     const Model model = deepseek_v3(tokens);
     std::vector<Cell> cells;
-    for (const double imbalance : kImbalances) cells.push_back(cell_of(model, imbalance, options));
+    for (const double imbalance : kImbalances) cells.push_back(measure_cell(model, imbalance, options));
     std::vector<std::string>& row = table.emplace_back();
     for (size_t b = 0; b < std::size(kBandwidths); ++b) {
-      const EchoMachine machine = machine_of(kBandwidths[b], options.ranks);
+      const EchoMachine machine = make_machine(kBandwidths[b], options.ranks);
       std::vector<double> by_rule, by_time;
       for (size_t i = 0; i < cells.size(); ++i) {
         const double before = echo_cost(cells[i].home, model.layer, machine).moe();
-        const double after = echo_cost(cells[i].cloned, model.layer, machine).moe();
+        const double after = echo_cost(cells[i].replicated, model.layer, machine).moe();
         heat.panels[b].values[i].push_back(before / after - 1);
-        const EchoGain gain = echo_gain(cells[i].home, cells[i].cloned, model.layer, machine);
+        const EchoGain gain = echo_gain(cells[i].home, cells[i].replicated, model.layer, machine);
         by_rule.push_back(gain.gained - gain.paid);
         by_time.push_back(before - after);
       }
@@ -142,17 +142,17 @@ void print_gain(const Options& options) {
         heat.panels[b].line.emplace_back(edge, lines[0]);
         heat.panels[b].dashed.emplace_back(edge, lines[1]);
       }
-      row.push_back(text_of(imbalance_at(lines[0])) + " / " + text_of(imbalance_at(lines[1])));
+      row.push_back(format_imbalance(imbalance_at(lines[0])) + " / " + format_imbalance(imbalance_at(lines[1])));
     }
   }
   print_break_even(heat.columns, table, options);
-  write_svg(options, "gain", svg_of(heat, 1));
+  write_svg(options, "gain", render_svg(heat, 1));
 }
 
-void print_clones(const Options& options) {
+void print_replicas(const Options& options) {
   constexpr int64_t kTolerances[] = {0, 25, 50, 100, 200, 400, 700, 1000, 1500, 2000};
   const Model model = deepseek_v3(8192);
-  const EchoMachine gb200 = machine_of(900e9, options.ranks);
+  const EchoMachine gb200 = make_machine(900e9, options.ranks);
   Chart chart{"Clones against balance: capfill by its tolerance (lines), exact (squares)",
               "largest load / mean after",
               "clones",
@@ -177,23 +177,23 @@ void print_clones(const Options& options) {
       const plan::EchoPlan plan = plan_echo(counts, how);
       const EchoPlacement placement = echo_placement(counts, plan);
       const double share = even / echo_cost(placement, model.layer, gb200).moe();
-      return Point{placement.imbalance(), static_cast<double>(plan.num_clones()), share};
+      return Point{placement.imbalance(), static_cast<double>(plan.num_replicas()), share};
     };
     const auto exact = point({.planner = config::EchoPlanner::exact});
-    std::printf("| %s | %.4f, %.0f, %.1f |", form.name, exact.imbalance, exact.clones, 100 * exact.share);
+    std::printf("| %s | %.4f, %.0f, %.1f |", form.name, exact.imbalance, exact.replicas, 100 * exact.share);
     Line line{base::concat("capfill, ", form.name), {}, true};
     for (const int64_t tolerance : kTolerances) {
       const auto found = point({.eps_bp = tolerance});
-      std::printf(" %.4f, %.0f, %.1f |", found.imbalance, found.clones, 100 * found.share);
-      line.points.emplace_back(found.imbalance, found.clones);
+      std::printf(" %.4f, %.0f, %.1f |", found.imbalance, found.replicas, 100 * found.share);
+      line.points.emplace_back(found.imbalance, found.replicas);
     }
     std::printf("\n");
     if (form.kind == EchoTraceKind::ultra_ep) continue;
     chart.lines.push_back(line);
-    chart.lines.push_back({base::concat("exact, ", form.name), {{exact.imbalance, exact.clones}}, false});
+    chart.lines.push_back({base::concat("exact, ", form.name), {{exact.imbalance, exact.replicas}}, false});
   }
   std::printf("\n");
-  write_svg(options, "clones", svg_of(chart));
+  write_svg(options, "clones", render_svg(chart));
 }
 
 }  // namespace metroplex::bench

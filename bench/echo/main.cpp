@@ -36,9 +36,9 @@ void print(const bench::Options& options, int64_t tokens, const std::string& tra
   std::printf("## Where clones pay\n\n");
   print_gain(options);
   std::printf("## Clones against balance\n\n");
-  print_clones(options);
+  print_replicas(options);
   std::printf("## Systems on the same counts\n\n");
-  print_made_up(model, options);
+  print_synthetic(model, options);
 }
 
 }  // namespace

@@ -13,8 +13,8 @@ struct Model {
 };
 
 // attention: elements of the attention weights. pairs: elements per query and key, of scores and of values.
-inline Model model_of(const char* name, int experts, int64_t hidden, int64_t ffn, int shared, double attention,
-                      double pairs, int64_t tokens) {
+inline Model make_model(const char* name, int experts, int64_t hidden, int64_t ffn, int shared, double attention,
+                        double pairs, int64_t tokens) {
   constexpr double kSequence = 4096;
   Model model{name, experts, 8, {}};
   model.layer.hidden = hidden;
@@ -28,17 +28,17 @@ inline Model model_of(const char* name, int experts, int64_t hidden, int64_t ffn
 inline Model deepseek_v3(int64_t tokens) {
   constexpr double kAttention =
       7168 * 1536 + 1536 * 128 * 192 + 7168 * 576 + 512 * 128 * 256 + 128 * 128 * 7168;  // q, kv, output
-  return model_of("DeepSeek-V3", 256, 7168, 2048, 1, kAttention, 128 * (192 + 128), tokens);
+  return make_model("DeepSeek-V3", 256, 7168, 2048, 1, kAttention, 128 * (192 + 128), tokens);
 }
 
 inline Model glm_45_air(int64_t tokens) {
   constexpr double kAttention = 4096 * (96 + 8 + 8) * 128 + 96 * 128 * 4096;
-  return model_of("GLM-4.5-Air (106B)", 128, 4096, 1408, 1, kAttention, 96 * 256, tokens);
+  return make_model("GLM-4.5-Air (106B)", 128, 4096, 1408, 1, kAttention, 96 * 256, tokens);
 }
 
 inline Model qwen3_235b(int64_t tokens) {
   constexpr double kAttention = 4096 * (64 + 4 + 4) * 128 + 64 * 128 * 4096;
-  return model_of("Qwen3-235B", 128, 4096, 1536, 0, kAttention, 64 * 256, tokens);
+  return make_model("Qwen3-235B", 128, 4096, 1536, 0, kAttention, 64 * 256, tokens);
 }
 
 }  // namespace metroplex::bench

@@ -19,11 +19,11 @@ struct Options {
 
 void print_assumptions(const Model& model, const Options& options);
 // Synthetic traces: an overview, then tables.
-void print_made_up(const Model& model, const Options& options);
+void print_synthetic(const Model& model, const Options& options);
 void print_recorded(const files::ExpertTrace& trace, const std::string& path, const Model& model,
                     const Options& options);
 void print_ultra_ep(const Options& options);
 void print_gain(const Options& options);
-void print_clones(const Options& options);
+void print_replicas(const Options& options);
 
 }  // namespace metroplex::bench

@@ -22,7 +22,7 @@ void text(std::string& out, double x, double y, const char* anchor, const std::s
   out += words + "</text>\n";
 }
 
-std::string opened(int width, int height) {
+std::string open_svg(int width, int height) {
   std::string out;
   add(out, R"(<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %d %d" font-family="sans-serif">)", width, height);
   add(out, "\n<rect width=\"%d\" height=\"%d\" fill=\"white\"/>\n", width, height);
@@ -42,12 +42,12 @@ constexpr const char* kColours[] = {"#1f77b4", "#d62728", "#2ca02c", "#9467bd", 
 
 }  // namespace
 
-std::string svg_of(const Heat& heat, double most) {
+std::string render_svg(const Heat& heat, double most) {
   constexpr int kCell = 34, kLeft = 60, kTop = 56, kGap = 24;
   const int columns = static_cast<int>(heat.columns.size()), rows = static_cast<int>(heat.rows.size());
   const int panel = columns * kCell, panels = static_cast<int>(heat.panels.size());
   const int width = kLeft + panels * (panel + kGap), height = kTop + rows * kCell + 50;
-  std::string out = opened(width, height);
+  std::string out = open_svg(width, height);
   text(out, kLeft, 20, "start", heat.title, 14);
   for (int p = 0; p < panels; ++p) {
     const Panel& part = heat.panels[static_cast<size_t>(p)];
@@ -79,9 +79,9 @@ std::string svg_of(const Heat& heat, double most) {
   return out + "</svg>\n";
 }
 
-std::string svg_of(const Chart& chart) {
+std::string render_svg(const Chart& chart) {
   constexpr int kWidth = 860, kHeight = 480, kLeft = 60, kRight = 600, kTop = 44, kBottom = 420;
-  std::string out = opened(kWidth, kHeight);
+  std::string out = open_svg(kWidth, kHeight);
   text(out, kLeft, 22, "start", chart.title, 14);
   const auto x_of = [&](double x) {
     return kLeft + (x - chart.x_from) / (chart.x_to - chart.x_from) * (kRight - kLeft);

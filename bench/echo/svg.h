@@ -18,7 +18,7 @@ struct Heat {
   std::vector<Panel> panels;
 };
 // Values are gains: 0 is white, losses are red, gains are blue up to `most`.
-std::string svg_of(const Heat& heat, double most);
+std::string render_svg(const Heat& heat, double most);
 
 struct Line {
   std::string name;
@@ -30,6 +30,6 @@ struct Chart {
   double x_from = 0, x_to = 1, y_to = 1;
   std::vector<Line> lines;
 };
-std::string svg_of(const Chart& chart);
+std::string render_svg(const Chart& chart);
 
 }  // namespace metroplex::bench

@@ -17,7 +17,7 @@ class None : public System {
  public:
   None() : System("none") {}
   EchoPlacement place(const EchoTrace& trace, size_t step, const EchoMachine&) override {
-    return echo_at_home(trace.counts(step, 0));
+    return echo_at_owner(trace.counts(step, 0));
   }
 };
 
@@ -64,7 +64,7 @@ class Shadowing : public System {
   EchoPlacement place(const EchoTrace& trace, size_t step, const EchoMachine& machine) override {
     const EchoCounts counts = trace.counts(step, 0);
     const double bandwidth = machine.domain >= counts.sizes.ranks ? machine.link : machine.network;
-    return shadow_placement(counts, shadowed_experts(counts, layer_, machine.flops, bandwidth));
+    return shadow_placement(counts, select_shadows(counts, layer_, machine.flops, bandwidth));
   }
 
  private:
@@ -102,40 +102,40 @@ class Echo : public System {
   plan::EchoPlan plan_;
 };
 
-void add_placement(const EchoPlacement& placement, const EchoLayer& layer, Summary& s) {
-  s.imbalance.push_back(placement.imbalance());
-  s.clones += static_cast<double>(placement.copies.size() + placement.kept.size());
+void add_placement(const EchoPlacement& placement, const EchoLayer& layer, Summary& summary) {
+  summary.imbalance.push_back(placement.imbalance());
+  summary.replicas += static_cast<double>(placement.copies.size() + placement.persistent.size());
   std::vector<double> sent(static_cast<size_t>(placement.ranks), 0);
   const double bytes = static_cast<double>(layer.expert_elements() * layer.weight_bytes);
   for (const auto* const copies : {&placement.copies, &placement.moves}) {
     for (const EchoCopy& copy : *copies) sent[static_cast<size_t>(copy.from)] += bytes;
   }
-  std::map<std::pair<int, int>, int> clones;  // by owner and expert
-  for (const EchoCopy& copy : placement.copies) ++clones[{copy.from, copy.expert}];
+  std::map<std::pair<int, int>, int> replicas;  // by owner and expert
+  for (const EchoCopy& copy : placement.copies) ++replicas[{copy.from, copy.expert}];
   std::vector<int> rounds(sent.size(), 0);
-  for (const auto& [key, count] : clones)
+  for (const auto& [key, count] : replicas)
     rounds[static_cast<size_t>(key.first)] += std::bit_width(static_cast<unsigned>(count));
-  s.rounds += *std::max_element(rounds.begin(), rounds.end());
-  s.bytes += std::accumulate(sent.begin(), sent.end(), 0.0);
-  s.sender_bytes += *std::max_element(sent.begin(), sent.end());
+  summary.rounds += *std::max_element(rounds.begin(), rounds.end());
+  summary.bytes += std::accumulate(sent.begin(), sent.end(), 0.0);
+  summary.sender_bytes += *std::max_element(sent.begin(), sent.end());
   const auto total = std::max(1.0, static_cast<double>(placement.total()));
-  s.away += static_cast<double>(placement.away) / total;
-  s.crossing += static_cast<double>(placement.crossing()) / total;
+  summary.away += static_cast<double>(placement.away) / total;
+  summary.crossing += static_cast<double>(placement.crossing()) / total;
 }
 
-Summary summary_of(System& system, const EchoTrace& trace, const EchoLayer& layer, size_t from) {
+Summary summarize(System& system, const EchoTrace& trace, const EchoLayer& layer, size_t from) {
   const auto machines = echo_machines();
-  Summary s;
-  s.name = system.name;
-  s.share.assign(machines.size(), 0);
-  s.pays = s.share;
+  Summary summary;
+  summary.name = system.name;
+  summary.share.assign(machines.size(), 0);
+  summary.pays = summary.share;
   for (size_t step = 0; step < trace.steps.size(); ++step) {
     // Fields without times are those of GB200 if a system's choice depends on the machine.
     const size_t shown = machines.size() - 2;
     const EchoPlacement placement = system.place(trace, step, machines[shown]);
     if (step < from) continue;
-    const EchoPlacement home = echo_at_home(trace.counts(step, 0));
-    add_placement(placement, layer, s);
+    const EchoPlacement home = echo_at_owner(trace.counts(step, 0));
+    add_placement(placement, layer, summary);
     const EchoPlacement even =
         echo_balanced(placement.ranks, (placement.total() + placement.ranks - 1) / placement.ranks);
     for (size_t i = 0; i < machines.size(); ++i) {
@@ -143,16 +143,18 @@ Summary summary_of(System& system, const EchoTrace& trace, const EchoLayer& laye
       const EchoPlacement other = again ? system.place(trace, step, machines[i]) : EchoPlacement();
       const EchoPlacement& taken = again ? other : placement;
       const double time = echo_cost(taken, layer, machines[i]).moe();
-      s.pays[i] += echo_gain(home, taken, layer, machines[i]).worth() ? 1 : 0;
-      s.share[i] += time > 0 ? echo_cost(even, layer, machines[i]).moe() / time : 1;
+      summary.pays[i] += echo_gain(home, taken, layer, machines[i]).worth() ? 1 : 0;
+      summary.share[i] += time > 0 ? echo_cost(even, layer, machines[i]).moe() / time : 1;
     }
   }
   const auto steps = static_cast<double>(trace.steps.size() - from);
-  for (double* const value : {&s.clones, &s.bytes, &s.sender_bytes, &s.rounds, &s.away, &s.crossing}) *value /= steps;
-  for (auto* const shares : {&s.share, &s.pays}) {
+  for (double* const value :
+       {&summary.replicas, &summary.bytes, &summary.sender_bytes, &summary.rounds, &summary.away, &summary.crossing})
+    *value /= steps;
+  for (auto* const shares : {&summary.share, &summary.pays}) {
     for (double& share : *shares) share /= steps;
   }
-  return s;
+  return summary;
 }
 
 }  // namespace
@@ -189,7 +191,7 @@ std::vector<std::unique_ptr<System>> systems(int slots, const EchoLayer& layer, 
 std::vector<Summary> summaries(const EchoTrace& trace, int slots, const EchoLayer& layer, size_t from) {
   std::vector<Summary> all;
   for (const auto& system : systems(slots, layer, trace.steps.size()))
-    all.push_back(summary_of(*system, trace, layer, from));
+    all.push_back(summarize(*system, trace, layer, from));
   Summary& bound = all.emplace_back();
   bound.name = "bound";
   for (size_t step = from; step < trace.steps.size(); ++step) {

@@ -28,7 +28,7 @@ std::vector<std::unique_ptr<System>> systems(int slots, const EchoLayer& layer, 
 struct Summary {
   std::string name;
   std::vector<double> imbalance;       // per measured step
-  double clones = 0;                   // the following fields are means over steps
+  double replicas = 0;                 // the following fields are means over steps
   double bytes = 0, sender_bytes = 0;  // weights, one way: total, and maximum over sending ranks
   double rounds = 0;                   // relay rounds of one owner's experts, maximum over owners
   double away = 0, crossing = 0;       // shares of the rows

@@ -15,16 +15,16 @@ void print_table(const std::vector<Summary>& summaries) {
   std::printf("\n|---|---|---|---|---|---|---|---|---|---|---|");
   for (size_t i = 0; i < echo_machines().size(); ++i) std::printf("---|");
   std::printf("\n");
-  for (const Summary& s : summaries) {
-    std::printf("| %s | %.3f | %.3f | %.3f | %.3f |", s.name.c_str(), s.mean(), s.quantile(0.5), s.quantile(0.99),
-                s.quantile(1));
-    if (s.share.empty()) {
+  for (const Summary& summary : summaries) {
+    std::printf("| %s | %.3f | %.3f | %.3f | %.3f |", summary.name.c_str(), summary.mean(), summary.quantile(0.5),
+                summary.quantile(0.99), summary.quantile(1));
+    if (summary.share.empty()) {
       std::printf("\n");
       continue;
     }
-    std::printf(" %.1f | %.2f | %.2f | %.1f | %.1f %% | %.1f %% |", s.clones, s.bytes / 1e9, s.sender_bytes / 1e9,
-                s.rounds, 100 * s.away, 100 * s.crossing);
-    for (const double share : s.share) std::printf(" %.1f %% |", 100 * share);
+    std::printf(" %.1f | %.2f | %.2f | %.1f | %.1f %% | %.1f %% |", summary.replicas, summary.bytes / 1e9,
+                summary.sender_bytes / 1e9, summary.rounds, 100 * summary.away, 100 * summary.crossing);
+    for (const double share : summary.share) std::printf(" %.1f %% |", 100 * share);
     std::printf("\n");
   }
   std::printf("\n");
@@ -34,7 +34,7 @@ void print_table(const std::vector<Summary>& summaries) {
 template <class Cell>
 void print_overview(const std::vector<std::pair<std::string, std::vector<Summary>>>& all, const Cell& cell) {
   std::printf("| counts |");
-  for (const Summary& s : all[0].second) std::printf(" %s |", s.name.c_str());
+  for (const Summary& summary : all[0].second) std::printf(" %s |", summary.name.c_str());
   std::printf("\n|---|");
   for (size_t i = 0; i < all[0].second.size(); ++i) std::printf("---|");
   std::printf("\n");
@@ -53,7 +53,7 @@ bool is_shown(const EchoTraceForm& form) {
 
 // Converts rows per source to rows per rank. Sources of one tensor-parallel group are merged. If the trace has other
 // ranks, all rows are distributed evenly.
-std::vector<int64_t> counts_of(const files::ExpertTraceHead& head, const int64_t* tokens, int ranks) {
+std::vector<int64_t> source_counts(const files::ExpertTraceHead& head, const int64_t* tokens, int ranks) {
   const auto experts = static_cast<size_t>(head.num_experts);
   std::vector<int64_t> counts(static_cast<size_t>(ranks) * experts, 0), sums(experts, 0);
   for (int64_t source = 0; source < head.sources(); ++source) {
@@ -99,7 +99,7 @@ void print_assumptions(const Model& model, const Options& options) {
   std::printf("\n");
 }
 
-void print_made_up(const Model& model, const Options& options) {
+void print_synthetic(const Model& model, const Options& options) {
   std::vector<std::pair<std::string, std::vector<Summary>>> all;
   for (const EchoTraceForm& form : echo_trace_forms()) {
     const EchoTrace trace =
@@ -107,14 +107,14 @@ void print_made_up(const Model& model, const Options& options) {
     all.emplace_back(form.name, summaries(trace, options.slots, model.layer, static_cast<size_t>(options.warm_up)));
   }
   std::printf("### max/mean, mean of the steps\n\n");
-  print_overview(all, [](const Summary& s) { std::printf(" %.3f |", s.mean()); });
+  print_overview(all, [](const Summary& summary) { std::printf(" %.3f |", summary.mean()); });
   const auto machines = echo_machines();
   for (size_t i = 0; i < machines.size(); ++i) {
     if (i > 0 && machines[i].flops == machines[i - 1].flops && machines[i].link == machines[i - 1].link) continue;
     std::printf("### %s: modelled share of forced balance, %% (of the steps that pay, %%)\n\n", machines[i].name);
-    print_overview(all, [&](const Summary& s) {
-      if (s.share.empty()) std::printf(" |");
-      else std::printf(" %.1f (%.0f) |", 100 * s.share[i], 100 * s.pays[i]);
+    print_overview(all, [&](const Summary& summary) {
+      if (summary.share.empty()) std::printf(" |");
+      else std::printf(" %.1f (%.0f) |", 100 * summary.share[i], 100 * summary.pays[i]);
     });
   }
   for (size_t i = 0; i < all.size(); ++i) {
@@ -137,12 +137,12 @@ void print_recorded(const files::ExpertTrace& trace, const std::string& path, co
         base::concat("layer ", head.layers[layer]), {options.ranks, static_cast<int>(head.num_experts), 0}, {}};
     const auto of_layer = static_cast<size_t>(head.sources() * head.num_experts);
     for (const files::ExpertTraceStep& step : trace.steps)
-      counts.steps.push_back(counts_of(head, step.tokens.data() + layer * of_layer, options.ranks));
+      counts.steps.push_back(source_counts(head, step.tokens.data() + layer * of_layer, options.ranks));
     std::printf("### %s, layer %lld: %d steps, the first %d history only, microbatches of a step as one; %s\n\n",
                 path.c_str(), static_cast<long long>(head.layers[layer]), steps, warm_up,
                 head.ep == options.ranks ? "sources as recorded" : "rows dealt to all sources alike");
     EchoLayer shape = model.layer;
-    if (head.topk > 0) shape.tokens = echo_at_home(counts.counts(0, 0)).total() / (options.ranks * head.topk);
+    if (head.topk > 0) shape.tokens = echo_at_owner(counts.counts(0, 0)).total() / (options.ranks * head.topk);
     print_table(summaries(counts, options.slots, shape, static_cast<size_t>(warm_up)));
   }
 }

@@ -15,10 +15,10 @@ struct Gains {
 
 // Gains of the MoE part alone, of the whole layer at the same rate, and with other work slowed. The slowed work makes
 // the layer reach `ideal_flops` FLOP/s under forced balance (0: unknown).
-Gains gains_of(const Model& model, const EchoTraceForm& form, const Options& options, double ideal_flops) {
+Gains measure_gains(const Model& model, const EchoTraceForm& form, const Options& options, double ideal_flops) {
   const EchoTrace trace = make_echo_trace(form, {options.ranks, model.experts, model.topk, model.layer.tokens, 1});
   const plan::EchoCounts counts = trace.counts(0, options.slots);
-  const EchoCost before = echo_cost(echo_at_home(counts), model.layer, gb200());
+  const EchoCost before = echo_cost(echo_at_owner(counts), model.layer, gb200());
   const EchoCost after = echo_cost(echo_placement(counts, plan_echo(counts, {})), model.layer, gb200());
   const auto even = echo_balanced(options.ranks, model.layer.tokens * model.topk);
   Gains gains{before.moe() / after.moe(), before.total() / after.total(), 0};
@@ -41,7 +41,7 @@ void print_training(const Options& options) {
   std::printf(
       "Training at 64 ranks: what UltraEP publishes (plain Megatron, UltraEP, TFLOP/s a GPU; their +42 %% is the "
       "mean "
-      "of the three gains) and what the model says of capfill with %d slots on GB200 at the same imbalance.\n\n",
+      "of the three gains) and the model's figures for capfill with %d slots on GB200 at the same imbalance.\n\n",
       options.slots);
   std::printf(
       "| model | imbalance | plain | UltraEP | forced balance | gain | modelled: experts alone | the layer, all at "
@@ -51,7 +51,7 @@ void print_training(const Options& options) {
       "|---|---|---|---|---|---|---|---|---|---|---|\n");
   double sums[4] = {};
   for (const auto& p : published) {
-    const Gains g = gains_of(p.model, {"", EchoTraceKind::scaled, p.imbalance}, options, p.ideal * 1e12);
+    const Gains g = measure_gains(p.model, {"", EchoTraceKind::scaled, p.imbalance}, options, p.ideal * 1e12);
     const double gains[] = {p.theirs / p.plain, g.layer, g.whole, g.slow};
     std::printf("| %s | %.2f | %.0f | %.0f | %.1f |", p.model.name, p.imbalance, p.plain, p.theirs, p.ideal);
     for (int i = 0; i < 4; ++i) {
@@ -70,7 +70,7 @@ void print_training(const Options& options) {
 void print_points(const Options& options) {
   const struct {
     double imbalance, direct, relayed;  // ms
-    int most, clones;
+    int most, replicas;
   } published[] = {{1.51, 0.214, 0.194, 4, 38}, {2.01, 0.265, 0.195, 5, 46}, {3.03, 0.317, 0.188, 6, 51}};
   Model model = deepseek_v3(8192);
   Model small = model;  // the expert in their replication test
@@ -103,14 +103,14 @@ void print_points(const Options& options) {
         most[i] = std::max<long>(most[i], std::count(plans[i].owner.begin(), plans[i].owner.end(), expert));
       after[i] = echo_placement(counts, plans[i]).imbalance();
     }
-    const EchoPlacement cloned = echo_placement(counts, plans[0]);
+    const EchoPlacement replicated = echo_placement(counts, plans[0]);
     const double bytes = static_cast<double>(small.layer.expert_elements() * small.layer.weight_bytes);
     const auto copies = [&](bool relay) {
-      return 1e3 * echo_copy_seconds(cloned.copies, options.ranks, bytes, gb200(), relay);
+      return 1e3 * echo_copy_seconds(replicated.copies, options.ranks, bytes, gb200(), relay);
     };
-    const Gains g = gains_of(model, form, options, 0);
+    const Gains g = measure_gains(model, form, options, 0);
     std::printf("| %.2f | %d, %d, %d | %d, %ld, %ld | %.4f, %.4f | %.3f, %.3f | %.3f, %.3f | %+.1f %% | %+.1f %% |\n",
-                p.imbalance, p.clones, plans[0].num_clones(), plans[1].num_clones(), p.most, most[0], most[1],
+                p.imbalance, p.replicas, plans[0].num_replicas(), plans[1].num_replicas(), p.most, most[0], most[1],
                 after[0], after[1], p.direct, copies(false), p.relayed, copies(true), 100 * (g.layer - 1),
                 100 * (g.whole - 1));
     sums[0] += (g.layer - 1) / 3;

@@ -29,19 +29,21 @@ constexpr EchoMachine kEchoMachines[] = {
 // target of the planner's kernel (UltraEP publishes 106 to 114); it is not measured.
 
 // Bytes or rounds of one rank, inside and outside its domain.
-struct Ways {
+struct LinkBytes {
   double link = 0, network = 0;
 };
 
-int rounds_of(int clones) { return std::bit_width(static_cast<unsigned>(clones)); }  // ceil(log2(clones + 1))
+int broadcast_rounds(int replicas) {
+  return std::bit_width(static_cast<unsigned>(replicas));
+}  // ceil(log2(replicas + 1))
 
-double slower(const Ways& bytes, const EchoMachine& machine) {
+double slower_seconds(const LinkBytes& bytes, const EchoMachine& machine) {
   return std::max(bytes.link / machine.link, bytes.network / machine.network);
 }
 
 // Seconds of one pass of rows; the return pass takes the same time.
 double pass_seconds(const EchoPlacement& placement, double row_bytes, const EchoMachine& machine) {
-  std::vector<Ways> sent(static_cast<size_t>(placement.ranks)), received(sent.size());
+  std::vector<LinkBytes> sent(static_cast<size_t>(placement.ranks)), received(sent.size());
   bool any = false;
   for (int source = 0; source < placement.ranks; ++source) {
     for (int rank = 0; rank < placement.ranks; ++rank) {
@@ -55,7 +57,7 @@ double pass_seconds(const EchoPlacement& placement, double row_bytes, const Echo
   }
   double longest = 0;
   for (const auto* const side : {&sent, &received}) {
-    for (const Ways& bytes : *side) longest = std::max(longest, slower(bytes, machine));
+    for (const LinkBytes& bytes : *side) longest = std::max(longest, slower_seconds(bytes, machine));
   }
   return any ? longest + machine.latency : 0;
 }
@@ -64,14 +66,14 @@ double pass_seconds(const EchoPlacement& placement, double row_bytes, const Echo
 using Domains = std::map<int, int>;
 
 // Relays across domains first, then within each domain.
-Ways relay_rounds(const Domains& clones, int home_domain) {
-  Ways rounds;
+LinkBytes relay_rounds(const Domains& replicas, int owner_domain) {
+  LinkBytes rounds;
   int others = 0;
-  for (const auto& [domain, count] : clones) {
-    if (domain != home_domain) ++others;
-    rounds.link = std::max<double>(rounds.link, rounds_of(domain == home_domain ? count : count - 1));
+  for (const auto& [domain, count] : replicas) {
+    if (domain != owner_domain) ++others;
+    rounds.link = std::max<double>(rounds.link, broadcast_rounds(domain == owner_domain ? count : count - 1));
   }
-  rounds.network = rounds_of(others);
+  rounds.network = broadcast_rounds(others);
   return rounds;
 }
 
@@ -114,7 +116,7 @@ double EchoPlacement::imbalance() const {
   return static_cast<double>(*std::max_element(sums.begin(), sums.end())) * ranks / static_cast<double>(all);
 }
 
-EchoPlacement echo_at_home(const plan::EchoCounts& counts) {
+EchoPlacement echo_at_owner(const plan::EchoCounts& counts) {
   EchoPlacement placement(counts.sizes.ranks);
   for (int source = 0; source < counts.sizes.ranks; ++source) {
     for (int expert = 0; expert < counts.sizes.experts; ++expert)
@@ -126,17 +128,17 @@ EchoPlacement echo_at_home(const plan::EchoCounts& counts) {
 EchoPlacement echo_placement(const plan::EchoCounts& counts, const plan::EchoPlan& plan) {
   MPX_ASSERT(plan.sizes == counts.sizes, "a plan of other sizes than the counts");
   const plan::EchoSizes sizes = plan.sizes;
-  EchoPlacement placement = echo_at_home(counts);
+  EchoPlacement placement = echo_at_owner(counts);
   placement.plans = true;
-  for (int clone = 0; clone < sizes.clones(); ++clone) {
-    const int32_t expert = plan.owner[static_cast<size_t>(clone)];
+  for (int replica = 0; replica < sizes.replicas(); ++replica) {
+    const int32_t expert = plan.owner[static_cast<size_t>(replica)];
     if (expert < 0) continue;
-    const int home = sizes.home(expert), rank = sizes.rank_of_clone(clone);
+    const int home = sizes.home(expert), rank = sizes.rank_of_replica(replica);
     placement.copies.push_back({expert, home, rank});
-    placement.away += plan.rows[static_cast<size_t>(clone)];
+    placement.away += plan.rows[static_cast<size_t>(replica)];
     for (int source = 0; source < sizes.ranks; ++source) {
-      placement.at(source, home) -= plan.from(source, clone);
-      placement.at(source, rank) += plan.from(source, clone);
+      placement.at(source, home) -= plan.from(source, replica);
+      placement.at(source, rank) += plan.from(source, replica);
     }
   }
   return placement;
@@ -154,7 +156,7 @@ EchoPlacement echo_balanced(int ranks, int64_t rows_of_source) {
 double echo_copy_seconds(std::span<const EchoCopy> copies, int ranks, double bytes, const EchoMachine& machine,
                          bool relay) {
   if (copies.empty()) return 0;
-  std::vector<Ways> sent(static_cast<size_t>(ranks)), received(sent.size());
+  std::vector<LinkBytes> sent(static_cast<size_t>(ranks)), received(sent.size());
   std::map<std::pair<int, int>, Domains> of_expert;  // by owner and expert
   for (const EchoCopy& copy : copies) {
     const bool near = copy.from / machine.domain == copy.to / machine.domain;
@@ -165,12 +167,12 @@ double echo_copy_seconds(std::span<const EchoCopy> copies, int ranks, double byt
   }
   double longest = 0, rounds = 1;
   for (const auto* const side : {&sent, &received}) {
-    for (const Ways& of_rank : *side) longest = std::max(longest, slower(of_rank, machine));
+    for (const LinkBytes& of_rank : *side) longest = std::max(longest, slower_seconds(of_rank, machine));
   }
   if (!relay) return longest + machine.latency;
   std::vector<double> seconds(static_cast<size_t>(ranks), 0);  // per owner; its experts are sent one after another
-  for (const auto& [key, clones] : of_expert) {
-    const Ways needed = relay_rounds(clones, key.first / machine.domain);
+  for (const auto& [key, replicas] : of_expert) {
+    const LinkBytes needed = relay_rounds(replicas, key.first / machine.domain);
     rounds = std::max(rounds, needed.link + needed.network);
     seconds[static_cast<size_t>(key.first)] +=
         needed.link * bytes / machine.link + needed.network * bytes / machine.network;
@@ -188,8 +190,8 @@ EchoCost echo_cost(const EchoPlacement& placement, const EchoLayer& layer, const
   EchoCost cost;
   cost.compute = static_cast<double>(*std::max_element(loads.begin(), loads.end())) * layer.row_seconds(machine);
   cost.rows = 4 * pass_seconds(placement, static_cast<double>(layer.hidden * layer.row_bytes), machine);
-  cost.clones = copies(placement.copies, layer.weight_bytes) * (options.resend ? 2 : 1) +
-                copies(placement.moves, layer.weight_bytes);
+  cost.replicas = copies(placement.copies, layer.weight_bytes) * (options.resend ? 2 : 1) +
+                  copies(placement.moves, layer.weight_bytes);
   cost.other = layer.other_seconds(machine);
   cost.gradients = std::max(0.0, copies(placement.copies, layer.grad_bytes) - cost.other * 2 / 3);
   cost.plan = placement.plans ? machine.plan : 0;
@@ -199,7 +201,7 @@ EchoCost echo_cost(const EchoPlacement& placement, const EchoLayer& layer, const
 EchoGain echo_gain(const EchoPlacement& before, const EchoPlacement& after, const EchoLayer& layer,
                    const EchoMachine& machine, const EchoCostOptions& options) {
   const EchoCost plain = echo_cost(before, layer, machine, options), cost = echo_cost(after, layer, machine, options);
-  return {plain.compute - cost.compute, cost.plan + cost.clones + cost.gradients};
+  return {plain.compute - cost.compute, cost.plan + cost.replicas + cost.gradients};
 }
 
 }  // namespace metroplex::bench

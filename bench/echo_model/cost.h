@@ -47,7 +47,7 @@ struct EchoPlacement {
   std::vector<EchoCopy> copies;  // before the layer, and again before its backward
   std::vector<EchoCopy> moves;   // weights that move before this layer because the placement changes
   // Persistent replicas: gradients and new weights are exchanged once a step, overlapped with other work.
-  std::vector<EchoCopy> kept;
+  std::vector<EchoCopy> persistent;
   bool plans = false;  // in every layer before rows are sent
   int64_t away = 0;    // rows that are not computed by their expert's owner
 
@@ -60,7 +60,7 @@ struct EchoPlacement {
   double imbalance() const;  // largest load / mean; 1 without rows
 };
 
-EchoPlacement echo_at_home(const plan::EchoCounts& counts);
+EchoPlacement echo_at_owner(const plan::EchoCounts& counts);
 EchoPlacement echo_placement(const plan::EchoCounts& counts, const plan::EchoPlan& plan);
 // Forced balance: a source's rows are divided equally among all ranks; every source has `rows_of_source`.
 EchoPlacement echo_balanced(int ranks, int64_t rows_of_source);
@@ -74,12 +74,12 @@ struct EchoCostOptions {
 struct EchoCost {
   double compute = 0;    // of the rank with most rows
   double rows = 0;       // dispatch and combine, in forward and backward
-  double clones = 0;     // weights to replicas, and moved weights
+  double replicas = 0;   // weights to replicas, and moved weights
   double gradients = 0;  // the part of their return that backward of the layer's other work does not hide
   double plan = 0;
   double other = 0;  // the layer's other work
 
-  double moe() const { return compute + rows + clones + gradients + plan; }
+  double moe() const { return compute + rows + replicas + gradients + plan; }
   double total() const { return moe() + other; }
 };
 EchoCost echo_cost(const EchoPlacement& placement, const EchoLayer& layer, const EchoMachine& machine,

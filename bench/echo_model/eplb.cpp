@@ -104,7 +104,7 @@ EchoPlacement eplb_placement(const plan::EchoCounts& counts, std::span<const int
     const int rank = static_cast<int>(i) / of_rank;
     if (replicas[i] < 0) continue;
     std::vector<int>& ranks = ranks_of[static_cast<size_t>(replicas[i])];
-    if (!ranks.empty() && ranks.back() != rank) placement.kept.push_back({replicas[i], ranks.front(), rank});
+    if (!ranks.empty() && ranks.back() != rank) placement.persistent.push_back({replicas[i], ranks.front(), rank});
     ranks.push_back(rank);
   }
   for (int expert = 0; expert < sizes.experts; ++expert) {

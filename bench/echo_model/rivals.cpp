@@ -28,8 +28,8 @@ std::vector<int> largest_first(std::span<const T> values) {
 
 }  // namespace
 
-std::vector<int32_t> shadowed_experts(const plan::EchoCounts& counts, const EchoLayer& layer, double flops,
-                                      double bandwidth) {
+std::vector<int32_t> select_shadows(const plan::EchoCounts& counts, const EchoLayer& layer, double flops,
+                                    double bandwidth) {
   const std::vector<int64_t> rows = rows_of_experts(counts);
   const std::vector<int> order = largest_first(std::span<const int64_t>(rows));
   const double elements = static_cast<double>(layer.expert_elements());
@@ -50,7 +50,7 @@ std::vector<int32_t> shadowed_experts(const plan::EchoCounts& counts, const Echo
 }
 
 EchoPlacement shadow_placement(const plan::EchoCounts& counts, std::span<const int32_t> experts) {
-  EchoPlacement placement = echo_at_home(counts);
+  EchoPlacement placement = echo_at_owner(counts);
   placement.plans = true;
   for (const int32_t expert : experts) {
     const int home = counts.sizes.home(expert);
@@ -85,12 +85,12 @@ class LlepAssignment {
   void assign(int expert, int64_t rows) {
     const int at_home = home(expert);
     load_[static_cast<size_t>(at_home)] -= rows;
-    const int64_t stays = std::clamp<int64_t>(room(at_home), 0, rows);
-    if (stays > 0) add(expert, at_home, stays);
-    spill(expert, rows - stays);
+    const int64_t kept_rows = std::clamp<int64_t>(room(at_home), 0, rows);
+    if (kept_rows > 0) add(expert, at_home, kept_rows);
+    spill(expert, rows - kept_rows);
   }
 
-  std::vector<LlepPiece> pieces;
+  std::vector<LlepChunk> pieces;
 
  private:
   int home(int expert) const { return expert / home_experts_; }
@@ -128,7 +128,7 @@ class LlepAssignment {
 
 }  // namespace
 
-std::vector<LlepPiece> llep_pieces(std::span<const int64_t> expert_rows, int ranks, const LlepOptions& options) {
+std::vector<LlepChunk> llep_chunks(std::span<const int64_t> expert_rows, int ranks, const LlepOptions& options) {
   LlepAssignment assignment(expert_rows, ranks, options);
   for (const int expert : largest_first(expert_rows)) {
     if (expert_rows[static_cast<size_t>(expert)] > 0)
@@ -139,12 +139,12 @@ std::vector<LlepPiece> llep_pieces(std::span<const int64_t> expert_rows, int ran
 
 EchoPlacement llep_placement(const plan::EchoCounts& counts, const LlepOptions& options) {
   const plan::EchoSizes sizes = counts.sizes;
-  EchoPlacement placement = echo_at_home(counts);
+  EchoPlacement placement = echo_at_owner(counts);
   placement.plans = true;
   if (placement.imbalance() < options.threshold) return placement;
   int source = 0, expert = -1;
   int64_t left = 0;  // the source's remaining rows of the expert
-  for (const LlepPiece& piece : llep_pieces(rows_of_experts(counts), sizes.ranks, options)) {
+  for (const LlepChunk& piece : llep_chunks(rows_of_experts(counts), sizes.ranks, options)) {
     if (piece.expert != expert) {
       expert = piece.expert;
       source = 0;

@@ -14,15 +14,15 @@ namespace metroplex::bench {
 namespace {
 
 constexpr std::array<const char*, 4> kColumns{"step", "layer", "expert", "count"};
-// Limits of a run; they keep sums of counts below 2^63. kMostCells limits the table in memory.
-constexpr std::array<int64_t, 4> kMost{1'000'000'000, 65535, 65535, 1'000'000'000'000};
-constexpr size_t kMostCells = size_t{1} << 28;
+// Limits of a run; they keep sums of counts below 2^63. kMaxCells limits the table in memory.
+constexpr std::array<int64_t, 4> kMaxValues{1'000'000'000, 65535, 65535, 1'000'000'000'000};
+constexpr size_t kMaxCells = size_t{1} << 28;
 
 using Values = std::array<int64_t, 4>;  // in the order of kColumns
 
 void check_range(size_t column, int64_t value, const std::string& where) {
-  MPX_CHECK(value >= 0 && value <= kMost[column], "files", where, ": '", kColumns[column], "' is ", value, "; 0 to ",
-            kMost[column], " is expected");
+  MPX_CHECK(value >= 0 && value <= kMaxValues[column], "files", where, ": '", kColumns[column], "' is ", value,
+            "; 0 to ", kMaxValues[column], " is expected");
 }
 
 std::vector<std::string_view> split(std::string_view line) {
@@ -37,7 +37,7 @@ std::vector<std::string_view> split(std::string_view line) {
 }
 
 // Returns the column of kColumns for each field of a line.
-std::vector<size_t> columns_of(const std::string& line, const std::string& where) {
+std::vector<size_t> find_columns(const std::string& line, const std::string& where) {
   std::vector<size_t> columns;
   for (const std::string_view name : split(line)) {
     const auto found = std::find(kColumns.begin(), kColumns.end(), name);
@@ -51,7 +51,7 @@ std::vector<size_t> columns_of(const std::string& line, const std::string& where
   return columns;
 }
 
-Values values_of_csv(const std::string& line, const std::vector<size_t>& columns, const std::string& where) {
+Values parse_csv(const std::string& line, const std::vector<size_t>& columns, const std::string& where) {
   const std::vector<std::string_view> fields = split(line);
   MPX_CHECK(fields.size() == columns.size(), "files", where, ": ", fields.size(), " fields; ", columns.size(),
             " are expected");
@@ -67,7 +67,7 @@ Values values_of_csv(const std::string& line, const std::vector<size_t>& columns
   return values;
 }
 
-Values values_of_json(const std::string& line, const std::string& where) {
+Values parse_json(const std::string& line, const std::string& where) {
   const nlohmann::json json = files::parse_json_strictly(line, where);
   Values values{};
   for (size_t i = 0; i < kColumns.size(); ++i) {
@@ -81,7 +81,7 @@ Values values_of_json(const std::string& line, const std::string& where) {
 
 using Cells = std::map<int64_t, std::map<std::pair<int64_t, int64_t>, int64_t>>;  // step -> {layer, expert} -> count
 
-files::ExpertTrace trace_of(const Cells& cells, const std::string& path) {
+files::ExpertTrace make_trace(const Cells& cells, const std::string& path) {
   std::set<int64_t> layers;
   files::ExpertTrace trace;
   for (const auto& [step, counts] : cells) {
@@ -92,8 +92,8 @@ files::ExpertTrace trace_of(const Cells& cells, const std::string& path) {
   }
   trace.head.layers.assign(layers.begin(), layers.end());
   const auto experts = static_cast<size_t>(trace.head.num_experts);
-  MPX_CHECK(cells.size() * layers.size() <= kMostCells / experts, "files", "'", path, "' has ", cells.size(),
-            " steps, ", layers.size(), " layers and ", experts, " experts; more than ", kMostCells,
+  MPX_CHECK(cells.size() * layers.size() <= kMaxCells / experts, "files", "'", path, "' has ", cells.size(),
+            " steps, ", layers.size(), " layers and ", experts, " experts; more than ", kMaxCells,
             " counts in all are not read; split the file");
   for (const auto& [step, counts] : cells) {
     files::ExpertTraceStep& row = trace.steps.emplace_back();
@@ -120,16 +120,16 @@ files::ExpertTrace read_routing_counts(const std::string& path) {
     const std::string where = base::concat("'", path, "' line ", number);
     const bool json = columns.empty() && line.starts_with('{');
     if (number == 1 && !json) {
-      columns = columns_of(line, where);
+      columns = find_columns(line, where);
       continue;
     }
-    const Values values = columns.empty() ? values_of_json(line, where) : values_of_csv(line, columns, where);
+    const Values values = columns.empty() ? parse_json(line, where) : parse_csv(line, columns, where);
     const bool added = cells[values[0]].insert({{values[1], values[2]}, values[3]}).second;
     MPX_CHECK(added, "files", where, ": step ", values[0], ", layer ", values[1], ", expert ", values[2],
               " was there before; give each once");
   }
   MPX_CHECK(!cells.empty(), "files", "'", path, "' has no counts");
-  return trace_of(cells, path);
+  return make_trace(cells, path);
 }
 
 }  // namespace metroplex::bench

@@ -59,7 +59,7 @@ Weights zipf_weights(int experts, double exponent, Draw& draw) {
   return weights;
 }
 
-double imbalance_of(const Weights& weights, int ranks) {
+double load_imbalance(const Weights& weights, int ranks) {
   const size_t home = weights.size() / static_cast<size_t>(ranks);
   double largest = 0, all = 0;
   for (size_t first = 0; first < weights.size(); first += home) {
@@ -74,7 +74,7 @@ double imbalance_of(const Weights& weights, int ranks) {
 Weights scaled_weights(const EchoTraceSizes& sizes, double imbalance, Draw& draw) {
   for (double exponent = 0.9;; exponent += 0.3) {
     Weights weights = zipf_weights(sizes.experts, exponent, draw);
-    const double found = imbalance_of(weights, sizes.ranks);
+    const double found = load_imbalance(weights, sizes.ranks);
     MPX_ASSERT(exponent < 9, "no weights of ", sizes.experts, " experts have imbalance ", imbalance);
     if (found < imbalance) continue;
     const double mean = std::accumulate(weights.begin(), weights.end(), 0.0) / static_cast<double>(weights.size());
@@ -86,7 +86,7 @@ Weights scaled_weights(const EchoTraceSizes& sizes, double imbalance, Draw& draw
 
 // Returns the share of tokens that select each expert when topk are sampled without replacement: 1 - exp(-x weight).
 // x is such that the sum is topk.
-Weights chosen(const Weights& weights, int topk) {
+Weights topk_shares(const Weights& weights, int topk) {
   double low = 0, high = 1;
   Weights shares(weights.size());
   const auto sum = [&](double x) {
@@ -110,8 +110,8 @@ Weights ultra_ep_weights(const EchoTraceSizes& sizes, double imbalance) {
     Weights weights;
     for (int expert = 0; expert < sizes.experts; ++expert)
       weights.push_back(std::pow(expert / home + 1, -exponent) * std::pow(expert % home + 1, -4.0));
-    shares = chosen(weights, sizes.topk);
-    return imbalance_of(shares, sizes.ranks);
+    shares = topk_shares(weights, sizes.topk);
+    return load_imbalance(shares, sizes.ranks);
   };
   for (int i = 0; i < 40; ++i) {
     const double middle = (low + high) / 2;
@@ -133,7 +133,7 @@ Weights hot_weights(const EchoTraceSizes& sizes, int hot) {
   return weights;
 }
 
-Weights weights_of(const EchoTraceForm& form, const EchoTraceSizes& sizes, Draw& draw) {
+Weights draw_weights(const EchoTraceForm& form, const EchoTraceSizes& sizes, Draw& draw) {
   const int home = sizes.experts / sizes.ranks;
   Weights weights = even_weights(sizes);
   switch (form.kind) {
@@ -188,7 +188,7 @@ EchoTrace make_echo_trace(const EchoTraceForm& form, const EchoTraceSizes& sizes
   const int64_t rows = sizes.tokens * sizes.topk;
   Weights base;
   for (int step = 0; step < sizes.steps; ++step) {
-    if (step == 0 || (drifts && step % static_cast<int>(form.value) == 0)) base = weights_of(form, sizes, draw);
+    if (step == 0 || (drifts && step % static_cast<int>(form.value) == 0)) base = draw_weights(form, sizes, draw);
     Weights now = base;
     if (drifts) {
       for (double& weight : now) weight *= draw.around(0.3);

@@ -14,31 +14,31 @@
 
 namespace metroplex::run {
 
-class BatchesAhead {
+class BatchPrefetcher {
  public:
-  using Fetch = std::function<std::vector<nn::Microbatch>(const RunData::Wanted&)>;
-  explicit BatchesAhead(Fetch fetch) : fetch_(std::move(fetch)) {}
+  using Fetch = std::function<std::vector<nn::Microbatch>(const RunData::BatchRequest&)>;
+  explicit BatchPrefetcher(Fetch fetch) : fetch_(std::move(fetch)) {}
 
   // take() rethrows an exception from this fetch, after the current step has been reported.
-  void begin(const RunData::Wanted& wanted) {
-    wanted_ = wanted;
+  void begin(const RunData::BatchRequest& request) {
+    request_ = request;
     try {
-      batches_ = fetch_(wanted);
+      batches_ = fetch_(request);
     } catch (...) { failure_ = std::current_exception(); }
   }
-  // Returns the prefetched microbatches, which must match `wanted`. Without a prefetch, fetches them now.
-  std::vector<nn::Microbatch> take(const RunData::Wanted& wanted) {
+  // Returns the prefetched microbatches, which must match `request`. Without a prefetch, fetches them now.
+  std::vector<nn::Microbatch> take(const RunData::BatchRequest& request) {
     if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
-    if (!wanted_) return fetch_(wanted);
-    MPX_ASSERT(*wanted_ == wanted, "the prefetched batch is for iteration ", wanted_->iteration,
-               ", not for iteration ", wanted.iteration);
-    wanted_.reset();
+    if (!request_) return fetch_(request);
+    MPX_ASSERT(*request_ == request, "the prefetched batch is for iteration ", request_->iteration,
+               ", not for iteration ", request.iteration);
+    request_.reset();
     return std::exchange(batches_, {});
   }
 
  private:
   Fetch fetch_;
-  std::optional<RunData::Wanted> wanted_;
+  std::optional<RunData::BatchRequest> request_;
   std::vector<nn::Microbatch> batches_;
   std::exception_ptr failure_;
 };

@@ -19,39 +19,39 @@ using config::Field;
 
 // Keys of section `model` that do not change the function of the weights. They affect initialization, dropout,
 // vocabulary padding, and MoE balancing and dispatch.
-const std::set<std::string> kSameFunction{"from",
-                                          "make_vocab_size_divisible_by",
-                                          "attention_dropout",
-                                          "hidden_dropout",
-                                          "init_method_std",
-                                          "sharded_initialization",
-                                          "special_token_ids",
-                                          "generation_config",
-                                          "mtp_loss_scaling_factor",
-                                          "moe_aux_loss_coeff",
-                                          "moe_z_loss_coeff",
-                                          "moe_input_jitter_eps",
-                                          "moe_router_bias_update_rate",
-                                          "moe_router_dtype",
-                                          "moe_router_force_load_balancing",
-                                          "moe_router_force_skew",
-                                          "moe_router_force_even",
-                                          "moe_router_force_skew_period",
-                                          "moe_router_force_trace",
-                                          "moe_expert_capacity_factor",
-                                          "moe_pad_expert_input_to_capacity",
-                                          "moe_token_drop_policy",
-                                          "moe_token_dispatcher_type",
-                                          "moe_expert_rank_capacity_factor",
-                                          "moe_rank_pair_capacity_factor",
-                                          "moe_overflow_policy",
-                                          "moe_grouped_gemm",
-                                          "moe_shared_expert_overlap"};
+const std::set<std::string> kNeutralKeys{"from",
+                                         "make_vocab_size_divisible_by",
+                                         "attention_dropout",
+                                         "hidden_dropout",
+                                         "init_method_std",
+                                         "sharded_initialization",
+                                         "special_token_ids",
+                                         "generation_config",
+                                         "mtp_loss_scaling_factor",
+                                         "moe_aux_loss_coeff",
+                                         "moe_z_loss_coeff",
+                                         "moe_input_jitter_eps",
+                                         "moe_router_bias_update_rate",
+                                         "moe_router_dtype",
+                                         "moe_router_force_load_balancing",
+                                         "moe_router_force_skew",
+                                         "moe_router_force_even",
+                                         "moe_router_force_skew_period",
+                                         "moe_router_force_trace",
+                                         "moe_expert_capacity_factor",
+                                         "moe_pad_expert_input_to_capacity",
+                                         "moe_token_drop_policy",
+                                         "moe_token_dispatcher_type",
+                                         "moe_expert_rank_capacity_factor",
+                                         "moe_rank_pair_capacity_factor",
+                                         "moe_overflow_policy",
+                                         "moe_grouped_gemm",
+                                         "moe_shared_expert_overlap"};
 
 const std::string kNoTokenizer = config::text_of(config::TokenizerType::none);
 
-bool matters(const std::string& name, const Config& here, const Config& there) {
-  if (kSameFunction.contains(name) || config::is_echo_key(name) || config::is_stash_key(name)) return false;
+bool affects_model(const std::string& name, const Config& here, const Config& there) {
+  if (kNeutralKeys.contains(name) || config::is_echo_key(name) || config::is_stash_key(name)) return false;
   const auto either = [&](config::PositionEmbedding type) {
     return here.model.position_embedding_type == type || there.model.position_embedding_type == type;
   };
@@ -72,14 +72,15 @@ void add_tokenizer(const text::TokenizerFiles* tokenizer, const files::Manifest&
                    std::vector<Difference>& out) {
   if (tokenizer == nullptr || tokenizer->type == kNoTokenizer) return;
   const auto extra = nlohmann::json::parse(manifest.extra);
-  const auto carried = extra.value("tokenizer", nlohmann::json());
-  const std::string type = carried.is_object() ? carried.value("type", "") : saved.data.tokenizer_type.text();
+  const auto saved_tokenizer = extra.value("tokenizer", nlohmann::json());
+  const std::string type =
+      saved_tokenizer.is_object() ? saved_tokenizer.value("type", "") : saved.data.tokenizer_type.text();
   if (type.empty() || type == kNoTokenizer) return;
   if (type != tokenizer->type) {
     out.push_back({"data.tokenizer_type", tokenizer->type, type});
-  } else if (carried.is_object() && carried.value("checksum", "") != tokenizer->checksum) {
+  } else if (saved_tokenizer.is_object() && saved_tokenizer.value("checksum", "") != tokenizer->checksum) {
     out.push_back({"data.tokenizer_model", "a file with checksum " + tokenizer->checksum,
-                   "one with " + carried.value("checksum", "")});
+                   "one with " + saved_tokenizer.value("checksum", "")});
   }
 }
 
@@ -107,7 +108,7 @@ std::vector<Difference> model_differences(const Config& config, const text::Toke
   const std::vector<Field> left = config::fields(here), right = config::fields(there);
   std::vector<Difference> out;
   for (size_t i = 0; i < left.size(); ++i) {
-    if (left[i].section != "model" || !matters(left[i].name, here, there)) continue;
+    if (left[i].section != "model" || !affects_model(left[i].name, here, there)) continue;
     if (config::to_yaml(left[i]) != config::to_yaml(right[i]))
       out.push_back({left[i].key(), config::to_text(left[i]), config::to_text(right[i])});
   }

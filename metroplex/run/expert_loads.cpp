@@ -15,12 +15,13 @@
 namespace metroplex::run {
 namespace {
 
-files::ExpertTraceHead head_of(const step::Assembly& a) {
-  const config::Model& model = a.config.model;
-  return {model.num_moe_experts, model.moe_router_topk, a.experts->ep, a.experts->etp, config::expert_layers(model)};
+files::ExpertTraceHead make_trace_head(const step::Assembly& assembly) {
+  const config::Model& model = assembly.config.model;
+  return {model.num_moe_experts, model.moe_router_topk, assembly.experts->ep, assembly.experts->etp,
+          config::expert_layers(model)};
 }
 
-std::vector<int64_t> whole_numbers(const at::Tensor& x) {
+std::vector<int64_t> to_integers(const at::Tensor& x) {
   const at::Tensor whole = x.to(at::kLong).contiguous();
   return {whole.const_data_ptr<int64_t>(), whole.const_data_ptr<int64_t>() + whole.numel()};
 }
@@ -38,7 +39,8 @@ static void add_balance_terms(const config::Model& model, std::map<std::string, 
   }
 }
 
-std::map<std::string, double> shown_terms(const config::Model& model, const std::map<std::string, double>& terms) {
+std::map<std::string, double> normalized_terms(const config::Model& model,
+                                               const std::map<std::string, double>& terms) {
   std::map<std::string, double> divisors;
   if (model.has_experts()) add_balance_terms(model, divisors);
   for (int64_t depth = 1; depth <= model.mtp_num_layers; ++depth) {
@@ -52,19 +54,20 @@ std::map<std::string, double> shown_terms(const config::Model& model, const std:
   return shown;
 }
 
-ExpertLoads::ExpertLoads(const step::Assembly& a, files::FileSystem& disk, base::Log& log)
-    : a_(a),
+ExpertLoads::ExpertLoads(const step::Assembly& assembly, files::FileSystem& disk, base::Log& log)
+    : a_(assembly),
       log_(log),
-      head_(head_of(a)),
-      traces_(!a.config.train.expert_trace_file.empty()),
-      loads_(*a.experts, head_.num_experts, std::max<int64_t>(1, a.config.train.log_experts_interval)) {
-  if (traces_ && a.world->rank() == 0) trace_.emplace(disk, a.config.train.expert_trace_file, head_);
+      head_(make_trace_head(assembly)),
+      writes_trace_(!assembly.config.train.expert_trace_file.empty()),
+      loads_(*assembly.experts, head_.num_experts, std::max<int64_t>(1, assembly.config.train.log_experts_interval)) {
+  if (writes_trace_ && assembly.world->rank() == 0)
+    trace_.emplace(disk, assembly.config.train.expert_trace_file, head_);
 }
 
 std::vector<ExpertMetrics> ExpertLoads::after_step(int64_t iteration) {
   const int64_t interval = a_.config.train.log_experts_interval;
-  loads_.keep_step();
-  if (traces_) write_trace(iteration);
+  loads_.add_step();
+  if (writes_trace_) write_trace(iteration);
   const bool shows = interval > 0 && iteration % interval == 0;
   std::vector<ExpertMetrics> layers;
   if (shows) layers = table();
@@ -100,7 +103,7 @@ void ExpertLoads::write_trace(int64_t iteration) {
   const at::Tensor all = all_layers(sums);
   if (!trace_) return;
   try {
-    trace_->add({iteration, whole_numbers(all.narrow(1, 0, counts)), whole_numbers(all.select(1, counts))});
+    trace_->add({iteration, to_integers(all.narrow(1, 0, counts)), to_integers(all.select(1, counts))});
   } catch (const base::Error& error) {
     log_.warn(base::concat(error.what(), "; training continues without this file"));
     trace_.reset();
@@ -117,23 +120,23 @@ std::vector<ExpertMetrics> ExpertLoads::table() {
   for (size_t layer = 0; layer < head_.layers.size(); ++layer) {
     const at::Tensor row = rows.select(0, static_cast<int64_t>(layer));
     const double* of = row.const_data_ptr<double>() + e;
-    const std::vector<int64_t> tokens = whole_numbers(row.narrow(0, 0, e));
+    const std::vector<int64_t> tokens = to_integers(row.narrow(0, 0, e));
     const auto all = static_cast<double>(std::accumulate(tokens.begin(), tokens.end(), int64_t{0}));
     const files::LoadQuantiles q = files::quantiles(tokens);
     const auto a_step = [&](int64_t count) { return static_cast<double>(count) / steps; };
     ExpertMetrics m{head_.layers[layer], loads_.steps(), a_step(q.min), a_step(q.p10),
                     a_step(q.p50),       a_step(q.p90),  a_step(q.max)};
     if (all > 0) {  // without tokens the load counts as balanced
-      m.experts = {files::imbalance(tokens), of[step::kExpertsSum] / steps, of[step::kExpertsWorst]};
-      m.ranks = {of[step::kMostOfRanks] * holders / all, of[step::kRanksSum] / steps, of[step::kRanksWorst]};
+      m.experts = {files::imbalance(tokens), of[step::kExpertsSum] / steps, of[step::kMaxExpertsRatio]};
+      m.ranks = {of[step::kMaxRankTokens] * holders / all, of[step::kRanksSum] / steps, of[step::kMaxRanksRatio]};
     }
     const double assigned = all + of[step::kDropped];
     m.dropped = assigned > 0 ? of[step::kDropped] / assigned : 0;
     m.dispatch_ms = of[step::kDispatchMs] / steps;
     m.combine_ms = of[step::kCombineMs] / steps;
     if (const double plans = of[step::kPlans]; plans > 0)
-      m.clones = {of[step::kClones] / plans, of[step::kBeforeClones] / plans, of[step::kAfterClones] / plans,
-                  of[step::kWorstAfterClones], of[step::kClonesMs] / steps};
+      m.replicas = {of[step::kReplicas] / plans, of[step::kBeforeReplicas] / plans, of[step::kAfterReplicas] / plans,
+                    of[step::kWorstAfterReplicas], of[step::kReplicasMs] / steps};
     layers.push_back(m);
   }
   return layers;

@@ -21,13 +21,14 @@ namespace metroplex::run {
 
 // Loss terms as Megatron-LM reports them. Router terms are divided by their coefficient and by the number of MoE
 // layers. MTP losses are divided by mtp_loss_scaling_factor / mtp_num_layers. Other terms are unchanged.
-std::map<std::string, double> shown_terms(const config::Model& model, const std::map<std::string, double>& terms);
+std::map<std::string, double> normalized_terms(const config::Model& model,
+                                               const std::map<std::string, double>& terms);
 
 class ExpertLoads {
  public:
-  // Requires step::counts_experts(a.config). Rank 0 opens the trace and logs its write errors. Throws
+  // Requires step::needs_expert_loads(a.config). Rank 0 opens the trace and logs its write errors. Throws
   // base::Error("files") if the file belongs to another run.
-  ExpertLoads(const step::Assembly& a, files::FileSystem& disk, base::Log& log);
+  ExpertLoads(const step::Assembly& assembly, files::FileSystem& disk, base::Log& log);
 
   // Call after every step. Collective over the world in steps where a table or trace line is due. In other steps
   // nothing is read, and ranks communicate only if StageLoads reduces early. Returns the layers of the table on rank
@@ -43,7 +44,7 @@ class ExpertLoads {
   base::Log& log_;
   files::ExpertTraceHead head_;
   std::optional<files::ExpertTraceWriter> trace_;  // rank 0
-  bool traces_;
+  bool writes_trace_;
   step::StageLoads loads_;  // since the last table
 };
 

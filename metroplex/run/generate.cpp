@@ -25,14 +25,14 @@ struct Rows {
   std::vector<int64_t> before;
 };
 
-nn::Microbatch microbatch_of(const Rows& rows, nn::KvCache* cache) {
+nn::Microbatch make_microbatch(const Rows& rows, nn::KvCache* cache) {
   const auto b = static_cast<int64_t>(rows.tokens.size()), s = static_cast<int64_t>(rows.tokens[0].size());
   const int64_t first = cache->length;
   nn::Microbatch batch;
   batch.tokens = at::empty({b, s}, at::kLong);
   batch.position_ids = at::empty({b, s}, at::kLong);
   const bool padded = std::any_of(rows.before.begin(), rows.before.end(), [](int64_t n) { return n > 0; });
-  if (padded) batch.document_ids = at::empty({b, first + s}, at::kLong);
+  if (padded) batch.documents.ids = at::empty({b, first + s}, at::kLong);
   for (int64_t row = 0; row < b; ++row) {
     const int64_t before = rows.before[static_cast<size_t>(row)];
     std::copy(rows.tokens[static_cast<size_t>(row)].begin(), rows.tokens[static_cast<size_t>(row)].end(),
@@ -40,7 +40,7 @@ nn::Microbatch microbatch_of(const Rows& rows, nn::KvCache* cache) {
     for (int64_t i = 0; i < s; ++i)
       batch.position_ids.mutable_data_ptr<int64_t>()[row * s + i] = std::max<int64_t>(first + i - before, 0);
     for (int64_t i = 0; padded && i < first + s; ++i)
-      batch.document_ids.mutable_data_ptr<int64_t>()[row * (first + s) + i] = i < before ? 0 : 1;
+      batch.documents.ids.mutable_data_ptr<int64_t>()[row * (first + s) + i] = i < before ? 0 : 1;
   }
   batch.training = false;
   batch.cache = cache;
@@ -49,12 +49,12 @@ nn::Microbatch microbatch_of(const Rows& rows, nn::KvCache* cache) {
 
 // Schedules one microbatch through all stages in sequence. Training schedules do not allow that: interleaved needs at
 // least as many microbatches as stages.
-plan::PipelineTable one_pass(const step::Assembly& a) {
+plan::PipelineTable make_forward_table(const step::Assembly& assembly) {
   plan::PipelineTable table;
   table.name = "one pass";
-  table.num_stages = a.placement.ranks;
-  table.num_chunks = a.placement.chunks;
-  table.v_shaped = a.placement.v_shaped;
+  table.num_stages = assembly.placement.ranks;
+  table.num_chunks = assembly.placement.chunks;
+  table.v_shaped = assembly.placement.v_shaped;
   table.forward_only = true;
   table.ranks.resize(static_cast<size_t>(table.num_stages));
   for (int rank = 0; rank < table.num_stages; ++rank) {
@@ -70,34 +70,35 @@ plan::PipelineTable one_pass(const step::Assembly& a) {
   return table;
 }
 
-void check_options(const GenerateOptions& o) {
-  MPX_CHECK(o.temperature >= 0, "config", "--temperature ", o.temperature,
+void check_options(const GenerateOptions& options) {
+  MPX_CHECK(options.temperature >= 0, "config", "--temperature ", options.temperature,
             " must be at least 0; 0 is greedy, 1 is the model's own distribution");
-  MPX_CHECK(o.top_k >= 0, "config", "--top-k ", o.top_k, " is negative; 0 keeps all tokens");
-  MPX_CHECK(o.top_p >= 0 && o.top_p <= 1, "config", "--top-p ", o.top_p, " is not between 0 and 1");
+  MPX_CHECK(options.top_k >= 0, "config", "--top-k ", options.top_k, " is negative; 0 keeps all tokens");
+  MPX_CHECK(options.top_p >= 0 && options.top_p <= 1, "config", "--top-p ", options.top_p, " is not between 0 and 1");
 }
 
 }  // namespace
 
-bool positions_in_a_table(const config::Model& model) {
+bool has_position_table(const config::Model& model) {
   return model.position_embedding_type == config::PositionEmbedding::learned_absolute ||
          config::family(model.family).top_query;
 }
 
-int64_t sample_token(const at::Tensor& logits, const GenerateOptions& o, int64_t position) {
+int64_t sample_token(const at::Tensor& logits, const GenerateOptions& options, int64_t position) {
   const at::Tensor wide = logits.to(at::kCPU, at::kDouble);
-  if (o.temperature == 0 || o.top_k == 1) return wide.argmax().item<int64_t>();
-  const auto [values, order] = (wide / o.temperature).sort(/*dim=*/0, /*descending=*/true);
-  const int64_t kept = o.top_k > 0 ? std::min<int64_t>(o.top_k, values.size(0)) : values.size(0);
-  const at::Tensor probabilities = values.narrow(0, 0, kept).softmax(0).contiguous();
+  if (options.temperature == 0 || options.top_k == 1) return wide.argmax().item<int64_t>();
+  const auto [values, order] = (wide / options.temperature).sort(/*dim=*/0, /*descending=*/true);
+  const int64_t num_candidates =
+      options.top_k > 0 ? std::min<int64_t>(options.top_k, values.size(0)) : values.size(0);
+  const at::Tensor probabilities = values.narrow(0, 0, num_candidates).softmax(0).contiguous();
   const double* p = probabilities.const_data_ptr<double>();
-  int64_t end = kept;
+  int64_t end = num_candidates;
   double total = 1.0;
-  if (o.top_p > 0 && o.top_p < 1) {
+  if (options.top_p > 0 && options.top_p < 1) {
     total = 0;
-    for (end = 0; end < kept && total < o.top_p; ++end) total += p[end];
+    for (end = 0; end < num_candidates && total < options.top_p; ++end) total += p[end];
   }
-  const base::PhiloxBlock bits = base::philox4x32(o.seed, static_cast<uint64_t>(position), 0x73616d706cull);
+  const base::PhiloxBlock bits = base::philox4x32(options.seed, static_cast<uint64_t>(position), 0x73616d706cull);
   double left = (static_cast<double>(bits[0]) * 0x1p-32 + static_cast<double>(bits[1]) * 0x1p-64) * total;
   for (int64_t i = 0; i < end; ++i) {
     left -= p[i];
@@ -111,37 +112,38 @@ bool GenerateOptions::stops_at(int64_t token) const {
          std::find(more_stop_tokens.begin(), more_stop_tokens.end(), token) != more_stop_tokens.end();
 }
 
-static void check_prompt(const step::Assembly& a, const std::vector<int64_t>& prompt,
+static void check_prompt(const step::Assembly& assembly, const std::vector<int64_t>& prompt,
                          const GenerateOptions& options) {
   MPX_CHECK(!prompt.empty(), "config", "the prompt has no tokens; give at least one character");
   const int64_t longest = static_cast<int64_t>(prompt.size()) + options.max_new_tokens;
-  MPX_CHECK(longest <= a.config.model.max_position_embeddings || !positions_in_a_table(a.config.model), "config",
-            "a prompt of ", prompt.size(), " tokens and ", options.max_new_tokens, " new ones need ", longest,
-            " positions, but the model has ", a.config.model.max_position_embeddings,
+  MPX_CHECK(longest <= assembly.config.model.max_position_embeddings || !has_position_table(assembly.config.model),
+            "config", "a prompt of ", prompt.size(), " tokens and ", options.max_new_tokens, " new ones need ",
+            longest, " positions, but the model has ", assembly.config.model.max_position_embeddings,
             "; shorten the prompt or lower --max-new-tokens");
   for (const int64_t token : prompt) {
-    MPX_CHECK(token >= 0 && token < a.vocab_size, "data", "prompt token ", token, " is outside the vocabulary of ",
-              a.vocab_size);
+    MPX_CHECK(token >= 0 && token < assembly.vocab_size, "data", "prompt token ", token,
+              " is outside the vocabulary of ", assembly.vocab_size);
   }
 }
 
 // Broadcasts whether rank 0 requests a stop.
-static bool told_to_stop(const step::Assembly& a, const GenerateOptions& options) {
+static bool is_stop_requested(const step::Assembly& assembly, const GenerateOptions& options) {
   if (!options.stop) return false;
   at::Tensor told = at::zeros({1}, at::kLong);
-  if (a.world->rank() == 0) told.fill_(options.stop() ? 1 : 0);
-  comm::broadcast(told, 0, a.groups().world);
+  if (assembly.world->rank() == 0) told.fill_(options.stop() ? 1 : 0);
+  comm::broadcast(told, 0, assembly.groups().world);
   return told.item<int64_t>() != 0;
 }
 
-std::vector<std::vector<int64_t>> generate_batch(step::Assembly& a, const std::vector<std::vector<int64_t>>& prompts,
+std::vector<std::vector<int64_t>> generate_batch(step::Assembly& assembly,
+                                                 const std::vector<std::vector<int64_t>>& prompts,
                                                  const GenerateOptions& options,
                                                  const std::function<void(size_t, int64_t)>& on_token) {
   check_options(options);
   MPX_ASSERT(!prompts.empty(), "no prompts");
   size_t longest = 0;
   for (const auto& prompt : prompts) {
-    check_prompt(a, prompt, options);
+    check_prompt(assembly, prompt, options);
     longest = std::max(longest, prompt.size());
   }
   Rows rows;
@@ -150,24 +152,24 @@ std::vector<std::vector<int64_t>> generate_batch(step::Assembly& a, const std::v
     rows.before.push_back(static_cast<int64_t>(before));
     rows.tokens.emplace_back(before, 0).insert(rows.tokens.back().end(), prompt.begin(), prompt.end());
   }
-  const plan::PipelineTable table = one_pass(a);
+  const plan::PipelineTable table = make_forward_table(assembly);
   nn::KvCache cache;
-  std::vector<std::vector<int64_t>> made(prompts.size());
+  std::vector<std::vector<int64_t>> generated(prompts.size());
   std::vector<bool> ended(prompts.size(), false);
-  const comm::Group& stages = a.groups().stages;
+  const comm::Group& stages = assembly.groups().stages;
   for (int64_t step = 0; step < options.max_new_tokens; ++step) {
-    if (std::find(ended.begin(), ended.end(), false) == ended.end() || told_to_stop(a, options)) break;
-    const nn::Microbatch batch = step::on_device(microbatch_of(rows, &cache), a.world->device());
-    const std::vector<at::Tensor> outputs = a.executor->run({table, {batch}, {}, a.border(batch)}).last;
+    if (std::find(ended.begin(), ended.end(), false) == ended.end() || is_stop_requested(assembly, options)) break;
+    const nn::Microbatch batch = step::on_device(make_microbatch(rows, &cache), assembly.world->device());
+    const std::vector<at::Tensor> outputs = assembly.executor->run({table, {batch}, {}, assembly.border(batch)}).last;
     cache.length += static_cast<int64_t>(rows.tokens[0].size());
     at::Tensor next = at::zeros({static_cast<int64_t>(prompts.size())}, at::kLong);
-    for (size_t row = 0; a.last_stage() && row < prompts.size(); ++row) {
+    for (size_t row = 0; assembly.last_stage() && row < prompts.size(); ++row) {
       const int64_t position = cache.length - rows.before[row];
       if (!ended[row])
         next[static_cast<int64_t>(row)] =
             sample_token(outputs.at(0)[-1][static_cast<int64_t>(row)], options, position);
     }
-    comm::broadcast(next, a.last_stage_rank(), stages);
+    comm::broadcast(next, assembly.last_stage_rank(), stages);
     for (size_t row = 0; row < prompts.size(); ++row) {
       const int64_t token = next[static_cast<int64_t>(row)].item<int64_t>();
       rows.tokens[row] = {token};
@@ -175,19 +177,19 @@ std::vector<std::vector<int64_t>> generate_batch(step::Assembly& a, const std::v
         ended[row] = true;
         continue;
       }
-      made[row].push_back(token);
+      generated[row].push_back(token);
       if (on_token) on_token(row, token);
     }
   }
-  return made;
+  return generated;
 }
 
-std::vector<int64_t> generate(step::Assembly& a, const std::vector<int64_t>& prompt, const GenerateOptions& options,
-                              const std::function<void(int64_t)>& on_token) {
+std::vector<int64_t> generate(step::Assembly& assembly, const std::vector<int64_t>& prompt,
+                              const GenerateOptions& options, const std::function<void(int64_t)>& on_token) {
   const auto told = [&on_token](size_t, int64_t token) {
     if (on_token) on_token(token);
   };
-  return generate_batch(a, {prompt}, options, told)[0];
+  return generate_batch(assembly, {prompt}, options, told)[0];
 }
 
 }  // namespace metroplex::run

@@ -24,7 +24,7 @@ struct GenerateOptions {
 };
 
 // True if positions are limited to max_position_embeddings (a learned table). Rotary positions have no limit.
-bool positions_in_a_table(const config::Model& model);
+bool has_position_table(const config::Model& model);
 
 // Returns the index of the sampled token for logits [V]. Depends only on (seed, position).
 int64_t sample_token(const at::Tensor& logits, const GenerateOptions& options, int64_t position);

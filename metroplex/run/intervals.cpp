@@ -7,16 +7,16 @@ namespace metroplex::run {
 
 static bool at_multiple(int64_t iteration, int64_t interval) { return interval > 0 && iteration % interval == 0; }
 
-Due due_after(const config::Config& config, const plan::MicrobatchSchedule& schedule, const Position& position,
-              bool stop_requested) {
-  const config::Train& t = config.train;
+Due actions_due(const config::Config& config, const plan::MicrobatchSchedule& schedule, const Position& position,
+                bool stop_requested) {
+  const config::Train& train = config.train;
   Due due;
-  due.last = !step::more_steps(t, schedule, position.iteration, position.consumed_train_samples);
-  due.leave = !due.last && (stop_requested || at_multiple(position.iteration, t.exit_interval));
-  due.log = at_multiple(position.iteration, t.log_interval) || due.last || stop_requested;
-  due.save =
-      at_multiple(position.iteration, config.checkpoint.save_interval) || due.last || stop_requested || due.leave;
-  due.evaluate = !due.last && !stop_requested && at_multiple(position.iteration, t.eval_interval);
+  due.last = !step::has_more_steps(train, schedule, position.iteration, position.consumed_train_samples);
+  due.exit_early = !due.last && (stop_requested || at_multiple(position.iteration, train.exit_interval));
+  due.log = at_multiple(position.iteration, train.log_interval) || due.last || stop_requested;
+  due.save = at_multiple(position.iteration, config.checkpoint.save_interval) || due.last || stop_requested ||
+             due.exit_early;
+  due.evaluate = !due.last && !stop_requested && at_multiple(position.iteration, train.eval_interval);
   return due;
 }
 
@@ -46,7 +46,7 @@ void Interval::describe(IterationMetrics& m) const {
 
 void Interval::begin() { *this = Interval(); }
 
-bool LargestNorm::unexpectedly_large(double norm) {
+bool LargestNorm::is_outlier(double norm) {
   constexpr int kFirst = 100;  // number of norms before the check is active
   const bool large = seen_ >= kFirst && norm > kFactor * largest_;
   if (std::isfinite(norm)) largest_ = std::max(largest_, norm);

@@ -15,21 +15,21 @@
 
 namespace metroplex::run {
 
-// Actions due after a step. `last`: no more steps; `leave`: the run ends here although steps remain.
+// Actions due after a step. `last`: no more steps; `exit_early`: the run ends here although steps remain.
 struct Due {
-  bool log = false, save = false, evaluate = false, last = false, leave = false;
+  bool log = false, save = false, evaluate = false, last = false, exit_early = false;
 };
-Due due_after(const config::Config& config, const plan::MicrobatchSchedule& schedule, const Position& position,
-              bool stop_requested);
+Due actions_due(const config::Config& config, const plan::MicrobatchSchedule& schedule, const Position& position,
+                bool stop_requested);
 
 class Interval {
  public:
   using Clock = std::chrono::steady_clock;
 
-  // `terms`: other losses of the step, as in shown_terms().
+  // `terms`: other losses of the step, as in normalized_terms().
   void add(const step::StepOutcome& outcome, int64_t tokens, const std::map<std::string, double>& terms = {});
   // Excludes `time` from the time per iteration.
-  void leave_out(Clock::duration time) { start_ += time; }
+  void exclude(Clock::duration time) { start_ += time; }
   int64_t steps() const { return steps_; }
   // Sets the means over the interval: time, loss, tokens per second, and the counts of skipped and non-finite steps.
   void describe(IterationMetrics& metrics) const;
@@ -46,7 +46,7 @@ class Interval {
 class LargestNorm {
  public:
   static constexpr int kFactor = 10;
-  bool unexpectedly_large(double norm);
+  bool is_outlier(double norm);
 
  private:
   double largest_ = 0;

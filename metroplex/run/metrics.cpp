@@ -40,7 +40,7 @@ std::string json_number(double value) {
 
 using Numbers = std::vector<std::pair<std::string, double>>;
 
-Numbers numbers_of(const ExpertMetrics& m) {
+Numbers metric_values(const ExpertMetrics& m) {
   Numbers numbers{{"steps", static_cast<double>(m.steps)},
                   {"tokens min", m.least},
                   {"tokens p10", m.p10},
@@ -56,13 +56,13 @@ Numbers numbers_of(const ExpertMetrics& m) {
                   {"dropped", m.dropped},
                   {"dispatch ms", m.dispatch_ms},
                   {"combine ms", m.combine_ms}};
-  if (m.clones) {
-    const CloneMetrics& c = *m.clones;
-    numbers.insert(numbers.end(), {{"clones", c.clones},
-                                   {"ranks max over mean without clones", c.before},
-                                   {"ranks max over mean with clones", c.after},
-                                   {"ranks max over mean with clones, worst", c.worst},
-                                   {"clones ms", c.ms}});
+  if (m.replicas) {
+    const ReplicaMetrics& replica = *m.replicas;
+    numbers.insert(numbers.end(), {{"clones", replica.replicas},
+                                   {"ranks max over mean without clones", replica.before},
+                                   {"ranks max over mean with clones", replica.after},
+                                   {"ranks max over mean with clones, worst", replica.worst},
+                                   {"clones ms", replica.ms}});
   }
   return numbers;
 }
@@ -71,16 +71,16 @@ std::string json_text(const std::vector<ExpertMetrics>& layers) {
   std::string list;
   for (const ExpertMetrics& m : layers) {
     list += (list.empty() ? "[{\"layer\": " : ", {\"layer\": ") + std::to_string(m.layer);
-    for (const auto& [name, value] : numbers_of(m)) list += ", \"" + name + "\": " + json_number(value);
+    for (const auto& [name, value] : metric_values(m)) list += ", \"" + name + "\": " + json_number(value);
     list += "}";
   }
   return list + "]";
 }
 
-Numbers scalars_of(const std::vector<ExpertMetrics>& layers) {
+Numbers collect_scalars(const std::vector<ExpertMetrics>& layers) {
   Numbers all;
   for (const ExpertMetrics& m : layers) {
-    for (const auto& [name, value] : numbers_of(m))
+    for (const auto& [name, value] : metric_values(m))
       all.emplace_back(format("experts/layer %ld/", m.layer) + name, value);
   }
   return all;
@@ -132,14 +132,14 @@ std::vector<std::string> expert_lines(const std::vector<ExpertMetrics>& layers) 
     line += format(" %6.2f%% | %8.2f %8.2f", 100 * m.dropped, m.dispatch_ms, m.combine_ms);
     lines.push_back(line);
   }
-  if (std::none_of(layers.begin(), layers.end(), [](const ExpertMetrics& m) { return m.clones.has_value(); }))
+  if (std::none_of(layers.begin(), layers.end(), [](const ExpertMetrics& m) { return m.replicas.has_value(); }))
     return lines;
   lines.push_back(" clones: rows of a rank, max / mean, means of the plans");
   lines.push_back(" layer   clones  without     with    worst | slowest rank waits, ms a step");
   for (const ExpertMetrics& m : layers) {
-    if (!m.clones) continue;
-    lines.push_back(format(" %5ld %8.1f %8.3f %8.3f %8.3f | %8.2f", m.layer, m.clones->clones, m.clones->before,
-                           m.clones->after, m.clones->worst, m.clones->ms));
+    if (!m.replicas) continue;
+    lines.push_back(format(" %5ld %8.1f %8.3f %8.3f %8.3f | %8.2f", m.layer, m.replicas->replicas, m.replicas->before,
+                           m.replicas->after, m.replicas->worst, m.replicas->ms));
   }
   return lines;
 }
@@ -152,7 +152,7 @@ std::string evaluation_line(const EvaluationMetrics& m) {
 // Prefix of every line of the metrics file.
 constexpr std::string_view kIterationKey = "{\"iteration\": ";
 
-void check_place_of_metrics(files::FileSystem& disk, const std::string& path) {
+void check_metrics_file(files::FileSystem& disk, const std::string& path) {
   if (path.empty() || disk.file_size(path).value_or(0) == 0) return;
   MPX_CHECK(disk.map(path).text().starts_with(kIterationKey), "files", "train.metrics_file = ", path,
             " exists and is not a metrics file; choose another path, or move that file away");
@@ -222,7 +222,7 @@ void Metrics::step(const StepMetrics& m) {
   sinks_->line(line + (m.updated ? "}" : ", \"skipped\": true}"));
   for (const std::string& of_experts : m.experts.empty() ? std::vector<std::string>{} : expert_lines(m.experts))
     sinks_->log.info(of_experts);
-  if (!m.experts.empty()) sinks_->scalars(m.iteration, scalars_of(m.experts));
+  if (!m.experts.empty()) sinks_->scalars(m.iteration, collect_scalars(m.experts));
   if (m.iteration % sinks_->tensorboard_interval != 0) return;
   std::erase_if(values, [](const auto& entry) { return !std::isfinite(entry.second); });  // a gap, not a zero
   sinks_->scalars(m.iteration, values);

@@ -17,8 +17,8 @@
 namespace metroplex::run {
 
 // Means over the ECHO plans of a layer. There is one plan per microbatch and expert-parallel group.
-struct CloneMetrics {
-  double clones = 0;             // expert replicas per plan
+struct ReplicaMetrics {
+  double replicas = 0;           // expert replicas per plan
   double before = 1, after = 1;  // max / mean of the rows per rank, without and with replicas
   double worst = 1;              // the largest `after`
   double ms = 0;                 // time per step spent waiting for replica weights; slowest rank, host clock
@@ -32,7 +32,7 @@ struct ExpertMetrics {
   files::Imbalance ranks = {};             // imbalance of tokens per rank, over the ranks that hold experts
   double dropped = 0;                      // fraction of the token-expert assignments
   double dispatch_ms = 0, combine_ms = 0;  // slowest rank, host clock
-  std::optional<CloneMetrics> clones = {};
+  std::optional<ReplicaMetrics> replicas = {};
 };
 
 struct StepMetrics {
@@ -49,7 +49,7 @@ struct StepMetrics {
   double tokens_per_second = 0;
   int64_t num_zeros = -1;                    // -1: not computed
   double params_norm = -1;                   // -1: not computed
-  std::map<std::string, double> terms = {};  // other losses by name (shown_terms)
+  std::map<std::string, double> terms = {};  // other losses by name (normalized_terms)
   std::vector<ExpertMetrics> experts = {};   // by layer; empty: not due
 };
 
@@ -90,7 +90,7 @@ std::vector<std::string> expert_lines(const std::vector<ExpertMetrics>& layers);
 std::string format_duration(double seconds);
 
 // Throws base::Error("files") if `path` (train.metrics_file) is a non-empty file that does not start with metrics.
-void check_place_of_metrics(files::FileSystem& disk, const std::string& path);
+void check_metrics_file(files::FileSystem& disk, const std::string& path);
 
 // The sinks of the reporting process. A sink that cannot be written (full disk) is reported once through the log and
 // then disabled: a metrics error never ends a run.

@@ -8,11 +8,12 @@
 #include "comm/collectives.h"
 #include "data/build.h"
 #include "data/sampler.h"
+#include "run/long_work.h"
 
 namespace metroplex::run {
 
-static data::SampleCounts wanted_samples(const config::Config& config, const step::RunLength& length,
-                                         bool evaluate_only) {
+static data::SampleCounts required_samples(const config::Config& config, const step::RunLength& length,
+                                           bool evaluate_only) {
   data::SampleCountOptions options;
   options.train_iters = length.iterations;
   // As in Megatron, the index covers train_samples, although the run drops an incomplete last batch.
@@ -28,16 +29,16 @@ static data::SampleCounts wanted_samples(const config::Config& config, const ste
   return data::sample_counts(options);
 }
 
-RunData::RunData(const step::Assembly& a, const step::RunLength& length, const TokenizerFacts& tokenizer,
+RunData::RunData(const step::Assembly& assembly, const step::RunLength& length, const TokenizerFacts& tokenizer,
                  bool forward_only, std::shared_ptr<files::FileSystem> disk)
-    : a_(a) {
+    : a_(assembly) {
   build(length, tokenizer, forward_only, std::move(disk));
-  share_sizes();
+  broadcast_sizes();
 }
 
 data::BuildOptions build_options(const config::Config& config, const step::RunLength& length,
                                  const TokenizerFacts& tokenizer, bool evaluate_only) {
-  const data::SampleCounts counts = wanted_samples(config, length, evaluate_only);
+  const data::SampleCounts counts = required_samples(config, length, evaluate_only);
   data::BuildOptions options;
   options.sequence_length = config.train.seq_length;
   options.seed = static_cast<uint64_t>(config.run.seed);
@@ -53,9 +54,9 @@ void RunData::build(const step::RunLength& length, const TokenizerFacts& tokeniz
   const config::Config& config = a_.config;
   const data::BuildOptions options = build_options(config, length, tokenizer, forward_only);
   const auto splits = std::make_shared<data::Splits>();
-  do_with_peers(
-      [splits, options, data = config.data, reads = reads(), disk = std::move(disk)] {
-        if (reads) *splits = data::build_datasets(data, options, *disk);
+  run_with_peers(
+      [splits, options, data = config.data, is_reader = is_reader(), disk = std::move(disk)] {
+        if (is_reader) *splits = data::build_datasets(data, options, *disk);
       },
       *a_.world);
   if (splits->train) datasets_[kTrain] = {splits->train};
@@ -64,7 +65,7 @@ void RunData::build(const step::RunLength& length, const TokenizerFacts& tokeniz
   train_order_ = splits->train_order;
 }
 
-void RunData::share_sizes() {
+void RunData::broadcast_sizes() {
   at::Tensor counts = at::zeros({3}, at::kLong);
   for (int split = 0; split < 3; ++split) counts[split] = static_cast<int64_t>(datasets_[split].size());
   comm::broadcast(counts, 0, a_.groups().batch);
@@ -98,7 +99,7 @@ data::SamplerOptions RunData::sampler_options(int64_t consumed) const {
 step::BatchStream RunData::stream(Split split, int64_t consumed_samples, size_t set) const {
   MPX_CHECK(has(split), "data", "the ", kSplitNames[split], " split has no samples; set its share in data.split");
   std::unique_ptr<data::Loader> loader;
-  if (reads()) {
+  if (is_reader()) {
     const int workers = static_cast<int>(a_.config.data.num_workers),
               ahead = workers > 0 ? std::max(4, 2 * workers) : 0;
     loader = std::make_unique<data::Loader>(datasets_[split].at(set), sampler_options(consumed_samples), ahead,
@@ -108,38 +109,38 @@ step::BatchStream RunData::stream(Split split, int64_t consumed_samples, size_t 
   form.vocab_size = a_.vocab_size;
   form.float_type = a_.dtype == at::kDouble ? at::kDouble : at::kFloat;
   form.device = a_.world->device();
-  form.parts = step::sequence_parts(a_.config.parallel, a_.groups().cp);
+  form.parts = step::sequence_sharding(a_.config.parallel, a_.groups().cp);
   form.documents = step::document_bound_on(a_.config, a_.world->device());
-  if (reads_all()) form.hybrid = step::hybrid_parts(a_.config, a_.vocab_size, a_.groups().dp_cp);
+  if (reads_all()) form.hybrid = step::hybrid_sharding(a_.config, a_.vocab_size, a_.groups().dp_cp);
   return {std::move(loader), a_.groups().batch, std::move(form)};
 }
 
-std::vector<nn::Microbatch> RunData::next_of_all(step::BatchStream& stream, const Wanted& wanted) const {
+std::vector<nn::Microbatch> RunData::next_hybrid(step::BatchStream& stream, const BatchRequest& request) const {
   std::vector<step::SampleNumbers> numbers;
-  for (int64_t s = 0; s < wanted.count * a_.groups().dp.size(); ++s)
-    numbers.push_back({wanted.first_sample + s, 1, wanted.iteration});
+  for (int64_t s = 0; s < request.count * a_.groups().dp.size(); ++s)
+    numbers.push_back({request.first_sample + s, 1, request.iteration});
   std::vector<nn::Microbatch> batches = stream.next(numbers);
-  MPX_CHECK(!batches.empty(), "data", "the ", kSplitNames[wanted.split], " data ended in the batch at sample ",
-            wanted.first_sample, "; give more data, or fewer iterations");
+  MPX_CHECK(!batches.empty(), "data", "the ", kSplitNames[request.split], " data ended in the batch at sample ",
+            request.first_sample, "; give more data, or fewer iterations");
   return batches;
 }
 
-std::vector<nn::Microbatch> RunData::next(step::BatchStream& stream, const Wanted& wanted) const {
-  if (reads_all()) return next_of_all(stream, wanted);
+std::vector<nn::Microbatch> RunData::next(step::BatchStream& stream, const BatchRequest& request) const {
+  if (reads_all()) return next_hybrid(stream, request);
   const int64_t mbs = a_.config.train.micro_batch_size, dp = a_.groups().dp.size(), dp_index = a_.groups().dp.index();
   // The single sampler distributes whole microbatches to the data-parallel ranks; the cyclic sampler distributes
   // single samples.
   const bool by_sample = a_.config.data.dataloader_type == config::Dataloader::cyclic;
   std::vector<step::SampleNumbers> numbers;
-  for (int64_t m = 0; m < wanted.count; ++m) {
-    const int64_t before = wanted.first_sample + m * dp * mbs;
-    numbers.push_back(by_sample ? step::SampleNumbers{before + dp_index, dp, wanted.iteration}
-                                : step::SampleNumbers{before + dp_index * mbs, 1, wanted.iteration});
+  for (int64_t m = 0; m < request.count; ++m) {
+    const int64_t before = request.first_sample + m * dp * mbs;
+    numbers.push_back(by_sample ? step::SampleNumbers{before + dp_index, dp, request.iteration}
+                                : step::SampleNumbers{before + dp_index * mbs, 1, request.iteration});
   }
   std::vector<nn::Microbatch> batches = stream.next(numbers);
   const auto read = static_cast<int64_t>(batches.size());
-  MPX_CHECK(read == wanted.count, "data", "the ", kSplitNames[wanted.split], " data ended at sample ",
-            wanted.first_sample + read * dp * mbs, "; give more data, or fewer iterations");
+  MPX_CHECK(read == request.count, "data", "the ", kSplitNames[request.split], " data ended at sample ",
+            request.first_sample + read * dp * mbs, "; give more data, or fewer iterations");
   return batches;
 }
 

@@ -30,8 +30,8 @@ data::BuildOptions build_options(const config::Config& config, const step::RunLe
 class RunData {
  public:
   // Builds the datasets of a run of that length. `a` must outlive this object. Collective.
-  RunData(const step::Assembly& a, const step::RunLength& length, const TokenizerFacts& tokenizer, bool forward_only,
-          std::shared_ptr<files::FileSystem> disk);
+  RunData(const step::Assembly& assembly, const step::RunLength& length, const TokenizerFacts& tokenizer,
+          bool forward_only, std::shared_ptr<files::FileSystem> disk);
 
   bool has(Split split) const { return !sizes_[split].empty(); }
   // A split has one dataset; with data.multiple_validation_sets the validation split has several.
@@ -42,23 +42,23 @@ class RunData {
   // Throws base::Error("data") if the split has no samples.
   step::BatchStream stream(Split split, int64_t consumed_samples, size_t set = 0) const;
 
-  struct Wanted {
+  struct BatchRequest {
     int64_t count;         // microbatches
     int64_t first_sample;  // index in the split, over all data-parallel ranks
-    int64_t iteration;     // Microbatch::step
+    int64_t iteration;     // BatchCounters::step
     Split split;           // for the error message at the end of the data
-    bool operator==(const Wanted&) const = default;
+    bool operator==(const BatchRequest&) const = default;
   };
-  std::vector<nn::Microbatch> next(step::BatchStream& stream, const Wanted& wanted) const;
+  std::vector<nn::Microbatch> next(step::BatchStream& stream, const BatchRequest& request) const;
 
  private:
-  bool reads() const { return a_.groups().batch.first(); }
+  bool is_reader() const { return a_.groups().batch.first(); }
   // True if this rank reads the samples of all data-parallel ranks.
   bool reads_all() const { return a_.config.parallel.hybrid_context_parallel; }
-  std::vector<nn::Microbatch> next_of_all(step::BatchStream& stream, const Wanted& wanted) const;
+  std::vector<nn::Microbatch> next_hybrid(step::BatchStream& stream, const BatchRequest& request) const;
   void build(const step::RunLength& length, const TokenizerFacts& tokenizer, bool forward_only,
              std::shared_ptr<files::FileSystem> disk);
-  void share_sizes();
+  void broadcast_sizes();
   data::SamplerOptions sampler_options(int64_t consumed) const;
 
   const step::Assembly& a_;
@@ -66,16 +66,5 @@ class RunData {
   std::array<std::vector<int64_t>, 3> sizes_;                                  // in samples, on every rank
   data::TrainOrder train_order_;
 };
-
-// Runs work of unknown length on some ranks while the other ranks wait. Building a dataset index may take hours, and
-// one long collective would time out. The ranks therefore run short collectives in a loop, which also detects a dead
-// rank at once.
-
-// Collective over the world. Returns when the work of every rank is done; rethrows this rank's exception. If a peer
-// fails, the work continues on a detached thread, so it must own everything it uses.
-void do_with_peers(const std::function<void()>& work, const comm::World& world);
-
-// Collective over the world. True if `mine` is true on every rank.
-bool true_on_all_ranks(bool mine, const comm::World& world);
 
 }  // namespace metroplex::run

@@ -23,22 +23,23 @@ using base::concat;
 
 namespace {
 
-std::string layout_line(const step::Assembly& a) {
-  const config::Parallel& p = a.config.parallel;
-  std::string line = concat(" layout: ", a.world->size(), " ranks, tp ", p.tp(), " x pp ", p.pp());
-  if (p.vpp() > 1) line += concat(" (", p.vpp(), " virtual stages each)");
-  line += concat(" x dp ", a.groups().dp.size());
-  if (a.config.model.has_experts()) line += concat(", experts: ep ", p.ep(), ", etp ", p.etp());
-  if (p.sequence_parallel) line += ", sequence parallel";
-  if (p.data_parallel_sharding_strategy != config::ShardingStrategy::no_shard)
-    line += concat(", ZeRO: ", p.data_parallel_sharding_strategy.text());
+std::string layout_line(const step::Assembly& assembly) {
+  const config::Parallel& parallel = assembly.config.parallel;
+  std::string line =
+      concat(" layout: ", assembly.world->size(), " ranks, tp ", parallel.tp(), " x pp ", parallel.pp());
+  if (parallel.vpp() > 1) line += concat(" (", parallel.vpp(), " virtual stages each)");
+  line += concat(" x dp ", assembly.groups().dp.size());
+  if (assembly.config.model.has_experts()) line += concat(", experts: ep ", parallel.ep(), ", etp ", parallel.etp());
+  if (parallel.sequence_parallel) line += ", sequence parallel";
+  if (parallel.data_parallel_sharding_strategy != config::ShardingStrategy::no_shard)
+    line += concat(", ZeRO: ", parallel.data_parallel_sharding_strategy.text());
   return line;
 }
 
-std::string batch_line(const step::Assembly& a, const step::RunLength& length) {
-  const config::Train& t = a.config.train;
-  return concat(" batches: ", length.full_batch_size, " samples of ", t.seq_length, " tokens, microbatches of ",
-                t.micro_batch_size, "; ", length.iterations, " iterations, ", length.samples, " samples");
+std::string batch_line(const step::Assembly& assembly, const step::RunLength& length) {
+  const config::Train& train = assembly.config.train;
+  return concat(" batches: ", length.full_batch_size, " samples of ", train.seq_length, " tokens, microbatches of ",
+                train.micro_batch_size, "; ", length.iterations, " iterations, ", length.samples, " samples");
 }
 
 std::string epochs_text(double epochs) {
@@ -57,9 +58,10 @@ std::string chats_text(double tokens, double of_chats, double learned) {
 }
 
 // One line for all sources, because a blend may have hundreds.
-std::string data_line(const step::Assembly& a, const step::RunLength& length, files::FileSystem& disk) {
+std::string data_line(const step::Assembly& assembly, const step::RunLength& length, files::FileSystem& disk) {
   const std::vector<data::SourceTokens> sources = data::training_tokens(
-      a.config.data, disk, {a.config.train.seq_length, static_cast<uint64_t>(a.config.run.seed), true});
+      assembly.config.data, disk,
+      {assembly.config.train.seq_length, static_cast<uint64_t>(assembly.config.run.seed), true});
   double most = 0, tokens = 0, of_chats = 0, learned = 0;
   for (const data::SourceTokens& source : sources) {
     if (!source.problem.empty() || source.tokens == 0) continue;
@@ -75,11 +77,11 @@ std::string data_line(const step::Assembly& a, const step::RunLength& length, fi
                 chats_text(tokens, of_chats, learned), ", ", sources.size() > 1 ? "at most " : "", epochs_text(most));
 }
 
-std::string device_line(const step::Assembly& a) {
-  const std::string dtype = a.config.precision.params_dtype.text();
-  if (!a.world->device().is_cpu()) {
-    const std::string own = config::own_attention(a.config, device::compute_capability());
-    return concat(" device: ", a.world->device().str(), ", ", dtype, own.empty() ? "" : "; " + own);
+std::string device_line(const step::Assembly& assembly) {
+  const std::string dtype = assembly.config.precision.params_dtype.text();
+  if (!assembly.world->device().is_cpu()) {
+    const std::string own = config::own_attention(assembly.config, device::compute_capability());
+    return concat(" device: ", assembly.world->device().str(), ", ", dtype, own.empty() ? "" : "; " + own);
   }
   return concat(" device: cpu, ", at::get_num_threads(), " threads per rank, ", dtype);
 }
@@ -121,11 +123,13 @@ std::string untrained_rows(const config::Config& config, files::FileSystem& disk
 
 }  // namespace
 
-std::vector<std::string> run_lines(const step::Assembly& a, const step::RunLength& length, files::FileSystem& disk) {
-  return {layout_line(a), batch_line(a, length), data_line(a, length, disk), device_line(a)};
+std::vector<std::string> run_lines(const step::Assembly& assembly, const step::RunLength& length,
+                                   files::FileSystem& disk) {
+  return {layout_line(assembly), batch_line(assembly, length), data_line(assembly, length, disk),
+          device_line(assembly)};
 }
 
-std::string unbalanced_experts(const config::Model& m) {
+std::string balance_warning(const config::Model& m) {
   const bool forced = m.moe_router_force_load_balancing || m.moe_router_force_even || m.moe_router_force_skew > 0 ||
                       !m.moe_router_force_trace.empty();
   const bool balanced = !config::aux_losses(m).empty() || config::sinkhorn(m) || m.moe_router_enable_expert_bias;
@@ -136,12 +140,12 @@ std::string unbalanced_experts(const config::Model& m) {
 }
 
 std::vector<std::string> start_warnings(const config::Config& config, int64_t eod, files::FileSystem& disk) {
-  std::vector<std::string> all{unbalanced_experts(config.model), resets_without_effect(config),
+  std::vector<std::string> all{balance_warning(config.model), resets_without_effect(config),
                                missing_ends(config.data, eod, disk)};
   const std::string& from = config.model.from;  // a resumed run does not need this directory
   if (!from.empty() && disk.exists(files::join_path(from, "config.json"))) {
     all.push_back(untrained_rows(config, disk));
-    all.push_back(hf::own_code_note(disk, from));
+    all.push_back(hf::custom_code_note(disk, from));
   }
   std::erase(all, "");
   return all;

@@ -13,10 +13,11 @@
 namespace metroplex::run {
 
 // Returns one line each about layout, batches, data with epochs, and device. Reads the data indices through `disk`.
-std::vector<std::string> run_lines(const step::Assembly& a, const step::RunLength& length, files::FileSystem& disk);
+std::vector<std::string> run_lines(const step::Assembly& assembly, const step::RunLength& length,
+                                   files::FileSystem& disk);
 
 // Returns a warning for an MoE model without any load balancing, else "".
-std::string unbalanced_experts(const config::Model& model);
+std::string balance_warning(const config::Model& model);
 
 // Returns all warnings about a run that its config, datasets and model.from give. `eod`: TokenizerFacts::eod.
 std::vector<std::string> start_warnings(const config::Config& config, int64_t eod, files::FileSystem& disk);

@@ -7,6 +7,7 @@
 #include "checkpoint/load.h"
 #include "hf/directory.h"
 #include "run/run_data.h"
+#include "run/long_work.h"
 
 namespace metroplex::run {
 namespace {
@@ -26,19 +27,19 @@ std::string on_disk(files::FileSystem& disk, const std::string& folder) {
 void RunSaves::report(int64_t iteration, const SaveOutcome& outcome) {
   const std::string name = "iteration " + std::to_string(iteration);
   const std::string& folder = a_.config.checkpoint.save;
-  const bool speaks = a_.world->rank() == 0;
+  const bool is_reporter = a_.world->rank() == 0;
   base::Log& log = *environment_.log;
   summary_.last_save_failed = !outcome.saved;
   if (outcome.saved) {
     summary_.last_checkpoint = position_.checkpoint = outcome.path;
-    if (!speaks) return;
+    if (!is_reporter) return;
     log.info(" saved checkpoint " + outcome.path);
     if (!outcome.note.empty()) log.info(" " + outcome.note);
     if (!outcome.problem.empty()) log.warn(outcome.problem);
     return;
   }
   if (iteration_ == iteration) iteration_ = -1;
-  if (!speaks) return;
+  if (!is_reporter) return;
   log.warn("could not save " + name + ": " + outcome.problem + "; older checkpoints in checkpoint.save = " + folder +
            " are untouched");
   summary_.on_disk = name + " could not be saved: " + outcome.problem + "; " + on_disk(*environment_.disk, folder);
@@ -50,10 +51,10 @@ void RunSaves::save(bool last) {
     report(iteration_, save_state(a_, position_, *environment_.disk));
     return;
   }
-  look();
+  poll();
   if (last) {
     finish();
-  } else if (!true_on_all_ranks(!background_->under_way(), *a_.world)) {
+  } else if (!all_ranks_true(!background_->in_flight(), *a_.world)) {
     if (a_.world->rank() == 0)
       environment_.log->warn(
           base::concat("iteration ", position_.iteration, " is not saved: iteration ", iteration_,
@@ -64,7 +65,7 @@ void RunSaves::save(bool last) {
   background_->begin(position_);
 }
 
-void RunSaves::look() {
+void RunSaves::poll() {
   if (!background_) return;
   if (const auto outcome = background_->take_finished()) report(iteration_, *outcome);
 }
@@ -77,7 +78,7 @@ void RunSaves::export_last() {
     environment_.log->warn("checkpoint.export_hf = " + directory + " is not written: the last checkpoint is missing");
     return;
   }
-  if (environment_.disk->exists(directory)) {  // check_export_place() accepted it because no step was left
+  if (environment_.disk->exists(directory)) {  // check_export_target() accepted it because no step was left
     summary_.export_failed = false;
     environment_.log->info(" checkpoint.export_hf = " + directory +
                            " exists and is kept, because no steps were left");

@@ -10,7 +10,7 @@
 
 namespace metroplex::run {
 
-// All members except look() are collective. The arguments must outlive this object.
+// All members except poll() are collective. The arguments must outlive this object.
 class RunSaves {
  public:
   RunSaves(step::Assembly& assembly, const TrainerEnvironment& environment, Position& position, RunSummary& summary)
@@ -22,7 +22,7 @@ class RunSaves {
   // skips this save with a warning. The `last` save waits for it instead.
   void save(bool last);
   // Call between steps. Reports a background save that has ended on this rank.
-  void look();
+  void poll();
   // Waits for the save in flight.
   void finish();
   // With checkpoint.export_hf, rank 0 writes the last checkpoint as a Hugging Face directory if it is current. Errors
@@ -30,7 +30,7 @@ class RunSaves {
   void export_last();
   // True if the position is saved or being saved, or was loaded from checkpoint.save.
   bool has_current() const { return iteration_ == position_.iteration; }
-  void loaded_from_here() { iteration_ = position_.iteration; }
+  void mark_loaded() { iteration_ = position_.iteration; }
 
  private:
   void report(int64_t iteration, const SaveOutcome& outcome);

@@ -24,7 +24,7 @@ constexpr const char* kMayDiffer[] = {
     "train.metrics_file",
     "train.tensorboard_dir",
 };
-constexpr size_t kMostTold = 4;
+constexpr size_t kMaxListed = 4;
 
 // Returns one line per key, in table order. Values contain no line breaks.
 std::string common_settings(const config::Config& config) {
@@ -37,7 +37,7 @@ std::string common_settings(const config::Config& config) {
   return text;
 }
 
-std::vector<std::string> lines_of(const std::string& text) {
+std::vector<std::string> split_lines(const std::string& text) {
   std::istringstream stream(text);
   std::vector<std::string> lines;
   for (std::string line; std::getline(stream, line);) lines.push_back(line);
@@ -45,18 +45,18 @@ std::vector<std::string> lines_of(const std::string& text) {
 }
 
 // Lists the differences of `rank` from rank 0. A derived value differs with its source key and may be listed first.
-std::string told_differences(const std::string& mine, const std::string& of_rank_0, int rank) {
-  const std::vector<std::string> here = lines_of(mine), first = lines_of(of_rank_0);
+std::string list_differences(const std::string& mine, const std::string& of_rank_0, int rank) {
+  const std::vector<std::string> here = split_lines(mine), first = split_lines(of_rank_0);
   if (here.size() != first.size())
     return base::concat("rank 0 and rank ", rank, " run different versions of the program");
   std::string text;
   size_t found = 0;
   for (size_t i = 0; i < here.size(); ++i) {
-    if (here[i] == first[i] || ++found > kMostTold) continue;
+    if (here[i] == first[i] || ++found > kMaxListed) continue;
     const std::string value = here[i].substr(here[i].find(" = ") + 3);
     text += base::concat(text.empty() ? "" : ", ", first[i], " on rank 0 and ", value, " on rank ", rank);
   }
-  return found <= kMostTold ? text : base::concat(text, ", and ", found - kMostTold, " more");
+  return found <= kMaxListed ? text : base::concat(text, ", and ", found - kMaxListed, " more");
 }
 
 }  // namespace
@@ -69,8 +69,8 @@ std::string config_difference(const config::Config& mine, const comm::World& wor
   comm::all_reduce(lowest, all, comm::ReduceOp::max);
   const auto rank = static_cast<int>(-lowest.item<int64_t>());
   if (rank == world.size()) return "";
-  const std::string told = rank == world.rank() ? told_differences(text, first, rank) : "";
-  return comm::all_gather_strings(told, all)[static_cast<size_t>(rank)];
+  const std::string differences = rank == world.rank() ? list_differences(text, first, rank) : "";
+  return comm::all_gather_strings(differences, all)[static_cast<size_t>(rank)];
 }
 
 }  // namespace metroplex::run

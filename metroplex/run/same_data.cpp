@@ -14,7 +14,7 @@ struct NamedSource {
   bool operator==(const NamedSource&) const = default;
 };
 
-NamedSource source_of(const config::Data& data) {
+NamedSource training_source(const config::Data& data) {
   if (data.mock_data) return {"data.mock_data", "true"};
   const bool own = !data.train_data_path.empty();
   std::string words;
@@ -23,14 +23,14 @@ NamedSource source_of(const config::Data& data) {
   return {own ? "data.train_data_path" : "data.data_path", "\"" + words + "\""};
 }
 
-bool cuts(const config::Data& data) { return !data.mock_data && data.train_data_path.empty(); }
+bool splits_data(const config::Data& data) { return !data.mock_data && data.train_data_path.empty(); }
 
 std::string difference(const std::string& key, const std::string& here, const std::string& there) {
   return here == there ? "" : base::concat("\n  ", key, " is ", here, " here and was ", there);
 }
 
-std::string source_difference(const DataOfRun& here, const DataOfRun& there) {
-  const NamedSource mine = source_of(here.config.data), theirs = source_of(there.config.data);
+std::string source_difference(const TrainDataInfo& here, const TrainDataInfo& there) {
+  const NamedSource mine = training_source(here.config.data), theirs = training_source(there.config.data);
   if (mine == theirs)
     return base::concat("\n  ", mine.key, " is ", mine.value, " as before, but contains other documents");
   if (mine.key == theirs.key) return difference(mine.key, mine.value, theirs.value);
@@ -52,13 +52,13 @@ SavedData saved_data(const files::Manifest& manifest) {
           {extra.value("train_sources", ""), extra.value("train_epochs", "")}};
 }
 
-std::string data_differences(const DataOfRun& here, const DataOfRun& there) {
+std::string data_differences(const TrainDataInfo& here, const TrainDataInfo& there) {
   const config::Config &mine = here.config, &theirs = there.config;
   std::string text =
       difference("train.seq_length", std::to_string(mine.train.seq_length), std::to_string(theirs.train.seq_length));
   const bool known = !here.order.sources.empty() && !there.order.sources.empty();
   if (known && here.order.sources != there.order.sources) text += source_difference(here, there);
-  if (cuts(mine.data) && cuts(theirs.data) &&
+  if (splits_data(mine.data) && splits_data(theirs.data) &&
       data::split_bounds(data::parse_split(mine.data.split))[0] !=
           data::split_bounds(data::parse_split(theirs.data.split))[0])
     text += difference("data.split", "\"" + mine.data.split + "\"", "\"" + theirs.data.split + "\"");
@@ -66,17 +66,17 @@ std::string data_differences(const DataOfRun& here, const DataOfRun& there) {
   return text;
 }
 
-std::string data_note(const DataOfRun& here, const DataOfRun& there) {
+std::string data_note(const TrainDataInfo& here, const TrainDataInfo& there) {
   if (here.order.sources.empty()) return "";
   if (!there.order.sources.empty()) return epochs_note(here.order, there.order);
-  const NamedSource mine = source_of(here.config.data), theirs = source_of(there.config.data);
+  const NamedSource mine = training_source(here.config.data), theirs = training_source(there.config.data);
   const std::string text = "the checkpoint does not record its training documents: ";
   if (mine == theirs) return base::concat(text, mine.key, " = ", mine.value, " is assumed to be the same");
   return base::concat(text, mine.key, " = ", mine.value, " is assumed to be ", theirs.key, " = ", theirs.value);
 }
 
-void check_consent(const config::Checkpoint& checkpoint, const std::string& differences, const std::string& path,
-                   int64_t consumed_samples) {
+void check_data_override(const config::Checkpoint& checkpoint, const std::string& differences,
+                         const std::string& path, int64_t consumed_samples) {
   MPX_CHECK(
       checkpoint.resume_with_other_data, "checkpoint", "'", path, "' is at sample ", consumed_samples,
       " of other training data:", differences, "\nThese settings determine the order of the samples: the first ",

@@ -23,24 +23,25 @@ struct Contents {
 };
 
 template <class Work>
-void unless_it_fails(Contents& contents, const Work& work) {
+void capture_errors(Contents& contents, const Work& work) {
   try {
     work();
   } catch (const std::exception&) { contents.failed = std::current_exception(); }
 }
 
-Contents contents_of(step::Assembly& a, const Position& position, files::FileSystem& disk) {
+Contents collect_contents(step::Assembly& assembly, const Position& position, files::FileSystem& disk) {
   Contents contents;
-  unless_it_fails(contents, [&] {
-    if (a.groups().checkpoint.first()) contents.state = run_state(a, position, disk);
-    contents.pieces = pieces_to_write(a);
+  capture_errors(contents, [&] {
+    if (assembly.groups().checkpoint.first()) contents.state = run_state(assembly, position, disk);
+    contents.pieces = regions_to_write(assembly);
   });
   return contents;
 }
 
 // Runs on rank 0 after a successful save.
-void tidy_up(files::FileSystem& disk, const config::Checkpoint& c, SaveOutcome& outcome) {
-  const auto result = checkpoint::apply_retention(disk, c.save, {c.keep_last, c.save_retain_interval});
+void clean_up(files::FileSystem& disk, const config::Checkpoint& checkpoint, SaveOutcome& outcome) {
+  const auto result =
+      checkpoint::apply_retention(disk, checkpoint.save, {checkpoint.keep_last, checkpoint.save_retain_interval});
   for (const std::string& problem : result.problems)
     outcome.problem += (outcome.problem.empty() ? "" : "\n") + problem;
   std::string names;
@@ -50,23 +51,24 @@ void tidy_up(files::FileSystem& disk, const config::Checkpoint& c, SaveOutcome& 
         "removed " + names + " from a branch that " + files::base_name(outcome.path) + " does not continue";
 }
 
-SaveOutcome write(const Contents& contents, const config::Checkpoint& c, const comm::Group& group,
+SaveOutcome write(const Contents& contents, const config::Checkpoint& checkpoint, const comm::Group& group,
                   files::FileSystem& disk) {
   GroupExchange exchange(group);
   const auto pieces = [&] {
     if (contents.failed) std::rethrow_exception(contents.failed);
     return contents.pieces;
   };
-  const auto result = checkpoint::save(disk, c.save, contents.state, pieces, exchange);
+  const auto result = checkpoint::save(disk, checkpoint.save, contents.state, pieces, exchange);
   SaveOutcome outcome{result.ok, result.directory, result.ok ? result.note : result.error, ""};
-  if (result.ok && exchange.rank() == 0) tidy_up(disk, c, outcome);
+  if (result.ok && exchange.rank() == 0) clean_up(disk, checkpoint, outcome);
   return outcome;
 }
 
 }  // namespace
 
-SaveOutcome save_state(step::Assembly& a, const Position& position, files::FileSystem& disk) {
-  return write(contents_of(a, position, disk), a.config.checkpoint, a.groups().checkpoint, disk);
+SaveOutcome save_state(step::Assembly& assembly, const Position& position, files::FileSystem& disk) {
+  return write(collect_contents(assembly, position, disk), assembly.config.checkpoint, assembly.groups().checkpoint,
+               disk);
 }
 
 BackgroundSaves::BackgroundSaves(step::Assembly& assembly, files::FileSystem& disk)
@@ -75,7 +77,7 @@ BackgroundSaves::BackgroundSaves(step::Assembly& assembly, files::FileSystem& di
       memory_(at::empty({copy_bytes(assembly)}, at::TensorOptions(at::kByte))) {
 }  // pageable: pinned memory may take up to twice the size
 
-std::vector<checkpoint::LocalPiece> BackgroundSaves::copies_of(std::vector<checkpoint::LocalPiece> pieces) {
+std::vector<checkpoint::LocalPiece> BackgroundSaves::copy_pieces(std::vector<checkpoint::LocalPiece> pieces) {
   char* to = static_cast<char*>(memory_.mutable_data_ptr());
   for (checkpoint::LocalPiece& piece : pieces) {
     char* next = to;
@@ -91,10 +93,10 @@ std::vector<checkpoint::LocalPiece> BackgroundSaves::copies_of(std::vector<check
 }
 
 void BackgroundSaves::begin(const Position& position) {
-  MPX_ASSERT(!under_way(), "a run can only have one save in flight");
-  Contents contents = contents_of(a_, position, disk_);
-  unless_it_fails(contents, [&] {
-    if (!contents.failed) contents.pieces = copies_of(std::move(contents.pieces));
+  MPX_ASSERT(!in_flight(), "a run can only have one save in flight");
+  Contents contents = collect_contents(a_, position, disk_);
+  capture_errors(contents, [&] {
+    if (!contents.failed) contents.pieces = copy_pieces(std::move(contents.pieces));
   });
   outcome_ = std::async(std::launch::async, [this, contents = std::move(contents), group = a_.groups().checkpoint] {
     return write(contents, a_.config.checkpoint, group, disk_);
@@ -102,12 +104,12 @@ void BackgroundSaves::begin(const Position& position) {
 }
 
 std::optional<SaveOutcome> BackgroundSaves::take_finished() {
-  if (!under_way() || outcome_.wait_for(std::chrono::seconds(0)) != std::future_status::ready) return std::nullopt;
+  if (!in_flight() || outcome_.wait_for(std::chrono::seconds(0)) != std::future_status::ready) return std::nullopt;
   return outcome_.get();
 }
 
 std::optional<SaveOutcome> BackgroundSaves::wait() {
-  if (!under_way()) return std::nullopt;
+  if (!in_flight()) return std::nullopt;
   return outcome_.get();
 }
 

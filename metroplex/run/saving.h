@@ -39,14 +39,14 @@ class BackgroundSaves {
   // copy and communicates over Groups::checkpoint, which must have no other user until the save ends.
   void begin(const Position& position);
   // True on this rank from begin() until the outcome has been taken. Other ranks may finish at other times.
-  bool under_way() const { return outcome_.valid(); }
+  bool in_flight() const { return outcome_.valid(); }
   // Returns the outcome of the save in flight if it has ended on this rank. Does not wait.
   std::optional<SaveOutcome> take_finished();
   // Waits for the save in flight and returns its outcome; nullopt without one. Throws if a peer was lost.
   std::optional<SaveOutcome> wait();
 
  private:
-  std::vector<checkpoint::LocalPiece> copies_of(std::vector<checkpoint::LocalPiece> pieces);
+  std::vector<checkpoint::LocalPiece> copy_pieces(std::vector<checkpoint::LocalPiece> pieces);
 
   step::Assembly& a_;
   files::FileSystem& disk_;

@@ -24,8 +24,8 @@ namespace metroplex::run {
 namespace {
 
 // Checks the training data. Returns the sample order; empty if this machine cannot read the data.
-data::TrainOrder checked_data(const config::Config& config, const TokenizerFacts& tokenizer, int64_t world_size,
-                              files::FileSystem& disk) {
+data::TrainOrder check_training_data(const config::Config& config, const TokenizerFacts& tokenizer,
+                                     int64_t world_size, files::FileSystem& disk) {
   const std::vector<data::SourceTokens> sources = data::training_tokens(config.data, disk);
   for (const data::SourceTokens& source : sources) {
     const std::string option = data::way_from_text(disk, source.prefix, config.data);
@@ -41,27 +41,27 @@ data::TrainOrder checked_data(const config::Config& config, const TokenizerFacts
   return data::train_order(config.data, options, disk);
 }
 
-void check_same_data(const DataOfRun& here, const files::Manifest& manifest, const std::string& path) {
+void check_same_data(const TrainDataInfo& here, const files::Manifest& manifest, const std::string& path) {
   if (here.config.checkpoint.finetune || manifest.consumed_samples == 0) return;
   const std::string other = data_differences(here, saved_data(manifest).run());
-  if (!other.empty()) check_consent(here.config.checkpoint, other, path, manifest.consumed_samples);
+  if (!other.empty()) check_data_override(here.config.checkpoint, other, path, manifest.consumed_samples);
 }
 
 // A directory with config.json alone needs no check here; the dry run reports it.
 void check_directory(const config::Config& config, files::FileSystem& disk) {
   const std::string& from = config.model.from;
-  if (from.empty() || !hf::holds_weights(disk, from)) return;
+  if (from.empty() || !hf::has_weights(disk, from)) return;
   hf::Source(disk, from, config.model, [&](const std::string& name) { return config::loads(config, name); });
 }
 
 void check_checkpoint(const config::Config& config, const TokenizerFacts& tokenizer, int64_t world_size,
                       const data::TrainOrder& order, files::FileSystem& disk) {
-  const config::Checkpoint& c = config.checkpoint;
-  if (c.load.empty()) return check_directory(config, disk);
+  const config::Checkpoint& checkpoint = config.checkpoint;
+  if (checkpoint.load.empty()) return check_directory(config, disk);
   checkpoint::Alone alone;
-  const checkpoint::Found found = checkpoint::open_path(disk, c.load, c.ckpt_step, alone);
+  const checkpoint::Found found = checkpoint::open_path(disk, checkpoint.load, checkpoint.ckpt_step, alone);
   if (!found.reader) {
-    check_fresh_start(config, found.others, disk);
+    check_first_start(config, found.others, disk);
     return check_directory(config, disk);
   }
   const files::Manifest& manifest = found.reader->manifest();
@@ -79,23 +79,23 @@ void check_start(const config::Config& config, const TokenizerFacts& tokenizer, 
     check_writable(config.checkpoint.save, disk);
     checkpoint::check_unlocked(disk, config.checkpoint.save);
   }
-  check_place_of_metrics(disk, config.train.metrics_file);
+  check_metrics_file(disk, config.train.metrics_file);
   if (!config.train.expert_trace_file.empty()) files::check_place_of_trace(disk, config.train.expert_trace_file);
-  check_checkpoint(config, tokenizer, world_size, checked_data(config, tokenizer, world_size, disk), disk);
+  check_checkpoint(config, tokenizer, world_size, check_training_data(config, tokenizer, world_size, disk), disk);
 }
 
-StartVerdict check_together(const forecast::Fit& mine, const comm::World& world,
+StartFit check_fit_together(const forecast::Fit& mine, const comm::World& world,
                             const std::function<std::string()>& refusal,
                             const std::function<void(const std::string&)>& say) {
   at::Tensor most = at::empty({2}, at::kLong);
   most[0] = mine.fits() ? -world.size() : -world.rank();
   most[1] = mine.need;
   comm::all_reduce(most, world.groups().world, comm::ReduceOp::max);
-  StartVerdict verdict{most[1].item<int64_t>(), static_cast<int>(-most[0].item<int64_t>())};
-  if (verdict.misfit == world.size()) return {verdict.need, -1};
-  if (verdict.misfit == world.rank()) say(refusal());
+  StartFit result{most[1].item<int64_t>(), static_cast<int>(-most[0].item<int64_t>())};
+  if (result.misfit_rank == world.size()) return {result.need, -1};
+  if (result.misfit_rank == world.rank()) say(refusal());
   comm::barrier(world.groups().world);
-  return verdict;
+  return result;
 }
 
 }  // namespace metroplex::run

@@ -18,15 +18,15 @@ namespace metroplex::run {
 void check_start(const config::Config& config, const TokenizerFacts& tokenizer, int64_t world_size,
                  files::FileSystem& disk);
 
-struct StartVerdict {
-  int64_t need = 0;  // largest memory requirement of a domain, in bytes
-  int misfit = -1;   // lowest rank whose domain is too small; -1: all fit
+struct StartFit {
+  int64_t need = 0;      // largest memory requirement of a domain, in bytes
+  int misfit_rank = -1;  // lowest rank whose domain is too small; -1: all fit
 };
 
 // Collective. Each rank passes the fit of its own domain; all ranks get the same result. The lowest rank that does
 // not fit passes its `refusal()` to `say` before any rank returns. Otherwise the launcher could
 // kill the reporting rank when another rank exits.
-StartVerdict check_together(const forecast::Fit& mine, const comm::World& world,
+StartFit check_fit_together(const forecast::Fit& mine, const comm::World& world,
                             const std::function<std::string()>& refusal,
                             const std::function<void(const std::string&)>& say);
 

@@ -30,53 +30,53 @@ using Json = nlohmann::json;
 
 void add_line(std::string& text, const std::string& line) { text += (text.empty() ? "" : "\n") + line; }
 
-Json schedule_json(const optim::ScheduleArgs& s) {
-  return {{"init_lr", s.init_lr},
-          {"max_lr", s.max_lr},
-          {"min_lr", s.min_lr},
-          {"lr_warmup_steps", s.lr_warmup_steps},
-          {"lr_decay_steps", s.lr_decay_steps},
-          {"lr_decay_style", s.lr_decay_style.text()},
-          {"start_wd", s.start_wd},
-          {"end_wd", s.end_wd},
-          {"wd_incr_steps", s.wd_incr_steps},
-          {"wd_incr_style", s.wd_incr_style.text()},
-          {"wsd_decay_steps", s.wsd_decay_steps},
-          {"lr_wsd_decay_style", s.lr_wsd_decay_style ? s.lr_wsd_decay_style->text() : ""}};
+Json schedule_json(const optim::ScheduleArgs& schedule) {
+  return {{"init_lr", schedule.init_lr},
+          {"max_lr", schedule.max_lr},
+          {"min_lr", schedule.min_lr},
+          {"lr_warmup_steps", schedule.lr_warmup_steps},
+          {"lr_decay_steps", schedule.lr_decay_steps},
+          {"lr_decay_style", schedule.lr_decay_style.text()},
+          {"start_wd", schedule.start_wd},
+          {"end_wd", schedule.end_wd},
+          {"wd_incr_steps", schedule.wd_incr_steps},
+          {"wd_incr_style", schedule.wd_incr_style.text()},
+          {"wsd_decay_steps", schedule.wsd_decay_steps},
+          {"lr_wsd_decay_style", schedule.lr_wsd_decay_style ? schedule.lr_wsd_decay_style->text() : ""}};
 }
 
 optim::ScheduleArgs schedule_from(const Json& j) {
-  optim::ScheduleArgs s;
-  s.init_lr = j.at("init_lr");
-  s.max_lr = j.at("max_lr");
-  s.min_lr = j.at("min_lr");
-  s.lr_warmup_steps = j.at("lr_warmup_steps");
-  s.lr_decay_steps = j.at("lr_decay_steps");
-  s.lr_decay_style = j.at("lr_decay_style").get<std::string>();
-  s.start_wd = j.at("start_wd");
-  s.end_wd = j.at("end_wd");
-  s.wd_incr_steps = j.at("wd_incr_steps");
-  s.wd_incr_style = j.at("wd_incr_style").get<std::string>();
-  s.wsd_decay_steps = j.at("wsd_decay_steps");
-  if (const std::string style = j.at("lr_wsd_decay_style"); !style.empty()) s.lr_wsd_decay_style = style;
-  return s;
+  optim::ScheduleArgs schedule;
+  schedule.init_lr = j.at("init_lr");
+  schedule.max_lr = j.at("max_lr");
+  schedule.min_lr = j.at("min_lr");
+  schedule.lr_warmup_steps = j.at("lr_warmup_steps");
+  schedule.lr_decay_steps = j.at("lr_decay_steps");
+  schedule.lr_decay_style = j.at("lr_decay_style").get<std::string>();
+  schedule.start_wd = j.at("start_wd");
+  schedule.end_wd = j.at("end_wd");
+  schedule.wd_incr_steps = j.at("wd_incr_steps");
+  schedule.wd_incr_style = j.at("wd_incr_style").get<std::string>();
+  schedule.wsd_decay_steps = j.at("wsd_decay_steps");
+  if (const std::string style = j.at("lr_wsd_decay_style"); !style.empty()) schedule.lr_wsd_decay_style = style;
+  return schedule;
 }
 
 // Names of this rank's tensors that keep their initial values.
-using Kept = std::set<std::string>;
+using SkippedNames = std::set<std::string>;
 
 // Returns the tensors that a run starting from weights does not load. Throws if a required weight is missing.
-Kept kept_by(const step::Assembly& a, const checkpoint::TensorSource& source) {
-  Kept kept;
+SkippedNames find_skipped(const step::Assembly& assembly, const checkpoint::TensorSource& source) {
+  SkippedNames skipped;
   std::vector<std::string> missing;
-  for (const optim::State& state : weight_states(a)) {
+  for (const optim::State& state : weight_states(assembly)) {
     const std::string& name = state.param->name;
     const bool there = source.find(name, "weight") != nullptr;
-    if (!config::loads(a.config, name) || (!there && config::is_adapter(name))) kept.insert(name);
+    if (!config::loads(assembly.config, name) || (!there && config::is_adapter(name))) skipped.insert(name);
     else if (!there) missing.push_back(name);
   }
-  for (const optim::State& state : buffer_states(a)) {
-    if (!config::loads(a.config, state.param->name)) kept.insert(state.param->name);
+  for (const optim::State& state : buffer_states(assembly)) {
+    if (!config::loads(assembly.config, state.param->name)) skipped.insert(state.param->name);
   }
   constexpr size_t kMost = 12;
   std::string list;
@@ -84,27 +84,27 @@ Kept kept_by(const step::Assembly& a, const checkpoint::TensorSource& source) {
   if (missing.size() > kMost) list += base::concat("\n  and ", missing.size() - kMost, " more");
   MPX_CHECK(missing.empty(), "checkpoint", "'", source.directory(), "' has no weights for:", list,
             "\nSet the section model as in the checkpoint, or start without them: checkpoint.load_except");
-  return kept;
+  return skipped;
 }
 
 // Checks the load patterns against the names of the source and of all stages. Collective.
-void check_load_patterns(const step::Assembly& a, const checkpoint::TensorSource& source) {
+void check_load_patterns(const step::Assembly& assembly, const checkpoint::TensorSource& source) {
   std::vector<step::NamePattern> patterns;
-  for (const std::string& pattern : a.config.checkpoint.load_only)
+  for (const std::string& pattern : assembly.config.checkpoint.load_only)
     patterns.push_back({"checkpoint.load_only", pattern});
-  for (const std::string& pattern : a.config.checkpoint.load_except)
+  for (const std::string& pattern : assembly.config.checkpoint.load_except)
     patterns.push_back({"checkpoint.load_except", pattern});
   if (patterns.empty()) return;
-  std::vector<std::string> names = names_of_all_stages(a);
+  std::vector<std::string> names = gather_stage_names(assembly);
   for (const files::TensorForm& tensor : source.tensors()) names.push_back(tensor.name);
   check_patterns(patterns, names);
 }
 
 // Returns "3 tensors are initialized as in a new run: a, b, c". Adapters, which are always new, are counted
 // separately.
-std::string left_out_text(const Kept& kept, checkpoint::Exchange& exchange) {
+std::string skipped_text(const SkippedNames& skipped, checkpoint::Exchange& exchange) {
   std::string mine;
-  for (const std::string& name : kept) mine += name + "\n";
+  for (const std::string& name : skipped) mine += name + "\n";
   std::set<std::string> all;
   for (const std::string& text : exchange.gather(mine)) {
     std::istringstream lines(text);
@@ -123,28 +123,28 @@ std::string left_out_text(const Kept& kept, checkpoint::Exchange& exchange) {
 }
 
 // Loads the weights. Uses the main parameter for full precision if the checkpoint has one and this run does not.
-void load_weights(step::Assembly& a, checkpoint::TensorSource& source, const Kept& kept) {
-  for (const optim::State& state : weight_states(a)) {
-    const bool exact = !a.config.precision.half() && source.find(state.param->name, "main") != nullptr;
-    if (!kept.contains(state.param->name)) step::fill(source, state, state.values(), exact ? "main" : "weight");
+void load_weights(step::Assembly& assembly, checkpoint::TensorSource& source, const SkippedNames& skipped) {
+  for (const optim::State& state : weight_states(assembly)) {
+    const bool exact = !assembly.config.precision.half() && source.find(state.param->name, "main") != nullptr;
+    if (!skipped.contains(state.param->name)) step::fill(source, state, state.values(), exact ? "main" : "weight");
     for (const char* kind : {"weight", "main"}) source.mark_read(state.param->name, kind);  // one replaces the other
   }
 }
 
-void load_buffers(step::Assembly& a, checkpoint::TensorSource& source, const Kept& kept) {
-  for (const optim::State& state : buffer_states(a)) {
-    if (!kept.contains(state.param->name)) step::fill(source, state, state.values(), state.kind);
+void load_buffers(step::Assembly& assembly, checkpoint::TensorSource& source, const SkippedNames& skipped) {
+  for (const optim::State& state : buffer_states(assembly)) {
+    if (!skipped.contains(state.param->name)) step::fill(source, state, state.values(), state.kind);
     else source.mark_read(state.param->name, state.kind);
   }
 }
 
 // Handles runs that froze other parameters. Optimizer state of parameters frozen in this run is skipped and reported
 // in `outcome`. Throws if a trained parameter has no state in the checkpoint.
-void check_moments(step::Assembly& a, checkpoint::TensorSource& source, LoadOutcome& outcome) {
+void check_moments(step::Assembly& assembly, checkpoint::TensorSource& source, LoadOutcome& outcome) {
   size_t left = 0;
   for (const files::TensorForm& tensor : source.tensors()) {
     if (tensor.kind == "weight" || tensor.kind == "main" || tensor.kind == "buffer") continue;
-    if (config::trains(a.config, tensor.name)) continue;
+    if (config::trains(assembly.config, tensor.name)) continue;
     source.mark_read(tensor.name, tensor.kind);
     ++left;
   }
@@ -152,7 +152,7 @@ void check_moments(step::Assembly& a, checkpoint::TensorSource& source, LoadOutc
     add_line(outcome.notes, base::concat("not loaded from the checkpoint: optimizer state of frozen parameters, ",
                                          left, " tensors"));
   std::set<std::string> missing;
-  for (const optim::State& state : a.optimizer->state()) {
+  for (const optim::State& state : assembly.optimizer->state()) {
     if (state.kind == "main" || source.find(state.param->name, state.kind) != nullptr) continue;
     if (source.find(state.param->name, "weight") == nullptr) continue;  // load_weights reports that
     missing.insert(state.param->name);
@@ -166,26 +166,27 @@ void check_moments(step::Assembly& a, checkpoint::TensorSource& source, LoadOutc
 
 // Main parameters are loaded even if only weights are. From a checkpoint without main parameters, the stored weights
 // are used, which may be more precise than this run's.
-void load_optimizer(step::Assembly& a, checkpoint::TensorSource& source, bool moments, const Kept& kept) {
-  for (const optim::State& state : a.optimizer->state()) {
+void load_optimizer(step::Assembly& assembly, checkpoint::TensorSource& source, bool moments,
+                    const SkippedNames& skipped) {
+  for (const optim::State& state : assembly.optimizer->state()) {
     const bool main = state.kind == "main";
-    if ((!main && !moments) || kept.contains(state.param->name)) continue;
+    if ((!main && !moments) || skipped.contains(state.param->name)) continue;
     const bool as_weight = main && source.find(state.param->name, "main") == nullptr;
     const at::Tensor values = state.values();
     step::fill(source, state, values, as_weight ? "weight" : state.kind);
-    a.optimizer->restore(state, values);
+    assembly.optimizer->restore(state, values);
   }
 }
 
 // Throws for a checkpoint tensor that no rank uses, unless an allowed difference explains it.
-struct Asked {
+struct ReadRules {
   bool begins = false, moments = false, allowed = false;
 };
-void check_all_read(const step::Assembly& a, checkpoint::TensorSource& source, checkpoint::Exchange& exchange,
-                    const Asked& asked, LoadOutcome& outcome) {
-  const auto [begins, moments, allowed] = asked;
+void check_all_read(const step::Assembly& assembly, checkpoint::TensorSource& source, checkpoint::Exchange& exchange,
+                    const ReadRules& requested, LoadOutcome& outcome) {
+  const auto [begins, moments, allowed] = requested;
   for (const files::TensorForm& tensor : source.tensors()) {
-    if (begins && !config::loads(a.config, tensor.name)) source.mark_read(tensor.name, tensor.kind);
+    if (begins && !config::loads(assembly.config, tensor.name)) source.mark_read(tensor.name, tensor.kind);
     if (!moments && tensor.kind != "weight" && tensor.kind != "main" && tensor.kind != "buffer")
       source.mark_read(tensor.name, tensor.kind);
   }
@@ -200,8 +201,8 @@ void check_all_read(const step::Assembly& a, checkpoint::TensorSource& source, c
   add_line(outcome.notes, "not loaded from the checkpoint: " + list);
 }
 
-Json scaler_json(const step::Assembly& a, const kernels::StepValues& step) {
-  if (!a.scaler) return nullptr;
+Json scaler_json(const step::Assembly& assembly, const kernels::StepValues& step) {
+  if (!assembly.scaler) return nullptr;
   const optim::GradScalerState state = optim::scaler_state(step);
   return {{"scale", state.scale},
           {"growth_tracker", state.growth_tracker},
@@ -209,15 +210,15 @@ Json scaler_json(const step::Assembly& a, const kernels::StepValues& step) {
 }
 
 // If the checkpoint has no loss scale, the initial scale is kept.
-void load_step(step::Assembly& a, int64_t steps, const Json& scaler) {
-  kernels::StepValues step = a.step.read();
-  a.steps = steps;
+void load_step(step::Assembly& assembly, int64_t steps, const Json& scaler) {
+  kernels::StepValues step = assembly.step.read();
+  assembly.steps = steps;
   step.steps = static_cast<double>(steps);
-  if (a.scaler && !scaler.is_null()) {
-    optim::set_scaler_state(
-        step, a.scaler->resumed({scaler.at("scale"), scaler.at("growth_tracker"), scaler.at("hysteresis_tracker")}));
+  if (assembly.scaler && !scaler.is_null()) {
+    optim::set_scaler_state(step, assembly.scaler->resumed({scaler.at("scale"), scaler.at("growth_tracker"),
+                                                            scaler.at("hysteresis_tracker")}));
   }
-  a.step.write(step);
+  assembly.step.write(step);
 }
 
 // Data order and dropout masks follow from the seed, so a resumed run must keep it.
@@ -230,24 +231,26 @@ void check_seed(const Json& extra, const config::Config& config, const std::stri
 }
 
 // Checks the data on rank 0 and broadcasts the result.
-void check_data(step::Assembly& a, const checkpoint::Reader& reader, const data::TrainOrder& order,
+void check_data(step::Assembly& assembly, const checkpoint::Reader& reader, const data::TrainOrder& order,
                 checkpoint::Exchange& exchange, LoadOutcome& outcome) {
-  if (!a.optimizer || a.config.checkpoint.finetune || outcome.position.consumed_train_samples == 0) return;
+  if (!assembly.optimizer || assembly.config.checkpoint.finetune || outcome.position.consumed_train_samples == 0)
+    return;
   const SavedData saved = saved_data(reader.manifest());
-  const std::string told = exchange.broadcast(exchange.rank() == 0 ? data_note({a.config, order}, saved.run()) : "");
+  const std::string told =
+      exchange.broadcast(exchange.rank() == 0 ? data_note({assembly.config, order}, saved.run()) : "");
   const std::string other =
-      exchange.broadcast(exchange.rank() == 0 ? data_differences({a.config, order}, saved.run()) : "");
+      exchange.broadcast(exchange.rank() == 0 ? data_differences({assembly.config, order}, saved.run()) : "");
   if (!told.empty()) add_line(outcome.notes, told);
   if (other.empty()) return;
-  check_consent(a.config.checkpoint, other, outcome.path, outcome.position.consumed_train_samples);
+  check_data_override(assembly.config.checkpoint, other, outcome.path, outcome.position.consumed_train_samples);
   add_line(outcome.notes, "resuming at sample " + std::to_string(outcome.position.consumed_train_samples) +
                               " of other training data:" + other);
 }
 
-optim::ScheduleSource schedule_source(const config::Optim& o) {
-  if (o.override_opt_param_scheduler) return optim::ScheduleSource::override_checkpoint;
-  return o.use_checkpoint_opt_param_scheduler ? optim::ScheduleSource::use_checkpoint
-                                              : optim::ScheduleSource::must_agree;
+optim::ScheduleSource schedule_source(const config::Optim& optim) {
+  if (optim.override_opt_param_scheduler) return optim::ScheduleSource::override_checkpoint;
+  return optim.use_checkpoint_opt_param_scheduler ? optim::ScheduleSource::use_checkpoint
+                                                  : optim::ScheduleSource::must_agree;
 }
 
 Json tokenizer_json(const text::TokenizerFiles& tokenizer) {
@@ -257,10 +260,11 @@ Json tokenizer_json(const text::TokenizerFiles& tokenizer) {
 }
 
 // Lists later checkpoints in the folder in which the run resumes.
-std::string branch_left_here(files::FileSystem& disk, const config::Checkpoint& c, const std::string& path) {
+std::string find_later_branch(files::FileSystem& disk, const config::Checkpoint& checkpoint,
+                              const std::string& path) {
   const std::string folder = files::parent_directory(path);
   const auto used = checkpoint::parse_name(files::base_name(path));
-  if (!used || c.save.empty() || !same_folder(folder, c.save, disk)) return "";
+  if (!used || checkpoint.save.empty() || !same_folder(folder, checkpoint.save, disk)) return "";
   std::string names;
   for (const auto& name : checkpoint::list_checkpoints(disk, folder)) {
     if (name.iteration > used->iteration) names += (names.empty() ? "" : ", ") + checkpoint::to_string(name);
@@ -270,56 +274,56 @@ std::string branch_left_here(files::FileSystem& disk, const config::Checkpoint& 
 
 }  // namespace
 
-std::string load_weights_of(step::Assembly& a, checkpoint::TensorSource& source) {
-  GroupExchange exchange(a.groups().checkpoint);
-  a.families.settle();
-  Kept kept;
-  if (a.optimizer) {
-    check_load_patterns(a, source);
-    kept = kept_by(a, source);
+std::string load_from_source(step::Assembly& assembly, checkpoint::TensorSource& source) {
+  GroupExchange exchange(assembly.groups().checkpoint);
+  assembly.families.finish_gathers();
+  SkippedNames skipped;
+  if (assembly.optimizer) {
+    check_load_patterns(assembly, source);
+    skipped = find_skipped(assembly, source);
   }
-  load_weights(a, source, kept);
-  for (const optim::State& state : buffer_states(a)) {
-    if (source.find(state.param->name, state.kind) != nullptr && !kept.contains(state.param->name))
+  load_weights(assembly, source, skipped);
+  for (const optim::State& state : buffer_states(assembly)) {
+    if (source.find(state.param->name, state.kind) != nullptr && !skipped.contains(state.param->name))
       step::fill(source, state, state.values(), state.kind);
   }
-  if (a.optimizer) load_optimizer(a, source, false, kept);
+  if (assembly.optimizer) load_optimizer(assembly, source, false, skipped);
   LoadOutcome outcome;
-  check_all_read(a, source, exchange, {.begins = a.optimizer != nullptr}, outcome);
-  a.families.loaded();
-  return left_out_text(kept, exchange);
+  check_all_read(assembly, source, exchange, {.begins = assembly.optimizer != nullptr}, outcome);
+  assembly.families.loaded();
+  return skipped_text(skipped, exchange);
 }
 
-std::string load_weights_of_directory(step::Assembly& a, files::FileSystem& disk) {
+std::string load_from_directory(step::Assembly& assembly, files::FileSystem& disk) {
   hf::Source::Wanted wanted;
-  if (a.optimizer) wanted = [&](const std::string& name) { return config::loads(a.config, name); };
-  hf::Source source(disk, a.config.model.from, a.config.model, wanted);
-  return load_weights_of(a, source);
+  if (assembly.optimizer) wanted = [&](const std::string& name) { return config::loads(assembly.config, name); };
+  hf::Source source(disk, assembly.config.model.from, assembly.config.model, wanted);
+  return load_from_source(assembly, source);
 }
 
-checkpoint::RunState run_state(const step::Assembly& a, const Position& position, files::FileSystem& disk) {
+checkpoint::RunState run_state(const step::Assembly& assembly, const Position& position, files::FileSystem& disk) {
   checkpoint::RunState state;
   state.iteration = position.iteration;
   state.consumed_samples = position.consumed_train_samples;
-  config::Config saved = a.config;
+  config::Config saved = assembly.config;
   saved.model.from.clear();  // its weights are part of the checkpoint
   state.config_yaml = config::dump(saved);
-  const kernels::StepValues step = a.step.read();
+  const kernels::StepValues step = assembly.step.read();
   Json extra{{"optimizer_steps", static_cast<int64_t>(step.steps)},
              {"skipped_iterations", position.skipped_iterations},
              {"scheduled_samples", position.scheduled_samples},
-             {"grad_scaler", scaler_json(a, step)},
+             {"grad_scaler", scaler_json(assembly, step)},
              {"train_sources", position.train_order.sources},
              {"train_epochs", position.train_order.epochs},
-             {"seed", a.config.run.seed},  // dropout depends on seed, step and sample; nothing else is random
-             {"schedule", schedule_json(a.schedule->args())}};
+             {"seed", assembly.config.run.seed},  // dropout depends on seed, step and sample; nothing else is random
+             {"schedule", schedule_json(assembly.schedule->args())}};
   if (position.tokenizer) {
     extra["tokenizer"] = tokenizer_json(*position.tokenizer);
     for (const auto& [name, bytes] : position.tokenizer->files) state.side_files.push_back({name, bytes});
   }
   state.extra = extra.dump();
   const bool same = !position.checkpoint.empty() &&
-                    same_folder(files::parent_directory(position.checkpoint), a.config.checkpoint.save, disk);
+                    same_folder(files::parent_directory(position.checkpoint), assembly.config.checkpoint.save, disk);
   state.parent = same ? files::base_name(position.checkpoint) : "";
   return state;
 }
@@ -336,29 +340,31 @@ std::vector<Difference> check_loadable(const config::Config& config, const text:
 void check_schedule(const config::Config& config, int64_t data_parallel_size, const files::Manifest& manifest) {
   const Json extra = Json::parse(manifest.extra);
   if (config.checkpoint.finetune || config.checkpoint.no_load_optim || !extra.contains("schedule")) return;
-  const config::Config lengths = step::in_samples(config, step::microbatch_schedule(config, data_parallel_size));
+  const config::Config lengths =
+      step::convert_to_samples(config, step::microbatch_schedule(config, data_parallel_size));
   optim::merge_schedules(optim::schedule_args(lengths), schedule_from(extra.at("schedule")),
                          schedule_source(config.optim));
 }
 
-LoadOutcome load_state(step::Assembly& a, const std::string& directory, files::FileSystem& disk,
+LoadOutcome load_state(step::Assembly& assembly, const std::string& directory, files::FileSystem& disk,
                        const Position& expected) {
-  GroupExchange exchange(a.groups().checkpoint);
-  const config::Checkpoint& c = a.config.checkpoint;
-  checkpoint::Found found = checkpoint::open_path(disk, directory, c.ckpt_step, exchange);
+  GroupExchange exchange(assembly.groups().checkpoint);
+  const config::Checkpoint& checkpoint = assembly.config.checkpoint;
+  checkpoint::Found found = checkpoint::open_path(disk, directory, checkpoint.ckpt_step, exchange);
   LoadOutcome outcome;
   for (const std::string& problem : found.problems) add_line(outcome.notes, problem);
   if (!found.reader) {
-    config::Config asked = a.config;
-    asked.checkpoint.load = directory;
-    check_fresh_start(asked, found.others, disk);
+    config::Config requested = assembly.config;
+    requested.checkpoint.load = directory;
+    check_first_start(requested, found.others, disk);
     return outcome;
   }
   checkpoint::Reader& reader = *found.reader;
   outcome.path = reader.directory();
-  const auto allowed =
-      check_loadable(a.config, expected.tokenizer.get(), reader.manifest(), outcome.path, a.optimizer != nullptr);
-  for (const Difference& d : allowed) add_line(outcome.notes, d.key + " is " + d.here + " here and was " + d.there);
+  const auto allowed = check_loadable(assembly.config, expected.tokenizer.get(), reader.manifest(), outcome.path,
+                                      assembly.optimizer != nullptr);
+  for (const Difference& difference : allowed)
+    add_line(outcome.notes, difference.key + " is " + difference.here + " here and was " + difference.there);
   const Json extra = Json::parse(reader.manifest().extra);
   const int64_t consumed = reader.manifest().consumed_samples;
   outcome.position = {reader.manifest().iteration,
@@ -368,33 +374,34 @@ LoadOutcome load_state(step::Assembly& a, const std::string& directory, files::F
                       outcome.path,
                       expected.train_order,
                       expected.tokenizer};
-  check_data(a, reader, expected.train_order, exchange, outcome);
-  const bool with_optimizer = a.optimizer && !c.finetune && !c.no_load_optim;
-  a.families.settle();  // a gather in flight reads the values that loading writes
-  const bool begins = a.optimizer && c.finetune;
-  Kept kept;
+  check_data(assembly, reader, expected.train_order, exchange, outcome);
+  const bool with_optimizer = assembly.optimizer && !checkpoint.finetune && !checkpoint.no_load_optim;
+  assembly.families.finish_gathers();  // a gather in flight reads the values that loading writes
+  const bool begins = assembly.optimizer && checkpoint.finetune;
+  SkippedNames skipped;
   if (begins) {
-    check_load_patterns(a, reader);
-    kept = kept_by(a, reader);
-    outcome.left_out = left_out_text(kept, exchange);
+    check_load_patterns(assembly, reader);
+    skipped = find_skipped(assembly, reader);
+    outcome.skipped_tensors = skipped_text(skipped, exchange);
   }
-  load_weights(a, reader, kept);
-  load_buffers(a, reader, kept);
-  if (with_optimizer) check_moments(a, reader, outcome);
-  if (a.optimizer) load_optimizer(a, reader, with_optimizer, kept);
-  check_all_read(a, reader, exchange, {begins, with_optimizer, !allowed.empty()}, outcome);
+  load_weights(assembly, reader, skipped);
+  load_buffers(assembly, reader, skipped);
+  if (with_optimizer) check_moments(assembly, reader, outcome);
+  if (assembly.optimizer) load_optimizer(assembly, reader, with_optimizer, skipped);
+  check_all_read(assembly, reader, exchange, {begins, with_optimizer, !allowed.empty()}, outcome);
   if (with_optimizer) {
-    load_step(a, extra.at("optimizer_steps"), extra.value("grad_scaler", Json()));
-    a.schedule = std::make_unique<optim::LrSchedule>(optim::merge_schedules(
-        a.schedule->args(), schedule_from(extra.at("schedule")), schedule_source(a.config.optim)));
-    a.rates.forget();
+    load_step(assembly, extra.at("optimizer_steps"), extra.value("grad_scaler", Json()));
+    assembly.schedule = std::make_unique<optim::LrSchedule>(optim::merge_schedules(
+        assembly.schedule->args(), schedule_from(extra.at("schedule")), schedule_source(assembly.config.optim)));
+    assembly.rates.invalidate();
   }
-  a.families.loaded();
+  assembly.families.loaded();
   outcome.loaded = true;
   const config::Train saved = config::parse_saved(reader.manifest().config_yaml).train;
   outcome.metrics_file = saved.metrics_file;
   outcome.expert_trace_file = saved.expert_trace_file;
-  if (exchange.rank() == 0 && a.optimizer) outcome.branch_left = branch_left_here(disk, c, outcome.path);
+  if (exchange.rank() == 0 && assembly.optimizer)
+    outcome.later_branch = find_later_branch(disk, checkpoint, outcome.path);
   return outcome;
 }
 

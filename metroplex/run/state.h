@@ -48,9 +48,9 @@ checkpoint::RunState run_state(const step::Assembly& assembly, const Position& p
 // directory (hf/directory.h). A training run skips the tensors excluded by checkpoint.load_only and load_except, and
 // adapters missing from the source. Throws base::Error for any other missing weight, and for a source tensor that no
 // rank can use. On rank 0, returns the skipped tensors.
-std::string load_weights_of(step::Assembly& assembly, checkpoint::TensorSource& source);
+std::string load_from_source(step::Assembly& assembly, checkpoint::TensorSource& source);
 // The same from the directory config.model.from, which must be set.
-std::string load_weights_of_directory(step::Assembly& assembly, files::FileSystem& disk);
+std::string load_from_directory(step::Assembly& assembly, files::FileSystem& disk);
 
 // The checks of load_state() that need no tensors. Throws if the checkpoint belongs to another model, or if a
 // training run cannot resume from it. Returns the differences that checkpoint.allow names.
@@ -69,8 +69,9 @@ struct LoadOutcome {
   std::string path;
   std::string notes;
   std::string metrics_file, expert_trace_file;  // of the run that saved it
-  std::string left_out;     // on rank 0: tensors that keep their initial values (load_weights_of); with finetune only
-  std::string branch_left;  // on rank 0: later checkpoints in checkpoint.save, which are ignored
+  std::string
+      skipped_tensors;  // on rank 0: tensors that keep their initial values (load_from_source); with finetune only
+  std::string later_branch;  // on rank 0: later checkpoints in checkpoint.save, which are ignored
   Position position;
 };
 LoadOutcome load_state(step::Assembly& assembly, const std::string& directory, files::FileSystem& disk,

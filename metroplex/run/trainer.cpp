@@ -42,7 +42,7 @@ class Job {
   step::Assembly& assembly() { return *a_; }
   // Logs the run, loads the checkpoint and opens the output files.
   void begin_training();
-  bool more() const { return more_after(position_); }
+  bool more() const { return has_step_after(position_); }
   // Returns the next microbatches and the other inputs of a step; valid until after_step.
   step::StepInput next_step();
   // Fetches the microbatches of the following step, before the outcome of the current step is read.
@@ -53,14 +53,14 @@ class Job {
   RunSummary evaluate_only();
 
  private:
-  bool more_after(const Position& position) const {
-    return step::more_steps(a_->config.train, microbatches_, position.iteration, position.consumed_train_samples);
+  bool has_step_after(const Position& position) const {
+    return step::has_more_steps(a_->config.train, microbatches_, position.iteration, position.consumed_train_samples);
   }
   std::optional<double> evaluate(Split split, int64_t consumed);
   std::optional<double> evaluate_set(Split split, size_t set, int64_t consumed);
   bool reads_whole_set(Split split) const { return split == kValid && a_->config.train.full_validation; }
   void evaluate_at_end();
-  void stop_here();
+  void stop_run();
   // Over all data-parallel ranks.
   int64_t samples_of_microbatch() const { return a_->config.train.micro_batch_size * a_->groups().dp.size(); }
   // Per rank. Rounds down a batch size that is not a multiple, as training does (decrease_batch_size_if_needed).
@@ -71,7 +71,7 @@ class Job {
     return times * a_->config.train.eval_iters * evaluated_microbatches() * samples_of_microbatch();
   }
   void count(const step::StepOutcome& outcome);
-  bool do_what_is_due(const step::StepOutcome& outcome);
+  bool run_due_actions(const step::StepOutcome& outcome);
   void report_memory(size_t num_microbatches);
   void report_graphs(size_t num_microbatches);
   void load();
@@ -110,13 +110,13 @@ class Job {
   step::RunLength length_;
   RunData data_;
   std::optional<step::BatchStream> batches_;  // of training
-  BatchesAhead ahead_{[this](const RunData::Wanted& wanted) {
-    return timers_.measure("batch-generator", 1, [&] { return data_.next(*batches_, wanted); });
+  BatchPrefetcher prefetcher_{[this](const RunData::BatchRequest& request) {
+    return timers_.measure("batch-generator", 1, [&] { return data_.next(*batches_, request); });
   }};
   std::vector<nn::Microbatch> micro_;  // of the current step
   Clock::time_point step_start_;
   int64_t global_batch_size_ = 0;
-  int64_t told_graphs_ = 0;
+  int64_t reported_graphs_ = 0;
   double params_norm_ = -1;  // of the last step, if computed
   Interval interval_;        // since the last iteration line
   LargestNorm norms_;
@@ -125,22 +125,22 @@ class Job {
   std::optional<RunSaves> saves_;
 };
 
-device::MemoryMeter::Of meter_of(const comm::World& world) {
+device::MemoryMeter::Of meter_kind(const comm::World& world) {
   return world.device().is_cpu() ? device::MemoryMeter::Of::host : device::MemoryMeter::Of::gpu;
 }
 
-bool loads_in_part(const config::Config& config) {
+bool has_load_patterns(const config::Config& config) {
   return !config.checkpoint.load_only.empty() || !config.checkpoint.load_except.empty();
 }
 
 Job::Job(const config::Config& config, const comm::World& world, const TokenizerFacts& tokenizer,
          const TrainerEnvironment& environment, bool forward_only)
     : environment_(environment),
-      meter_(!forward_only && config.memory.log_memory ? std::make_unique<device::MemoryMeter>(meter_of(world))
+      meter_(!forward_only && config.memory.log_memory ? std::make_unique<device::MemoryMeter>(meter_kind(world))
                                                        : nullptr),
-      a_(assemble(
-          config, world, tokenizer.vocab_size, forward_only, models::build_stage, environment.disk.get(),
-          config.model.from.empty() || loads_in_part(config) ? step::FirstValues::drawn : step::FirstValues::loaded)),
+      a_(assemble(config, world, tokenizer.vocab_size, forward_only, models::build_stage, environment.disk.get(),
+                  config.model.from.empty() || has_load_patterns(config) ? step::InitialValues::sampled
+                                                                         : step::InitialValues::loaded)),
       timers_(config.train.timing_log_level, world.device().is_cpu() ? nullptr : device::synchronize),
       microbatches_(step::microbatch_schedule(config, world.groups().dp.size())),
       length_(step::run_length(config, microbatches_)),
@@ -183,8 +183,8 @@ std::optional<double> Job::evaluate_set(Split split, size_t set, int64_t consume
     first += count * samples_of_microbatch();
     left -= count;
     for (nn::Microbatch& batch : micro) batch.training = false;
-    const bool asked = environment_.stop_requested && environment_.stop_requested();
-    const step::LossSum part = timers_.measure("evaluate", 0, [&] { return evaluate_step(*a_, micro, asked); });
+    const bool should_stop = environment_.stop_requested && environment_.stop_requested();
+    const step::LossSum part = timers_.measure("evaluate", 0, [&] { return evaluate_step(*a_, micro, should_stop); });
     if (part.stop) return std::nullopt;
     sum.loss += part.loss;
     sum.weight += part.weight;
@@ -197,10 +197,10 @@ std::optional<double> Job::evaluate_set(Split split, size_t set, int64_t consume
 void Job::begin_from_weights() {
   const std::string& directory = a_->config.model.from;
   if (directory.empty()) return;
-  const std::string left_out =
-      timers_.measure("load-checkpoint", 0, [&] { return load_weights_of_directory(*a_, *environment_.disk); });
+  const std::string skipped_tensors =
+      timers_.measure("load-checkpoint", 0, [&] { return load_from_directory(*a_, *environment_.disk); });
   say(" started from the weights of " + directory);
-  if (!left_out.empty()) say(" " + left_out);
+  if (!skipped_tensors.empty()) say(" " + skipped_tensors);
 }
 
 void Job::load() {
@@ -220,10 +220,10 @@ void Job::load() {
     past_trace_file_ = outcome.expert_trace_file;
   }
   position_.checkpoint = outcome.path;
-  if (saves_ && goes_on_in_place(a_->config.checkpoint, *environment_.disk) && !a_->config.checkpoint.finetune)
-    saves_->loaded_from_here();
-  if (!outcome.left_out.empty()) say(" " + outcome.left_out);
-  if (!outcome.branch_left.empty()) say(" " + outcome.branch_left);
+  if (saves_ && resumes_in_place(a_->config.checkpoint, *environment_.disk) && !a_->config.checkpoint.finetune)
+    saves_->mark_loaded();
+  if (!outcome.skipped_tensors.empty()) say(" " + outcome.skipped_tensors);
+  if (!outcome.later_branch.empty()) say(" " + outcome.later_branch);
   say(" loaded checkpoint " + outcome.path +
       (a_->config.checkpoint.finetune ? " (weights only)" : " at iteration " + std::to_string(position_.iteration)));
 }
@@ -231,19 +231,19 @@ void Job::load() {
 // A resumed run appends to the metrics and trace files of the run that it resumes. Files of any other run are
 // renamed.
 void Job::open_outputs() {
-  const config::Train& t = a_->config.train;
-  const auto make_way = [this](const char* key, const std::string& path, const std::string& past) {
-    const std::string aside = path == past ? "" : set_aside(path, *environment_.disk);
+  const config::Train& train = a_->config.train;
+  const auto move_foreign_file = [this](const char* key, const std::string& path, const std::string& past) {
+    const std::string aside = path == past ? "" : move_aside(path, *environment_.disk);
     if (!aside.empty()) say(base::concat(" ", key, " = ", path, " belongs to another run; moved to ", aside));
   };
   if (a_->world->rank() == 0) {
-    if (!t.expert_trace_file.empty()) files::check_place_of_trace(*environment_.disk, t.expert_trace_file);
-    check_place_of_metrics(*environment_.disk, t.metrics_file);
-    make_way("train.metrics_file", t.metrics_file, past_metrics_file_);
-    make_way("train.expert_trace_file", t.expert_trace_file, past_trace_file_);
-    metrics_.emplace(t, *environment_.disk, *environment_.log);
+    if (!train.expert_trace_file.empty()) files::check_place_of_trace(*environment_.disk, train.expert_trace_file);
+    check_metrics_file(*environment_.disk, train.metrics_file);
+    move_foreign_file("train.metrics_file", train.metrics_file, past_metrics_file_);
+    move_foreign_file("train.expert_trace_file", train.expert_trace_file, past_trace_file_);
+    metrics_.emplace(train, *environment_.disk, *environment_.log);
   }
-  if (step::counts_experts(a_->config)) experts_.emplace(*a_, *environment_.disk, *environment_.log);
+  if (step::needs_expert_loads(a_->config)) experts_.emplace(*a_, *environment_.disk, *environment_.log);
 }
 
 void Job::save(bool last) {
@@ -276,7 +276,7 @@ void Job::report_step(const step::StepOutcome& outcome, double seconds) {
   m.tokens_per_second = static_cast<double>(global_batch_size_ * a_->config.train.seq_length) / seconds;
   m.num_zeros = outcome.num_zeros;
   m.params_norm = params_norm_;
-  m.terms = shown_terms(a_->config.model, outcome.terms);
+  m.terms = normalized_terms(a_->config.model, outcome.terms);
   m.experts = experts;
   metrics_->step(m);
 }
@@ -308,20 +308,21 @@ void Job::log_interval(const step::StepOutcome& last) {
 
 step::StepInput Job::next_step() {
   step_start_ = Clock::now();
-  const config::Train& t = a_->config.train;
+  const config::Train& train = a_->config.train;
   const plan::MicrobatchCount due = microbatches_.at(position_.consumed_train_samples);
   global_batch_size_ = due.running_global_batch_size;
-  micro_ = ahead_.take({due.num_microbatches, position_.consumed_train_samples, position_.iteration, kTrain});
-  const bool asked = environment_.stop_requested && environment_.stop_requested();
-  const bool out_of_time = t.exit_duration_in_mins > 0 && seconds_since(run_start_) > 60 * t.exit_duration_in_mins;
+  micro_ = prefetcher_.take({due.num_microbatches, position_.consumed_train_samples, position_.iteration, kTrain});
+  const bool should_stop = environment_.stop_requested && environment_.stop_requested();
+  const bool out_of_time =
+      train.exit_duration_in_mins > 0 && seconds_since(run_start_) > 60 * train.exit_duration_in_mins;
   const bool second = position_.iteration == first_iteration_ + 1;
   if (meter_ && second) {
     memory_ = std::make_unique<forecast::MemoryReport>(*a_, *meter_);
     memory_->begin_step();
   }
-  const bool looked_at = memory_ != nullptr;
-  return {micro_,   position_.iteration + 1, position_.scheduled_samples, asked || out_of_time, {}, &timers_,
-          looked_at};
+  const bool is_measured = memory_ != nullptr;
+  return {micro_,     position_.iteration + 1, position_.scheduled_samples, should_stop || out_of_time, {}, &timers_,
+          is_measured};
 }
 
 // Skipped during the memory report, so that it measures the step's own allocations only.
@@ -329,9 +330,9 @@ void Job::fetch_ahead() {
   Position next = position_;
   ++next.iteration;
   next.consumed_train_samples += global_batch_size_;
-  if (memory_ || !more_after(next)) return;
+  if (memory_ || !has_step_after(next)) return;
   const int64_t count = microbatches_.at(next.consumed_train_samples).num_microbatches;
-  ahead_.begin({count, next.consumed_train_samples, next.iteration, kTrain});
+  prefetcher_.begin({count, next.consumed_train_samples, next.iteration, kTrain});
 }
 
 bool Job::after_step(const step::StepOutcome& outcome) {
@@ -340,19 +341,19 @@ bool Job::after_step(const step::StepOutcome& outcome) {
   ++position_.iteration;
   position_.consumed_train_samples += global_batch_size_;
   interval_.add(outcome, global_batch_size_ * a_->config.train.seq_length,
-                shown_terms(a_->config.model, outcome.terms));
+                normalized_terms(a_->config.model, outcome.terms));
   count(outcome);
   report_step(outcome, seconds_since(step_start_));
-  saves_->look();
+  saves_->poll();
   summary_.last_loss = outcome.loss;
   if (environment_.progress && a_->world->rank() == 0) environment_.progress(position_.iteration, length_.iterations);
   micro_.clear();
-  return do_what_is_due(outcome);
+  return run_due_actions(outcome);
 }
 
 void Job::report_graphs(size_t num_microbatches) {
-  if (!a_->graph_device || forecast::captured_graphs(*a_) == told_graphs_) return;
-  told_graphs_ = forecast::captured_graphs(*a_);
+  if (!a_->graph_device || forecast::captured_graphs(*a_) == reported_graphs_) return;
+  reported_graphs_ = forecast::captured_graphs(*a_);
   for (const std::string& line : forecast::graph_lines(*a_, static_cast<int64_t>(num_microbatches))) say(line);
 }
 
@@ -373,71 +374,71 @@ void Job::count(const step::StepOutcome& outcome) {
     ++position_.skipped_iterations;
     warn("iteration " + std::to_string(position_.iteration) + " was skipped: " + outcome.skipped);
   }
-  if (a_->config.precision.check_for_large_grads && norms_.unexpectedly_large(outcome.grad_norm)) {
+  if (a_->config.precision.check_for_large_grads && norms_.is_outlier(outcome.grad_norm)) {
     warn("iteration " + std::to_string(position_.iteration) + ": the gradient norm " +
          std::to_string(outcome.grad_norm) + " is more than " + std::to_string(LargestNorm::kFactor) +
          " times the largest one so far");
   }
 }
 
-bool Job::do_what_is_due(const step::StepOutcome& outcome) {
-  const Due due = due_after(a_->config, microbatches_, position_, outcome.stop);
+bool Job::run_due_actions(const step::StepOutcome& outcome) {
+  const Due due = actions_due(a_->config, microbatches_, position_, outcome.stop);
   if (due.log) log_interval(outcome);
   const Clock::time_point paused = Clock::now();  // saving and evaluating do not count as time per iteration
-  if (due.save && !a_->config.checkpoint.save.empty()) save(due.leave || !more());
+  if (due.save && !a_->config.checkpoint.save.empty()) save(due.exit_early || !more());
   if (due.evaluate && data_.has(kValid)) {
     const auto loss = evaluate(kValid, samples_evaluated(position_.iteration / a_->config.train.eval_interval - 1));
     if (!loss) {
-      stop_here();
+      stop_run();
       return true;
     }
     summary_.validation_loss = *loss;
   }
-  if (due.leave) {
+  if (due.exit_early) {
     summary_.ending = outcome.stop ? Ending::stopped : Ending::exit_interval;
     return true;
   }
-  interval_.leave_out(Clock::now() - paused);
+  interval_.exclude(Clock::now() - paused);
   return false;
 }
 
 // Ends the run in the middle of an evaluation.
-void Job::stop_here() {
+void Job::stop_run() {
   saves_->finish();  // a failed background save is repeated below
   if (!a_->config.checkpoint.save.empty() && !saves_->has_current()) save(true);
   summary_.ending = Ending::stopped;
 }
 
 void Job::evaluate_at_end() {
-  const config::Train& t = a_->config.train;
-  if (t.eval_interval <= 0 || (t.eval_iters <= 0 && !t.full_validation)) return;
+  const config::Train& train = a_->config.train;
+  if (train.eval_interval <= 0 || (train.eval_iters <= 0 && !train.full_validation)) return;
   const auto one = [&](Split split, int64_t consumed, double& loss) {
     if (!data_.has(split) || summary_.ending != Ending::finished) return;
     const auto found = evaluate(split, consumed);
     if (found) {
       loss = *found;
     } else {
-      stop_here();
+      stop_run();
     }
   };
-  one(kValid, samples_evaluated(length_.iterations / t.eval_interval), summary_.validation_loss);
+  one(kValid, samples_evaluated(length_.iterations / train.eval_interval), summary_.validation_loss);
   one(kTest, 0, summary_.test_loss);
 }
 
 // Log line about the experts: dispatcher and grouped GEMM, which the configuration may leave open, and the ECHO
 // planner.
-std::string words_of_experts(const step::Assembly& a) {
-  const config::Model& model = a.config.model;
-  const int64_t ep = a.config.parallel.ep(), ranks = a.config.parallel.etp() * ep;
-  const std::string clones = !model.moe_enable_echo
-                                 ? std::string()
-                                 : "; replica slots: " + std::to_string(config::echo_slots(model, ep)) +
-                                       " per rank, planned by " + model.moe_echo_planner.text();
-  const bool gpu = a.world->target().gpu();
+std::string format_experts(const step::Assembly& assembly) {
+  const config::Model& model = assembly.config.model;
+  const int64_t ep = assembly.config.parallel.ep(), ranks = assembly.config.parallel.etp() * ep;
+  const std::string replicas = !model.moe_enable_echo
+                                   ? std::string()
+                                   : "; replica slots: " + std::to_string(config::echo_slots(model, ep)) +
+                                         " per rank, planned by " + model.moe_echo_planner.text();
+  const bool gpu = assembly.world->target().gpu();
   const int capability = gpu ? device::compute_capability() : 0;
-  const int64_t width = config::expert_ffn_width(model) / a.config.parallel.etp();
+  const int64_t width = config::expert_ffn_width(model) / assembly.config.parallel.etp();
   const auto by = [&](int64_t in, int64_t out) {
-    moe::GroupedCase of{gpu, capability, a.dtype, in, out, model.moe_enable_echo};
+    moe::GroupedCase of{gpu, capability, assembly.dtype, in, out, model.moe_enable_echo};
     const std::string few = moe::product_name(of);
     of.rows_of_group = moe::kRowsForJoin;
     const std::string many = moe::product_name(of);
@@ -448,7 +449,7 @@ std::string words_of_experts(const step::Assembly& a) {
   return " experts: " + std::to_string(model.moe_router_topk) + " of " + std::to_string(model.num_moe_experts) +
          " per token, on " + std::to_string(ranks) + " ranks; sent by " +
          config::text_of(config::token_dispatcher(model, ranks)) + ", multiplied by " +
-         (model.moe_grouped_gemm ? product : "one product per expert") + clones;
+         (model.moe_grouped_gemm ? product : "one product per expert") + replicas;
 }
 
 void Job::begin_training() {
@@ -457,19 +458,19 @@ void Job::begin_training() {
   if (a_->world->rank() == 0) {
     for (const std::string& line : run_lines(*a_, length_, *environment_.disk)) say(line);
   }
-  if (a_->config.model.has_experts()) say(words_of_experts(*a_));
+  if (a_->config.model.has_experts()) say(format_experts(*a_));
   for (const std::string& line : forecast::scope_lines(*a_)) say(line);
   if (a_->world->rank() == 0) {
     for (const std::string& warning : start_warnings(a_->config, eod_, *environment_.disk)) warn(warning);
   }
   load();
   if (a_->world->rank() == 0 && more() && !a_->config.checkpoint.export_hf.empty())
-    check_export_place(a_->config, *environment_.disk);
+    check_export_target(a_->config, *environment_.disk);
   open_outputs();
   if (!a_->config.checkpoint.save.empty() && a_->world->rank() == 0)
     say(" configuration: " + write_run_config(a_->config, *environment_.disk));
-  const config::Train& t = a_->config.train;
-  if (t.eval_interval > 0 && !data_.has(kValid)) {
+  const config::Train& train = a_->config.train;
+  if (train.eval_interval > 0 && !data_.has(kValid)) {
     warn(
         "train.eval_interval is set, but the validation split has no samples: nothing will be evaluated; give it a "
         "share in data.split");

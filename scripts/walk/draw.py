@@ -26,7 +26,6 @@ NOT_DRAWN = {
         "data.mock_data", "run.device", "run.nproc", "run.threads_per_rank", "run.master_port", "run.network_interface",
         "run.distributed_timeout_minutes", "train.progress", "train.log_interval", "train.eval_iters",
         "train.exit_interval", "train.exit_duration_in_mins"],
-    "over NCCL only": ["model.moe_static_buffer_exchange"],
     "captured by the checks, where it may be": [
         "train.cuda_graph_impl", "train.cuda_graph_modules", "train.cuda_graph_warmup_steps"],
     "the machine's memory": ["memory.check_fit", "memory.device_memory_gib"],

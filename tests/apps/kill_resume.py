@@ -63,7 +63,7 @@ def check(condition, what):
 
 class Run(typing.NamedTuple):
     layout: str
-    in_save: bool  # killed while a save was under way
+    in_save: bool  # killed during a save
     background: bool
     found: str  # what it went on from, or None
 

@@ -4,7 +4,7 @@
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 . "$repository/scripts/text_corpus.sh"
 
-# The steps of quickstart.sh behind the build, with 2 steps of training.
+# Runs the steps of quickstart.sh after the build, with 2 steps of training.
 whole_way() {
   local name=$1
   shift

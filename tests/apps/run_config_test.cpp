@@ -141,12 +141,12 @@ TEST_F(LaunchScripts, OfCodegeexTrainACodegeex) {
       " --tensor-model-parallel-size 2 --fp16 --loss-scale 12 --deepspeed --zero-stage 2 "
       "--deepspeed-activation-checkpointing --no-pipeline-parallel";
   write("deepspeed --num_gpus 8 codegeex/megatron/tools/pretrain_codegeex.py" + flags + kModel);
-  const config::Config c = parse_run_arguments({"--from-megatron-args", "run.sh"}).config;
-  EXPECT_EQ(c.model.family, "codegeex");
-  EXPECT_EQ(c.model.activation, config::Activation::quick_gelu);
-  EXPECT_EQ(c.parallel.data_parallel_sharding_strategy, config::ShardingStrategy::optim_grads);
-  EXPECT_EQ(c.memory.recompute_granularity, config::Recompute::full);
-  EXPECT_EQ(config::violations(c, 8).size(), 0u) << config::message(config::violations(c, 8));
+  const config::Config config = parse_run_arguments({"--from-megatron-args", "run.sh"}).config;
+  EXPECT_EQ(config.model.family, "codegeex");
+  EXPECT_EQ(config.model.activation, config::Activation::quick_gelu);
+  EXPECT_EQ(config.parallel.data_parallel_sharding_strategy, config::ShardingStrategy::optim_grads);
+  EXPECT_EQ(config.memory.recompute_granularity, config::Recompute::full);
+  EXPECT_EQ(config::violations(config, 8).size(), 0u) << config::message(config::violations(config, 8));
 }
 
 TEST_F(LaunchScripts, LikeThemAConfigurationFromAPipeIsReadOnceForAllProcesses) {
@@ -180,9 +180,9 @@ TEST_F(LaunchScripts, AreReadOnceForAllProcesses) {
 }
 
 TEST(ExitCodes, ARunThatMemoryEndsEndsAsOneThatCannotFit) {
-  EXPECT_EQ(exit_code_of(std::bad_alloc()), kExitConfig);
-  EXPECT_EQ(exit_code_of(base::Error("memory", "")), kExitConfig);
-  EXPECT_EQ(exit_code_of(std::runtime_error("")), kExitInternal);
+  EXPECT_EQ(to_exit_code(std::bad_alloc()), kExitConfig);
+  EXPECT_EQ(to_exit_code(base::Error("memory", "")), kExitConfig);
+  EXPECT_EQ(to_exit_code(std::runtime_error("")), kExitInternal);
 }
 
 }  // namespace metroplex::apps::run_config_test

@@ -20,16 +20,16 @@ EchoLayer small_layer() {
   return layer;
 }
 
-std::vector<EchoCopy> spread(int clones, int ranks_between = 1) {
+std::vector<EchoCopy> spread(int replicas, int ranks_between = 1) {
   std::vector<EchoCopy> copies;
-  for (int i = 1; i <= clones; ++i) copies.push_back({0, 0, i * ranks_between});
+  for (int i = 1; i <= replicas; ++i) copies.push_back({0, 0, i * ranks_between});
   return copies;
 }
 
 TEST(EchoCost, AddsUpByHand) {
   // Rank 0 owns experts 0 and 1. Source 0: 5 and 1 local, 2 to rank 1; source 1: 4 to rank 0, 1 local.
-  const Case c{{2, 4, 1}, {5, 1, 2, 0, 4, 0, 0, 1}};
-  const EchoPlacement home = echo_at_home(c.counts());
+  const Case test_case{{2, 4, 1}, {5, 1, 2, 0, 4, 0, 0, 1}};
+  const EchoPlacement home = echo_at_owner(test_case.counts());
   EXPECT_EQ(home.rows, (std::vector<int64_t>{6, 2, 4, 1}));
   EXPECT_EQ(home.loads(), (std::vector<int64_t>{10, 3}));
   EXPECT_DOUBLE_EQ(home.imbalance(), 10 / 6.5);
@@ -38,30 +38,30 @@ TEST(EchoCost, AddsUpByHand) {
   EXPECT_DOUBLE_EQ(plain.rows, 4 * 4 * 4);  // rank 1 sends 4 rows of 4 bytes, four times
   EXPECT_DOUBLE_EQ(plain.moe(), 10 + 64);
 
-  plan::EchoPlan plan = plan::plan_echo(c.counts(), {.planner = config::EchoPlanner::exact});
+  plan::EchoPlan plan = plan::plan_echo(test_case.counts(), {.planner = config::EchoPlanner::exact});
   EXPECT_EQ(plan.owner, (std::vector<int32_t>{-1, 0}));
   EXPECT_EQ(plan.rows[1], 3);  // all of source 1, whose rank has the replica
-  const EchoPlacement cloned = echo_placement(c.counts(), plan);
-  EXPECT_EQ(cloned.rows, (std::vector<int64_t>{6, 2, 1, 4}));
-  EXPECT_EQ(cloned.copies, (std::vector<EchoCopy>{{0, 0, 1}}));
-  const EchoCost cost = echo_cost(cloned, small_layer(), kPlain);
+  const EchoPlacement replicated = echo_placement(test_case.counts(), plan);
+  EXPECT_EQ(replicated.rows, (std::vector<int64_t>{6, 2, 1, 4}));
+  EXPECT_EQ(replicated.copies, (std::vector<EchoCopy>{{0, 0, 1}}));
+  const EchoCost cost = echo_cost(replicated, small_layer(), kPlain);
   EXPECT_DOUBLE_EQ(cost.compute, 7);
   EXPECT_DOUBLE_EQ(cost.rows, 4 * 4 * 2);
-  EXPECT_DOUBLE_EQ(cost.clones, 2 * 12);  // before forward and before backward
+  EXPECT_DOUBLE_EQ(cost.replicas, 2 * 12);  // before forward and before backward
   EXPECT_DOUBLE_EQ(cost.gradients, 24);
   EXPECT_DOUBLE_EQ(cost.plan, 7);
-  EXPECT_DOUBLE_EQ(echo_cost(cloned, small_layer(), kPlain, {.resend = false}).clones, 12);
+  EXPECT_DOUBLE_EQ(echo_cost(replicated, small_layer(), kPlain, {.resend = false}).replicas, 12);
   // 3 rows of 1 s less, for 7 + 24 + 24.
-  const EchoGain gain = echo_gain(home, cloned, small_layer(), kPlain);
+  const EchoGain gain = echo_gain(home, replicated, small_layer(), kPlain);
   EXPECT_DOUBLE_EQ(gain.gained, 3);
   EXPECT_DOUBLE_EQ(gain.paid, 55);
   EXPECT_FALSE(gain.worth());
   EchoMachine quick = kPlain;
   quick.link = quick.network = 1e9;
   quick.plan = 2.9;
-  EXPECT_TRUE(echo_gain(home, cloned, small_layer(), quick).worth());
+  EXPECT_TRUE(echo_gain(home, replicated, small_layer(), quick).worth());
   quick.plan = 3;
-  EXPECT_FALSE(echo_gain(home, cloned, small_layer(), quick).worth());
+  EXPECT_FALSE(echo_gain(home, replicated, small_layer(), quick).worth());
 }
 
 // Each direction of each rank has its time, inside a domain and outside.
@@ -100,9 +100,9 @@ TEST(EchoCost, ARelayTakesRoundsAndAHomeAloneTakesClones) {
   EchoMachine machine = kPlain;
   machine.domain = 64;
   const int rounds[] = {1, 2, 2, 3, 3, 3, 3, 4};
-  for (int clones = 1; clones <= 8; ++clones) {
-    EXPECT_DOUBLE_EQ(echo_copy_seconds(spread(clones), 64, 5, machine, true), 5 * rounds[clones - 1]);
-    EXPECT_DOUBLE_EQ(echo_copy_seconds(spread(clones), 64, 5, machine, false), 5 * clones);
+  for (int replicas = 1; replicas <= 8; ++replicas) {
+    EXPECT_DOUBLE_EQ(echo_copy_seconds(spread(replicas), 64, 5, machine, true), 5 * rounds[replicas - 1]);
+    EXPECT_DOUBLE_EQ(echo_copy_seconds(spread(replicas), 64, 5, machine, false), 5 * replicas);
   }
   EXPECT_DOUBLE_EQ(echo_copy_seconds(spread(63), 64, 5, machine, true), 5 * 6);
   EXPECT_EQ(echo_copy_seconds({}, 64, 5, machine, true), 0);
@@ -131,14 +131,14 @@ TEST(EchoCost, ForcedBalanceIsTheLeast) {
   EXPECT_DOUBLE_EQ(echo_cost(echo_balanced(4, 0), small_layer(), kPlain).total(), 0);
   std::mt19937_64 draw(3);
   for (int i = 0; i < 50; ++i) {
-    const Case c = plan::echo_cases::zipf({16, 64, 2}, 0.3 + 0.02 * i, 4096, draw);
-    const double plain = echo_cost(echo_at_home(c.counts()), small_layer(), kPlain).compute;
-    const plan::EchoPlan plan = plan::plan_echo(c.counts(), {.planner = config::EchoPlanner::capfill});
-    const EchoPlacement cloned = echo_placement(c.counts(), plan);
-    EXPECT_EQ(cloned.loads(), plan.final_loads);
-    const double compute = echo_cost(cloned, small_layer(), kPlain).compute;
+    const Case test_case = plan::echo_cases::zipf({16, 64, 2}, 0.3 + 0.02 * i, 4096, draw);
+    const double plain = echo_cost(echo_at_owner(test_case.counts()), small_layer(), kPlain).compute;
+    const plan::EchoPlan plan = plan::plan_echo(test_case.counts(), {.planner = config::EchoPlanner::capfill});
+    const EchoPlacement replicated = echo_placement(test_case.counts(), plan);
+    EXPECT_EQ(replicated.loads(), plan.final_loads);
+    const double compute = echo_cost(replicated, small_layer(), kPlain).compute;
     EXPECT_LT(compute, plain);
-    EXPECT_GE(compute, echo_cost(echo_balanced(16, c.total() / 16), small_layer(), kPlain).compute);
+    EXPECT_GE(compute, echo_cost(echo_balanced(16, test_case.total() / 16), small_layer(), kPlain).compute);
   }
 }
 

@@ -10,7 +10,7 @@
 namespace metroplex::bench::routing_counts_test {
 namespace {
 
-using test::error_of;
+using test::catch_error;
 
 files::ExpertTrace read(const std::string& text) {
   const test::Folder folder;
@@ -19,7 +19,7 @@ files::ExpertTrace read(const std::string& text) {
 }
 
 std::string refused(const std::string& text) {
-  return error_of([&] { read(text); });
+  return catch_error([&] { read(text); });
 }
 
 TEST(RoutingCounts, BothFormsAreOneTrace) {
@@ -71,7 +71,7 @@ TEST(RoutingCounts, DamageIsNamedByFileAndLine) {
     EXPECT_NE(error.find(c.line), std::string::npos) << c.text << error;
     EXPECT_NE(error.find(c.what), std::string::npos) << c.text << error;
   }
-  EXPECT_NE(error_of([] { read_routing_counts("/no/such/file"); }).find("cannot read"), std::string::npos);
+  EXPECT_NE(catch_error([] { read_routing_counts("/no/such/file"); }).find("cannot read"), std::string::npos);
 }
 
 // Few lines may describe a table that exceeds any memory.

@@ -10,25 +10,25 @@
 namespace metroplex::bench::traces_test {
 namespace {
 
-double imbalance(const EchoTrace& trace, size_t step) { return echo_at_home(trace.counts(step, 0)).imbalance(); }
+double imbalance(const EchoTrace& trace, size_t step) { return echo_at_owner(trace.counts(step, 0)).imbalance(); }
 
 EchoTraceForm form(EchoTraceKind kind, double value) { return {"", kind, value}; }
 
 TEST(EchoTraces, EverySourceHasItsRows) {
-  for (const EchoTraceForm& f : echo_trace_forms()) {
-    const EchoTrace trace = make_echo_trace(f, {.steps = 3});
-    ASSERT_EQ(trace.steps.size(), 3U) << f.name;
+  for (const EchoTraceForm& form : echo_trace_forms()) {
+    const EchoTrace trace = make_echo_trace(form, {.steps = 3});
+    ASSERT_EQ(trace.steps.size(), 3U) << form.name;
     for (const std::vector<int64_t>& rows : trace.steps) {
-      ASSERT_EQ(rows.size(), 64U * 256U) << f.name;
-      if (f.kind == EchoTraceKind::few) {
+      ASSERT_EQ(rows.size(), 64U * 256U) << form.name;
+      if (form.kind == EchoTraceKind::few) {
         EXPECT_LT(std::accumulate(rows.begin(), rows.end(), int64_t{0}), 64);
         continue;
       }
       for (auto row = rows.begin(); row != rows.end(); row += 256)
-        EXPECT_EQ(std::accumulate(row, row + 256, int64_t{0}), 8192 * 8) << f.name;
+        EXPECT_EQ(std::accumulate(row, row + 256, int64_t{0}), 8192 * 8) << form.name;
     }
-    EXPECT_NE(trace.steps[0], trace.steps[1]) << f.name;
-    EXPECT_EQ(make_echo_trace(f, {.steps = 3}).steps, trace.steps) << f.name;
+    EXPECT_NE(trace.steps[0], trace.steps[1]) << form.name;
+    EXPECT_EQ(make_echo_trace(form, {.steps = 3}).steps, trace.steps) << form.name;
   }
 }
 
@@ -70,20 +70,20 @@ TEST(EchoTraces, UltraEpsRanksHaveOneHotExpert) {
 
 // Two slots per rank: no step above 1.01, with at most as many replicas as upstream's planner.
 TEST(EchoTraces, CapfillStaysWithinItsToleranceWithFewerClonesThanUpstream) {
-  for (const EchoTraceForm& f : echo_trace_forms()) {
-    const EchoTrace trace = make_echo_trace(f, {.steps = 12}, 5);
+  for (const EchoTraceForm& form : echo_trace_forms()) {
+    const EchoTrace trace = make_echo_trace(form, {.steps = 12}, 5);
     for (size_t step = 0; step < trace.steps.size(); ++step) {
       const plan::EchoCounts counts = trace.counts(step, 2);
       const plan::EchoPlan ours = plan::plan_echo(counts, {.planner = config::EchoPlanner::capfill});
       const plan::EchoPlan upstream = plan::plan_echo(counts, {.planner = config::EchoPlanner::greedy});
-      if (f.kind == EchoTraceKind::few) {
-        EXPECT_EQ(ours.max_load(), 1) << f.name;
+      if (form.kind == EchoTraceKind::few) {
+        EXPECT_EQ(ours.max_load(), 1) << form.name;
         continue;
       }
-      EXPECT_LE(echo_placement(counts, ours).imbalance(), 1.0101) << f.name << " step " << step;
-      EXPECT_LE(ours.num_clones(), upstream.num_clones()) << f.name << " step " << step;
+      EXPECT_LE(echo_placement(counts, ours).imbalance(), 1.0101) << form.name << " step " << step;
+      EXPECT_LE(ours.num_replicas(), upstream.num_replicas()) << form.name << " step " << step;
       const plan::EchoPlan exact = plan::plan_echo(counts, {.planner = config::EchoPlanner::exact});
-      EXPECT_LE(exact.max_load(), ours.max_load()) << f.name << " step " << step;
+      EXPECT_LE(exact.max_load(), ours.max_load()) << form.name << " step " << step;
     }
   }
 }

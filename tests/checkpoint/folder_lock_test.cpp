@@ -111,11 +111,11 @@ TEST(FolderLock, WithoutLocksTheProcessThatTheFileNamesIsLookedFor) {
   elsewhere.host += "-other";
   EXPECT_NE(with(holder).find("process " + std::to_string(child)), std::string::npos) << "it lives";
   EXPECT_EQ(with(reused), "taken") << "another process has its number";
-  EXPECT_EQ(with(elsewhere), "taken") << "nobody can tell, and the lock is free";
+  EXPECT_EQ(with(elsewhere), "taken") << "the owner is unknown, and the lock is free";
   EXPECT_EQ(with(this_process()), "taken") << "its own, of an earlier training of this process";
   ::kill(child, SIGKILL);
   ::waitpid(child, nullptr, 0);
-  EXPECT_EQ(with(holder), "taken") << "it is gone";
+  EXPECT_EQ(with(holder), "taken") << "it does not exist";
   for (const char* torn : {"", "{", "[]", "{\"user\": 3}", "\xff\xfe"}) {
     disk.replace_file("/ckpt/.run", torn);
     EXPECT_EQ(lock_refusal(disk, "/ckpt"), "taken") << torn;

@@ -66,7 +66,7 @@ TEST(ForeignCheckpoints, AreNamedWithAFix) {
     EXPECT_NE(format.find(item.format), std::string::npos) << item.files[0] << ": " << format;
     if (item.format.empty()) continue;
     Alone alone;
-    const std::string error = test::error_of([&] { open_path(disk, folder.at("d"), 0, alone); });
+    const std::string error = test::catch_error([&] { open_path(disk, folder.at("d"), 0, alone); });
     EXPECT_NE(error.find(item.format), std::string::npos) << error;
     EXPECT_NE(error.find("--model.from"), std::string::npos) << error;
     EXPECT_EQ(error.find("intact"), std::string::npos) << error;

@@ -38,7 +38,7 @@ void branch(files::FileSystem& disk) {
 }
 
 History history(files::FileSystem& disk, size_t most = 100) {
-  return history_of(disk, "/ckpt", list_checkpoints(disk, "/ckpt"), *read_latest(disk, "/ckpt").name, most);
+  return read_history(disk, "/ckpt", list_checkpoints(disk, "/ckpt"), *read_latest(disk, "/ckpt").name, most);
 }
 
 TEST(History, FollowsTheChainAndKnowsTheBranchesThatWereLeft) {

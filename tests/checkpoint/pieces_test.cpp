@@ -45,7 +45,7 @@ TEST(Pieces, ARangeOfABoxIsTheElementsInRowMajorOrder) {
   piece.begin = 3;
   piece.end = 21;
   std::vector<int> seen(6 * 4 * 4, 0);
-  for (const Piece& box : boxes_of(piece)) {
+  for (const Piece& box : split_into_boxes(piece)) {
     for (int64_t i = 0; i < box.size[0]; ++i) {
       for (int64_t j = 0; j < box.size[1]; ++j) {
         for (int64_t k = 0; k < box.size[2]; ++k)
@@ -62,7 +62,7 @@ TEST(Pieces, ARangeOfABoxIsTheElementsInRowMajorOrder) {
       }
     }
   }
-  EXPECT_LE(boxes_of(piece).size(), 5u);
+  EXPECT_LE(split_into_boxes(piece).size(), 5u);
 }
 
 TEST(Pieces, AMissingPieceAndADoubleOneAreFound) {

@@ -14,7 +14,7 @@
 namespace metroplex::checkpoint::rewrite_test {
 namespace {
 
-using test::error_of;
+using test::catch_error;
 
 constexpr const char* kFrom = "/ckpt/iter_0000010";
 
@@ -79,7 +79,7 @@ TEST(Rewrite, TakesWhatIsWantedAndFailsAsASaveDoes) {
       disk.remove(std::string(kFrom) + "/rank_00001.safetensors");
     return reader;
   };
-  const std::string error = error_of([&] { rewrite(disk, broken, "/broken", {}, 3, all); });
+  const std::string error = catch_error([&] { rewrite(disk, broken, "/broken", {}, 3, all); });
   EXPECT_NE(error.find("rank_00001.safetensors"), std::string::npos) << error;
   EXPECT_TRUE(list_checkpoints(disk, "/broken").empty());
 }

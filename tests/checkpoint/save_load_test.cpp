@@ -272,15 +272,16 @@ TEST(Checkpoint, PiecesThatDoNotFitTogetherAreRefusedWithTheTensorsName) {
   MemoryFileSystem disk;
   Alone alone;
   const std::vector<float> data(12, 1.0f);
-  LocalPiece a{"layer.weight", "weight", {4, 3}, {0, 0}, {2, 3}, files::Dtype::kF32, data.data()};
-  LocalPiece b = a;
+  LocalPiece piece{"layer.weight", "weight", {4, 3}, {0, 0}, {2, 3}, files::Dtype::kF32, data.data()};
+  LocalPiece b = piece;
   b.offset = {1, 0};
   b.size = {3, 3};
-  EXPECT_NE(save(disk, "/ckpt", {}, {a}, alone).error.find("'layer.weight' (weight) cannot be saved: 6 of its 12"),
-            std::string::npos);
-  EXPECT_NE(save(disk, "/ckpt", {}, {a, b}, alone).error.find("overlap"), std::string::npos);
+  EXPECT_NE(
+      save(disk, "/ckpt", {}, {piece}, alone).error.find("'layer.weight' (weight) cannot be saved: 6 of its 12"),
+      std::string::npos);
+  EXPECT_NE(save(disk, "/ckpt", {}, {piece, b}, alone).error.find("overlap"), std::string::npos);
   b.global_shape = {5, 3};
-  EXPECT_FALSE(save(disk, "/ckpt", {}, {a, b}, alone).ok);
+  EXPECT_FALSE(save(disk, "/ckpt", {}, {piece, b}, alone).ok);
   EXPECT_TRUE(list_checkpoints(disk, "/ckpt").empty());
 }
 

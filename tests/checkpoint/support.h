@@ -128,24 +128,24 @@ inline std::vector<Piece> random_cut(const Dims& shape, std::mt19937_64& random)
   std::vector<Piece> pieces{whole_piece(shape)};
   for (uint64_t cuts = random() % 5; cuts > 0; --cuts) {
     const size_t at = random() % pieces.size();
-    Piece a = pieces[at];
-    if (shape.empty() || a.count() == 0) continue;
+    Piece piece = pieces[at];
+    if (shape.empty() || piece.count() == 0) continue;
     const size_t d = random() % shape.size();
-    const int64_t first = static_cast<int64_t>(random() % static_cast<uint64_t>(a.size[d] + 1));
-    Dims size_a = a.size, size_b = a.size, offset_b = a.offset;
+    const int64_t first = static_cast<int64_t>(random() % static_cast<uint64_t>(piece.size[d] + 1));
+    Dims size_a = piece.size, size_b = piece.size, offset_b = piece.offset;
     size_a[d] = first;
     size_b[d] -= first;
     offset_b[d] += first;
-    pieces[at] = box_piece(a.offset, size_a);
+    pieces[at] = box_piece(piece.offset, size_a);
     pieces.push_back(box_piece(offset_b, size_b));
   }
   for (uint64_t cuts = random() % 4; cuts > 0; --cuts) {
     const size_t at = random() % pieces.size();
-    Piece b = pieces[at];
-    const int64_t middle = b.begin + static_cast<int64_t>(random() % static_cast<uint64_t>(b.count() + 1));
+    Piece piece = pieces[at];
+    const int64_t middle = piece.begin + static_cast<int64_t>(random() % static_cast<uint64_t>(piece.count() + 1));
     pieces[at].end = middle;
-    b.begin = middle;
-    pieces.push_back(b);
+    piece.begin = middle;
+    pieces.push_back(piece);
   }
   std::erase_if(pieces, [](const Piece& piece) { return piece.count() == 0; });
   return pieces;

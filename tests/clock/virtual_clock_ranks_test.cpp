@@ -295,15 +295,15 @@ TEST(VirtualClock, MessagesOfOneWayFollowEachOtherThoseOfABatchShareTheLinkAndCh
       const Group& pp = world.groups().pp;
       std::vector<at::Tensor> x;
       std::vector<comm::P2pOp> batch;
-      std::vector<comm::Handle> under_way;
+      std::vector<comm::Handle> in_flight;
       for (const int channel : channels) {
         x.push_back(doubles(8));
         const comm::P2pOp op{pp.first(), x.back(), 1 - pp.index(), channel};
         if (batched) batch.push_back(op);
-        else under_way.push_back(comm::batch_p2p({op}, pp));
+        else in_flight.push_back(comm::batch_p2p({op}, pp));
       }
-      under_way.push_back(comm::batch_p2p(batch, pp));
-      for (comm::Handle& handle : under_way) handle.wait();
+      in_flight.push_back(comm::batch_p2p(batch, pp));
+      for (comm::Handle& handle : in_flight) handle.wait();
       if (pp.last()) end = ranks.now(world);
     });
     return end.value_or(-1);
@@ -443,33 +443,33 @@ TEST(VirtualClock, BackwardRunsInTheThreadOfItsRank) {
   });
 }
 
-void expect_in(const std::string& text, const std::string& part) {
+void expect_contains(const std::string& text, const std::string& part) {
   EXPECT_NE(text.find(part), std::string::npos) << text;
 }
 
 TEST(VirtualClock, RefusesWhatItCannotMeasure) {
-  const topology::RankGrid grid = grid_of(2, {.tp = 2});
+  const topology::RankGrid grid = make_grid(2, {.tp = 2});
   const auto run = [&](
                        comm::ThreadsOptions options, int ranks, const comm::RankBody& body = [](const World&) {}) {
     options.observer = std::make_shared<VirtualClock>(ranks);
-    return error_of([&] { comm::run_threads(2, grid, options, body); });
+    return catch_error([&] { comm::run_threads(2, grid, options, body); });
   };
-  expect_in(run({}, 3), "a virtual clock for 3 ranks, but 2 were started");
-  expect_in(run({.threads_per_rank = 2}, 2), "ranks have 2 threads; set threads_per_rank to 1");
-  expect_in(run({.gpu = 0}, 2), "ranks have 1 threads and a GPU");
+  expect_contains(run({}, 3), "a virtual clock for 3 ranks, but 2 were started");
+  expect_contains(run({.threads_per_rank = 2}, 2), "ranks have 2 threads; set threads_per_rank to 1");
+  expect_contains(run({.gpu = 0}, 2), "ranks have 1 threads and a GPU");
   EXPECT_EQ(run({}, 2), "");
   const auto helper = [](const World& world) {
     std::string why;
-    std::thread([&] { why = error_of([&] { comm::barrier(world.groups().tp); }); }).join();
+    std::thread([&] { why = catch_error([&] { comm::barrier(world.groups().tp); }); }).join();
     MPX_CHECK(why.empty(), "comm", why);
   };
-  expect_in(run({}, 2, helper), "a second thread communicates for rank");
+  expect_contains(run({}, 2, helper), "a second thread communicates for rank");
   const auto used = std::make_shared<VirtualClock>(2);
   comm::run_threads(2, grid, {.observer = used}, [](const World&) {});
-  expect_in(error_of([&] { comm::run_threads(2, grid, {.observer = used}, [](const World&) {}); }),
-            "has run before; make one for each call of run_threads");
-  expect_in(error_of([] { VirtualClock(1, {.latency_s = -1}); }), "a latency is 0 or more");
-  expect_in(error_of([] { VirtualClock(1, {.bytes_per_s = 0}); }), "a bandwidth above 0");
+  expect_contains(catch_error([&] { comm::run_threads(2, grid, {.observer = used}, [](const World&) {}); }),
+                  "has run before; make one for each call of run_threads");
+  expect_contains(catch_error([] { VirtualClock(1, {.latency_s = -1}); }), "a latency is 0 or more");
+  expect_contains(catch_error([] { VirtualClock(1, {.bytes_per_s = 0}); }), "a bandwidth above 0");
 }
 
 }  // namespace

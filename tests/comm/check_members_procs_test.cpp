@@ -25,7 +25,7 @@ std::array<std::string, 3> outcomes(const std::array<std::string, 3>& secrets,
       options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname("127.0.0.1"));
       const auto mesh = c10::make_intrusive<c10d::ProcessGroupGloo>(store, index, 3, options);
       const auto i = static_cast<size_t>(index);
-      errors[i] = test::error_of([&] { check_members(mesh, secrets[i], keys[i], index, 3); });
+      errors[i] = test::catch_error([&] { check_members(mesh, secrets[i], keys[i], index, 3); });
     });
   }
   for (std::thread& thread : threads) thread.join();

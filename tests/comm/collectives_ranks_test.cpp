@@ -77,8 +77,8 @@ TEST(ThreadCollectives, GroupsOfAGridDoNotDisturbEachOther) {
 
 TEST(CountingBackend, CountsCallsAndBytesOfEveryGroupAndMovesNothing) {
   auto traffic = std::make_shared<Traffic>();
-  const topology::RankGrid grid = test::grid_of(8, {.tp = 2, .dp = 4});
-  const World world = make_world(0, grid, counted({}, traffic));
+  const topology::RankGrid grid = test::make_grid(8, {.tp = 2, .dp = 4});
+  const World world = make_world(0, grid, count_traffic({}, traffic));
   const at::Tensor x = at::ones({6, 4});
   all_reduce(x, world.groups().tp);
   all_reduce(x, world.groups().tp);

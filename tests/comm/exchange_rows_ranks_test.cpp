@@ -34,7 +34,7 @@ TEST(ExchangeRows, APairBeyondItsCapacityIsFlaggedAtBothEndsAndNowhereElse) {
     const int me = world.rank();
     ExchangedRows out(9, 3);
     const auto& mine = counts[static_cast<size_t>(me)];
-    comm::exchange_rows_async(out.place(), {rows_of(me, total(mine), 7), at::tensor(mine)}, 3, out.overflow,
+    comm::exchange_rows_async(out.place(), {make_rows(me, total(mine), 7), at::tensor(mine)}, 3, out.overflow,
                               world.groups().tp)
         .wait();
     EXPECT_EQ(out.flag(), me < 2);
@@ -49,7 +49,7 @@ TEST(ExchangeRows, AReceiverWithoutRoomKnowsItAlone) {
   run_ranks(3, [](const comm::World& world) {
     const int me = world.rank();
     ExchangedRows out(me == 0 ? 3 : 6, 3);
-    comm::exchange_rows_async(out.place(), {rows_of(me, 6, 6), at::full({3}, 2, at::kLong)}, 2, out.overflow,
+    comm::exchange_rows_async(out.place(), {make_rows(me, 6, 6), at::full({3}, 2, at::kLong)}, 2, out.overflow,
                               world.groups().tp)
         .wait();
     EXPECT_EQ(out.flag(), me == 0);
@@ -65,7 +65,7 @@ TEST(ExchangeRows, InATapeReadsItsCountsWhenItIsReplayed) {
     graph::TapeRecorder recorder;
     const comm::Group group = world.groups().tp.recorded(recorder);
     const int me = world.rank();
-    const at::Tensor in = rows_of(me, 6, 6), counts = at::tensor({1, 2}, at::kLong);
+    const at::Tensor in = make_rows(me, 6, 6), counts = at::tensor({1, 2}, at::kLong);
     const ExchangedRows out(5, 2);
     const RecordedTape recorded = record_tape(recorder, [&] {
       comm::exchange_rows_async(out.place(), {in, counts}, 4, out.overflow, group).wait();
@@ -87,7 +87,7 @@ TEST(ExchangeRows, ReadBeforeTheyHaveComeAreAFinding) {
   run_ranks(2, [](const comm::World& world) {
     graph::TapeRecorder recorder;
     const comm::Group group = world.groups().tp.recorded(recorder);
-    const at::Tensor in = rows_of(world.rank(), 4, 4), counts = at::full({2}, 2, at::kLong),
+    const at::Tensor in = make_rows(world.rank(), 4, 4), counts = at::full({2}, 2, at::kLong),
                      copy = at::empty({2}, at::kLong);
     const ExchangedRows out(4, 2);
     const RecordedTape recorded = record_tape(recorder, [&] {
@@ -106,7 +106,7 @@ TEST(ExchangeRows, AreCountedByTheirCapacity) {
   run_ranks(3, {.tp = 3},
             [](const comm::World& world) {
               ExchangedRows out(9, 3);
-              comm::exchange_rows_async(out.place(), {rows_of(world.rank(), 3, 9), at::ones({3}, at::kLong)}, 5,
+              comm::exchange_rows_async(out.place(), {make_rows(world.rank(), 3, 9), at::ones({3}, at::kLong)}, 5,
                                         out.overflow, world.groups().tp)
                   .wait();
             },
@@ -117,7 +117,7 @@ TEST(ExchangeRows, AreCountedByTheirCapacity) {
 
 TEST(ExchangeRows, OfARankWithoutValuesAreTold) {
   OperationRecorder recorder;
-  const comm::World world = comm::make_meta_world(0, grid_of(2, {.tp = 2}), c10::kCPU, &recorder);
+  const comm::World world = comm::make_meta_world(0, make_grid(2, {.tp = 2}), c10::kCPU, &recorder);
   const auto on_meta = at::TensorOptions(at::kMeta);
   const at::Tensor rows = at::empty({4, 3}, on_meta), counts = at::empty({2}, on_meta.dtype(at::kLong)),
                    flag = at::empty({1}, on_meta.dtype(at::kInt));
@@ -128,7 +128,7 @@ TEST(ExchangeRows, OfARankWithoutValuesAreTold) {
 TEST(ExchangeRows, OfAnotherCapacityOrShapeAreNamed) {
   const auto cause = [](int64_t wider, int64_t more) {
     try {
-      comm::run_threads(2, grid_of(2, {.tp = 2}), {std::chrono::seconds(20)}, [&](const comm::World& world) {
+      comm::run_threads(2, make_grid(2, {.tp = 2}), {std::chrono::seconds(20)}, [&](const comm::World& world) {
         const int64_t width = 3 + wider * world.rank();
         const at::Tensor counts = at::ones({2}, at::kLong), flag = at::zeros({1}, at::kInt);
         comm::exchange_rows_async({at::empty({2, width}), at::empty({2}, at::kLong)}, {at::zeros({2, width}), counts},

@@ -20,13 +20,13 @@ using test::expect_contains;
 using test::Notes;
 
 // As in apps/: 4 for a peer failure, 5 for NaN.
-int code_of(const std::exception_ptr& failure) { return is_peer_failure(failure) ? 4 : 5; }
+int to_exit_code(const std::exception_ptr& failure) { return is_peer_failure(failure) ? 4 : 5; }
 
 test::ProcessesOptions ended_when_stuck(std::chrono::milliseconds grace) {
   test::ProcessesOptions options;
   options.grace = grace;
-  options.process.exit_code = code_of;
-  options.process.on_stuck = [](const std::exception_ptr& failure) { ::_exit(code_of(failure)); };
+  options.process.exit_code = to_exit_code;
+  options.process.on_stuck = [](const std::exception_ptr& failure) { ::_exit(to_exit_code(failure)); };
   return options;
 }
 
@@ -112,7 +112,7 @@ TEST(Blame, ARankWhoseCommunicatorsCannotBeDestroyedEndsByItselfWithItsOwnCode) 
 
 TEST(Blame, ASilentEndGoesBeforeWhatOthersSuffered) {
   if (launch_from_environment()) return;
-  const std::string peer = encode({.own = false, .exit_code = 4, .cause = "rank 2 is gone"});
+  const std::string peer = encode({.own = false, .exit_code = 4, .cause = "rank 2 has exited"});
   SpawnOptions spawn;
   spawn.num_processes = 3;
   spawn.command = {"bash", "-c",

@@ -14,11 +14,11 @@ namespace {
 using namespace std::chrono_literals;
 using Clock = std::chrono::steady_clock;
 
-std::string failure_of(int num_ranks, const test::Layout& layout, const ThreadsOptions& options,
-                       const RankBody& body) {
+std::string catch_failure(int num_ranks, const test::Layout& layout, const ThreadsOptions& options,
+                          const RankBody& body) {
   try {
-    run_threads(num_ranks, test::grid_of(num_ranks, layout), options, body);
-  } catch (...) { return cause_of(std::current_exception()); }
+    run_threads(num_ranks, test::make_grid(num_ranks, layout), options, body);
+  } catch (...) { return failure_cause(std::current_exception()); }
   return "";
 }
 
@@ -29,7 +29,7 @@ void expect_contains(const std::string& text, const std::string& part) {
 TEST(ThreadFailure, ARankThatThrowsStopsAllWaitsAtOnceWithItsCause) {
   std::atomic<int> num_stopped{0};
   const auto start = Clock::now();
-  const std::string message = failure_of(8, {.tp = 2, .pp = 2, .dp = 2}, {}, [&](const World& world) {
+  const std::string message = catch_failure(8, {.tp = 2, .pp = 2, .dp = 2}, {}, [&](const World& world) {
     try {
       if (world.rank() == 5) {
         std::this_thread::sleep_for(50ms);
@@ -53,7 +53,7 @@ TEST(ThreadFailure, ARankThatThrowsStopsAllWaitsAtOnceWithItsCause) {
 }
 
 TEST(ThreadFailure, OwnFailuresReplaceReceivedOnes) {
-  const std::string message = failure_of(2, {.tp = 2}, {}, [](const World& world) {
+  const std::string message = catch_failure(2, {.tp = 2}, {}, [](const World& world) {
     if (world.rank() == 0) throw PeerFailure("rank 7 failed");
     try {
       barrier(world.groups().tp);  // fails after the failure of rank 0 has been added
@@ -64,7 +64,7 @@ TEST(ThreadFailure, OwnFailuresReplaceReceivedOnes) {
 
 TEST(ThreadFailure, AnErrorOfLibtorchIsOneLineAndKeepsItsBacktraceForWhoAsks) {
   try {
-    run_threads(2, test::grid_of(2, {.tp = 2}), {}, [](const World& world) {
+    run_threads(2, test::make_grid(2, {.tp = 2}), {}, [](const World& world) {
       if (world.rank() == 1) at::ones({2}).view({3});
     });
     ADD_FAILURE() << "two elements were viewed as three";
@@ -85,7 +85,7 @@ TEST(ThreadFailure, MemoryThatIsNotThereIsNoMistakeOfThisProgram) {
 #endif
   for (const bool of_libtorch : ways) {
     try {
-      run_threads(2, test::grid_of(2, {.tp = 2}), {}, [&](const World& world) {
+      run_threads(2, test::make_grid(2, {.tp = 2}), {}, [&](const World& world) {
         if (world.rank() != 1) return;
         if (of_libtorch) at::empty({int64_t{1} << 60}, at::kByte);
         else throw std::bad_alloc();
@@ -100,7 +100,7 @@ TEST(ThreadFailure, MemoryThatIsNotThereIsNoMistakeOfThisProgram) {
 }
 
 TEST(ThreadFailure, ATimeoutNamesTheOperationTheGroupAndWhoDidNotCome) {
-  const std::string message = failure_of(4, {.tp = 2, .dp = 2}, {.timeout = 100ms}, [](const World& world) {
+  const std::string message = catch_failure(4, {.tp = 2, .dp = 2}, {.timeout = 100ms}, [](const World& world) {
     if (world.rank() == 3) std::this_thread::sleep_for(400ms);
     all_reduce(at::ones({2}), world.groups().dp, ReduceOp::max);
   });
@@ -109,7 +109,7 @@ TEST(ThreadFailure, ATimeoutNamesTheOperationTheGroupAndWhoDidNotCome) {
 }
 
 TEST(ThreadFailure, WaitingForARankThatHasFinishedFailsWithoutATimeout) {
-  const std::string message = failure_of(2, {.tp = 2}, {}, [](const World& world) {
+  const std::string message = catch_failure(2, {.tp = 2}, {}, [](const World& world) {
     if (world.rank() == 0) return;
     barrier(world.groups().tp);
   });
@@ -118,7 +118,7 @@ TEST(ThreadFailure, WaitingForARankThatHasFinishedFailsWithoutATimeout) {
 }
 
 TEST(ThreadFailure, DifferentOperationsInOneGroupAreNamed) {
-  const std::string message = failure_of(2, {.tp = 2}, {}, [](const World& world) {
+  const std::string message = catch_failure(2, {.tp = 2}, {}, [](const World& world) {
     if (world.rank() == 0) all_reduce(at::ones({2}), world.groups().tp);
     else broadcast(at::ones({2}), 0, world.groups().tp);
   });
@@ -127,28 +127,30 @@ TEST(ThreadFailure, DifferentOperationsInOneGroupAreNamed) {
 }
 
 TEST(ThreadFailure, DifferentSizesAndTypesAreNamed) {
-  expect_contains(failure_of(2, {.tp = 2}, {},
-                             [](const World& world) { all_reduce(at::ones({2 + world.rank()}), world.groups().tp); }),
-                  "passes 3 elements");
-  expect_contains(failure_of(2, {.tp = 2}, {},
-                             [](const World& world) {
-                               all_reduce(at::ones({2}, world.rank() == 0 ? at::kFloat : at::kDouble),
-                                          world.groups().tp);
-                             }),
+  expect_contains(
+      catch_failure(2, {.tp = 2}, {},
+                    [](const World& world) { all_reduce(at::ones({2 + world.rank()}), world.groups().tp); }),
+      "passes 3 elements");
+  expect_contains(catch_failure(2, {.tp = 2}, {},
+                                [](const World& world) {
+                                  all_reduce(at::ones({2}, world.rank() == 0 ? at::kFloat : at::kDouble),
+                                             world.groups().tp);
+                                }),
                   "passes Double on cpu");
-  expect_contains(failure_of(2, {.tp = 2}, {},
-                             [](const World& world) {
-                               all_to_all(at::ones({4, 2}), {2, 2},
-                                          world.rank() == 0 ? std::vector<int64_t>{1, 3} : std::vector<int64_t>{2, 2},
-                                          world.groups().tp);
-                             }),
+  expect_contains(catch_failure(2, {.tp = 2}, {},
+                                [](const World& world) {
+                                  all_to_all(
+                                      at::ones({4, 2}), {2, 2},
+                                      world.rank() == 0 ? std::vector<int64_t>{1, 3} : std::vector<int64_t>{2, 2},
+                                      world.groups().tp);
+                                }),
                   "expects 2");
-  expect_contains(failure_of(2, {.tp = 2}, {},
-                             [](const World& world) {
-                               batch_p2p({{world.rank() == 0, at::ones({2 + world.rank()}), 1 - world.rank()}},
-                                         world.groups().tp)
-                                   .wait();
-                             }),
+  expect_contains(catch_failure(2, {.tp = 2}, {},
+                                [](const World& world) {
+                                  batch_p2p({{world.rank() == 0, at::ones({2 + world.rank()}), 1 - world.rank()}},
+                                            world.groups().tp)
+                                      .wait();
+                                }),
                   "receives 3 x Float");
 }
 
@@ -161,14 +163,14 @@ TEST(ThreadFailure, TwoRanksThatSendToEachOtherFirstDeadlockUnderRendezvousOnly)
     batch_p2p({{false, y, 1 - tp.index()}}, tp).wait();
     EXPECT_EQ(y.item<int64_t>(), 1 - tp.index());
   };
-  EXPECT_EQ(failure_of(2, {.tp = 2}, {.timeout = 100ms}, both_send_first), "");
-  expect_contains(failure_of(2, {.tp = 2}, {.timeout = 100ms, .rendezvous = true}, both_send_first),
+  EXPECT_EQ(catch_failure(2, {.tp = 2}, {.timeout = 100ms}, both_send_first), "");
+  expect_contains(catch_failure(2, {.tp = 2}, {.timeout = 100ms, .rendezvous = true}, both_send_first),
                   "a send of rank");
 }
 
 TEST(ThreadFailure, AWorldThatDoesNotFitTheLayoutIsRefused) {
   try {
-    run_threads(3, test::grid_of(2, {.tp = 2}), {}, [](const World&) { ADD_FAILURE() << "a rank was started"; });
+    run_threads(3, test::make_grid(2, {.tp = 2}), {}, [](const World&) { ADD_FAILURE() << "a rank was started"; });
     ADD_FAILURE() << "three ranks were taken for a layout of two";
   } catch (const base::Error& error) {
     expect_contains(error.what(), "3 ranks were started for a layout of 2 ranks");
@@ -176,9 +178,9 @@ TEST(ThreadFailure, AWorldThatDoesNotFitTheLayoutIsRefused) {
 }
 
 TEST(ThreadFailure, ASizeThatTheGroupDoesNotDivideIsRefused) {
-  expect_contains(
-      failure_of(2, {.tp = 2}, {}, [](const World& world) { reduce_scatter(at::ones({3}), 0, world.groups().tp); }),
-      "size 3 of dim 0 is not a multiple of the 2 ranks of group tp");
+  expect_contains(catch_failure(2, {.tp = 2}, {},
+                                [](const World& world) { reduce_scatter(at::ones({3}), 0, world.groups().tp); }),
+                  "size 3 of dim 0 is not a multiple of the 2 ranks of group tp");
 }
 
 }  // namespace

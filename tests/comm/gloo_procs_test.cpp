@@ -47,13 +47,13 @@ TEST(GlooProcesses, ExchangeRowsByCountsOfTheDevice) {
 
 TEST(GlooProcesses, RowsComeToThoseWhoWantThemAndAreAddedUpAtHome) {
   test::run_processes_well(3, {.tp = 3}, [](const World& world) {
-    test::check_owned_rows(world.groups().tp, test::owned_rows_of(world.groups().tp));
+    test::check_owned_rows(world.groups().tp, test::make_owned_rows(world.groups().tp));
   });
 }
 
 TEST(GlooProcesses, SeveralTensorsOfRowsAreUnderWayAtOnce) {
   test::run_processes_well(4, {.tp = 4}, [](const World& world) {
-    test::check_several_owned_rows(world.groups().tp, test::owned_rows_of(world.groups().tp));
+    test::check_several_owned_rows(world.groups().tp, test::make_owned_rows(world.groups().tp));
   });
 }
 
@@ -211,7 +211,7 @@ TEST(GlooFailure, AProcessThatComputesIsEndedThroughItsCallback) {
   test::ProcessesOptions options;
   options.grace = 10s;
   options.process.on_stuck = [&](const std::exception_ptr& failure) {
-    notes.write(1, cause_of(failure));
+    notes.write(1, failure_cause(failure));
     ::_exit(7);
   };
   const auto result = test::run_processes(

@@ -17,7 +17,7 @@ std::optional<LaunchEnvironment> read(const std::map<std::string, std::string>& 
 }
 
 std::string refusal(const std::map<std::string, std::string>& variables) {
-  return test::error_of([&] { read(variables); });
+  return test::catch_error([&] { read(variables); });
 }
 
 TEST(LaunchEnvironment, IsEmptyWithoutALauncher) { EXPECT_FALSE(read({{"HOME", "/root"}}).has_value()); }
@@ -140,7 +140,7 @@ TEST(LaunchEnvironment, ReadsTheInterfaceThatTheEnvironmentChooses) {
 TEST(LaunchEnvironment, TellsABatchScriptOfSlurmFromATaskOfSrun) {
   using Variables = std::map<std::string, std::string>;
   const auto tasks = [](Variables variables) {
-    return tasks_of_slurm_batch([&](const std::string& name) -> std::optional<std::string> {
+    return slurm_batch_tasks([&](const std::string& name) -> std::optional<std::string> {
       const auto found = variables.find(name);
       return found == variables.end() ? std::nullopt : std::optional(found->second);
     });

@@ -17,14 +17,14 @@ namespace metroplex::comm::network_test {
 namespace {
 
 TEST(Network, TheLoopbackIsAmongTheInterfacesAndHasItsAddress) {
-  EXPECT_EQ(addresses_of("lo", "a key"), std::vector<std::string>{"127.0.0.1"});
-  EXPECT_EQ(addresses_of("lo,lo", "a key").size(), 2u);
+  EXPECT_EQ(interface_addresses("lo", "a key"), std::vector<std::string>{"127.0.0.1"});
+  EXPECT_EQ(interface_addresses("lo,lo", "a key").size(), 2u);
 }
 
 TEST(Network, AnUnknownInterfaceIsNamedBesideThoseThatExist) {
   for (const std::string names : {"eth77", "lo,eth77"}) {
     try {
-      addresses_of(names, "run.network_interface");
+      interface_addresses(names, "run.network_interface");
       ADD_FAILURE() << names << " was taken";
     } catch (const base::Error& error) {
       const std::string said = error.what();
@@ -39,11 +39,11 @@ TEST(Network, AnUnknownInterfaceIsNamedBesideThoseThatExist) {
 
 TEST(Network, ANameThatLeadsNowhereIsAskedForAgainAndThenReported) {
   using namespace std::chrono_literals;
-  EXPECT_EQ(why_unknown("127.0.0.1", 0s), "");
+  EXPECT_EQ(resolve_error("127.0.0.1", 0s), "");
   const auto start = std::chrono::steady_clock::now();
-  EXPECT_NE(why_unknown("no-such-host.invalid", 1200ms), "");
+  EXPECT_NE(resolve_error("no-such-host.invalid", 1200ms), "");
   // The wait ends when another pause of 500 ms would exceed the limit.
-  EXPECT_GE(std::chrono::steady_clock::now() - start, 700ms) << "asked once only";
+  EXPECT_GE(std::chrono::steady_clock::now() - start, 700ms) << "only one attempt";
 }
 
 TEST(Network, AProcessTakesAllTheOpenFilesThatItMayHave) {
@@ -51,12 +51,12 @@ TEST(Network, AProcessTakesAllTheOpenFilesThatItMayHave) {
   ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
   const rlimit small{40, before.rlim_max};
   ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &small), 0);
-  allow_open_files(8);  // each may open 56 of them
+  raise_file_limit(8);  // each may open 56 of them
   rlimit after{};
   ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &after), 0);
   EXPECT_EQ(after.rlim_cur, before.rlim_max);
   const int64_t too_many = static_cast<int64_t>(std::min<rlim_t>(before.rlim_max, int64_t{1} << 40));
-  const std::string refusal = test::error_of([&] { allow_open_files(too_many); });
+  const std::string refusal = test::catch_error([&] { raise_file_limit(too_many); });
   EXPECT_NE(refusal.find("[config] RLIMIT_NOFILE"), std::string::npos) << refusal;
   EXPECT_NE(refusal.find("ulimit -Hn"), std::string::npos) << refusal;
   ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
@@ -64,8 +64,8 @@ TEST(Network, AProcessTakesAllTheOpenFilesThatItMayHave) {
 
 // A host name that resolves to 127.0.1.1 (the default in Debian's /etc/hosts) is not reachable from other machines.
 TEST(Network, ALoopbackMasterGivesTheLoopbackOnlyToRanksOfThisMachine) {
-  EXPECT_EQ(address_towards("127.0.1.1", /*others=*/false).rfind("127.", 0), 0u);
-  const std::string address = address_towards("127.0.1.1", /*others=*/true);
+  EXPECT_EQ(route_address("127.0.1.1", /*others=*/false).rfind("127.", 0), 0u);
+  const std::string address = route_address("127.0.1.1", /*others=*/true);
   bool another = false;
   for (const Interface& interface : network_interfaces()) another = another || !is_loopback(interface.address);
   EXPECT_EQ(is_loopback(address), !another) << address;
@@ -91,7 +91,8 @@ std::string bound_address(int fd) {
 
 TEST(Network, TheStoreListensAtTheMastersAddressIfItIsOfThisMachine) {
   const auto [taken, port] = listen_at("127.0.0.1");
-  const std::string in_use = test::error_of([port = port] { listen_at_name("127.0.0.1", port, /*others=*/false); });
+  const std::string in_use =
+      test::catch_error([port = port] { listen_at_name("127.0.0.1", port, /*others=*/false); });
   EXPECT_NE(in_use.find("second process that was started as rank 0"), std::string::npos) << in_use;
   ::close(taken);
   const OwnedFd own(listen_at_name("127.0.0.1", port, /*others=*/false));

@@ -19,7 +19,7 @@ namespace {
 TEST(OwnedRows, ComeToThoseWhoWantThemAndAreAddedUpAtHome) {
   for (const int n : {2, 3, 4, 7})
     run_ranks(
-        n, [](const comm::World& world) { check_owned_rows(world.groups().tp, owned_rows_of(world.groups().tp)); });
+        n, [](const comm::World& world) { check_owned_rows(world.groups().tp, make_owned_rows(world.groups().tp)); });
 }
 
 TEST(OwnedRows, ByMessagesAndByBlocksAreTheSame) {
@@ -57,7 +57,7 @@ TEST(OwnedRows, SeveralTensorsAreUnderWayAtOnce) {
                                     return comm::Handle(give_back(group.backend(), sum, in, owners, group.index()));
                                   }});
       };
-      check_several_owned_rows(group, owned_rows_of(group));
+      check_several_owned_rows(group, make_owned_rows(group));
       by(comm::fetch_by_hops, comm::return_by_messages);
       by(comm::fetch_by_blocks, comm::return_by_blocks);
     });
@@ -69,29 +69,29 @@ TEST(OwnedRows, AreRelayedInAsManyRoundsAsATreeNeeds) {
   std::mt19937 draw(3);
   for (int members = 2; members < 40; ++members) {
     for (const int64_t slots : {1, 2}) {
-      const int64_t home = 2;
-      std::vector<int32_t> owners = random_owners(members, slots, home, 2, draw);
+      const int64_t owned_rows = 2;
+      std::vector<int32_t> owners = random_owners(members, slots, owned_rows, 2, draw);
       if (members % 2 == 0) {
         for (size_t i = 0; i < owners.size(); i += static_cast<size_t>(slots))
           owners[i] = static_cast<int64_t>(i) / slots == 1 ? -1 : 2;  // the first row of member 1
       }
-      std::map<int32_t, int> wanted;
-      for (const int32_t owner : owners) wanted[owner] += owner >= 0;
-      int most = 0;
-      for (const auto& [owner, times] : wanted) most = std::max(most, times);
-      const auto rounds = comm::relay_hops(owners, slots, home);
-      EXPECT_EQ(rounds.size(), static_cast<size_t>(std::ceil(std::log2(most + 1)))) << most;
+      std::map<int32_t, int> requests;
+      for (const int32_t owner : owners) requests[owner] += owner >= 0;
+      int max_requests = 0;
+      for (const auto& [owner, times] : requests) max_requests = std::max(max_requests, times);
+      const auto rounds = comm::relay_hops(owners, slots, owned_rows);
+      EXPECT_EQ(rounds.size(), static_cast<size_t>(std::ceil(std::log2(max_requests + 1)))) << max_requests;
       std::map<std::pair<int, int64_t>, int32_t> has;  // received row of each member's slot
       for (const auto& round : rounds) {
         std::set<std::tuple<int, int64_t, int64_t>> senders;
-        std::map<std::pair<int, int64_t>, int32_t> came;
+        std::map<std::pair<int, int64_t>, int32_t> received;
         for (const comm::Hop& hop : round) {
           EXPECT_TRUE(senders.insert({hop.from, hop.from_slot, hop.from_slot < 0 ? hop.row : -1}).second);
-          const int32_t row =
-              hop.from_slot < 0 ? static_cast<int32_t>(hop.from * home + hop.row) : has.at({hop.from, hop.from_slot});
-          came[{hop.to, hop.to_slot}] = row;
+          const int32_t row = hop.from_slot < 0 ? static_cast<int32_t>(hop.from * owned_rows + hop.row)
+                                                : has.at({hop.from, hop.from_slot});
+          received[{hop.to, hop.to_slot}] = row;
         }
-        has.merge(came);
+        has.merge(received);
       }
       size_t filled = 0;
       for (size_t i = 0; i < owners.size(); ++i) {
@@ -100,7 +100,7 @@ TEST(OwnedRows, AreRelayedInAsManyRoundsAsATreeNeeds) {
         EXPECT_EQ((has.at({static_cast<int>(static_cast<int64_t>(i) / slots), static_cast<int64_t>(i) % slots})),
                   owners[i]);
       }
-      EXPECT_EQ(has.size(), filled) << "nobody else gets anything";
+      EXPECT_EQ(has.size(), filled) << "no other slot receives a row";
     }
   }
 }
@@ -108,11 +108,11 @@ TEST(OwnedRows, AreRelayedInAsManyRoundsAsATreeNeeds) {
 TEST(OwnedRows, MembersThatPlannedOtherwiseAreNamed) {
   std::string cause;
   try {
-    comm::run_threads(2, grid_of(2, {.tp = 2}), {}, [](const comm::World& world) {
+    comm::run_threads(2, make_grid(2, {.tp = 2}), {}, [](const comm::World& world) {
       const at::Tensor owners = at::tensor({world.rank() == 0 ? 1 : -1, 0}, at::kInt), rows = at::ones({1, 4});
       comm::fetch_rows_async(at::empty({1, 4}), rows, owners, world.groups().tp).wait();
     });
-  } catch (...) { cause = comm::cause_of(std::current_exception()); }
+  } catch (...) { cause = comm::failure_cause(std::current_exception()); }
   EXPECT_NE(cause.find("has different slots or owners than member 0"), std::string::npos) << cause;
 }
 
@@ -121,20 +121,20 @@ TEST(OwnedRows, InATapeReadTheirOwnersWhenItIsReplayed) {
     graph::TapeRecorder recorder;
     const comm::Group group = world.groups().tp.recorded(recorder);
     const int me = world.rank();
-    const at::Tensor owners = at::tensor({2, 0}, at::kInt), rows = rows_of(me, 2, 2), slots = poison(1);
+    const at::Tensor owners = at::tensor({2, 0}, at::kInt), rows = make_rows(me, 2, 2), slots = poison(1);
     const at::Tensor sums = at::zeros({2, 3}, at::kDouble);
     const RecordedTape recorded = record_tape(recorder, [&] {
       comm::fetch_rows_async(slots, rows, owners, group).wait();
       comm::return_rows_async(sums, slots, owners, group).wait();
     });
     EXPECT_EQ(tape_check::report(check_tape(recorded.recording())), "");
-    EXPECT_TRUE(at::equal(slots[0], rows_of(1 - me, 2, 2)[0]));
+    EXPECT_TRUE(at::equal(slots[0], make_rows(1 - me, 2, 2)[0]));
     EXPECT_TRUE(at::equal(sums[0], rows[0]));
     owners.copy_(at::tensor({3, -1}, at::kInt));
     sums.zero_();
     recorded.tape.replay();
     if (me == 0) {
-      EXPECT_TRUE(at::equal(slots[0], rows_of(1, 2, 2)[1]));
+      EXPECT_TRUE(at::equal(slots[0], make_rows(1, 2, 2)[1]));
       EXPECT_EQ(sums.abs().sum().item<double>(), 0);
     } else {
       EXPECT_TRUE(at::equal(sums[1], rows[1]));
@@ -157,7 +157,7 @@ TEST(OwnedRows, AreCountedAndTold) {
   EXPECT_EQ(traffic->of("tp", "fetch_rows").calls, 2) << "one a rank";
   EXPECT_EQ(traffic->of("tp", "return_rows").bytes, 2 * 4 * 4);
   OperationRecorder recorder;
-  const comm::World world = comm::make_meta_world(0, grid_of(2, {.tp = 2}), c10::kCPU, &recorder);
+  const comm::World world = comm::make_meta_world(0, make_grid(2, {.tp = 2}), c10::kCPU, &recorder);
   both(world.groups().tp, at::TensorOptions(at::kMeta).dtype(at::kFloat));
   EXPECT_EQ(recorder.calls().at("fetch_rows"), 1);
   EXPECT_EQ(recorder.calls().at("return_rows"), 1);

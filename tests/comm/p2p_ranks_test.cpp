@@ -172,7 +172,7 @@ class MeetsFirst final : public test::ForwardingBackend {
     met_ = true;
     const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(20);
     while (!all_.try_wait()) {
-      MPX_CHECK(std::chrono::steady_clock::now() < end, "comm", "not all ranks came to the first call");
+      MPX_CHECK(std::chrono::steady_clock::now() < end, "comm", "not all ranks reached the first call");
       std::this_thread::yield();
     }
     return inner_.batch_p2p(std::move(ops));

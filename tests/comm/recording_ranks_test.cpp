@@ -24,14 +24,14 @@ struct Buffers {
   }
 };
 
-void call_all(Buffers& b, const comm::Group& group) {
-  comm::all_reduce(b.reduced, group);
-  comm::Handle gather = comm::all_gather_into_async(b.gathered, b.gathered_in, group);
-  comm::reduce_scatter_into_async(b.scattered, b.scattered_in, group).wait();
+void call_all(Buffers& buffers, const comm::Group& group) {
+  comm::all_reduce(buffers.reduced, group);
+  comm::Handle gather = comm::all_gather_into_async(buffers.gathered, buffers.gathered_in, group);
+  comm::reduce_scatter_into_async(buffers.scattered, buffers.scattered_in, group).wait();
   gather.wait();
   const int n = group.size(), next = (group.index() + 1) % n, previous = (group.index() + n - 1) % n;
-  comm::batch_p2p({{true, b.sent, next, 0}, {false, b.received, previous, 0}}, group).wait();
-  comm::broadcast(b.root, 1, group);
+  comm::batch_p2p({{true, buffers.sent, next, 0}, {false, buffers.received, previous, 0}}, group).wait();
+  comm::broadcast(buffers.root, 1, group);
   comm::barrier(group);
 }
 
@@ -39,11 +39,11 @@ TEST(RecordingRanks, EveryCallIsToldAndCanBeRunAgain) {
   run_ranks(3, [](const comm::World& world) {
     OperationRecorder recorder;
     const comm::Group group = world.groups().tp.recorded(recorder);
-    Buffers first(world.rank(), 1.0), other(world.rank(), 7.0), wanted(world.rank(), 7.0);
+    Buffers first(world.rank(), 1.0), other(world.rank(), 7.0), expected(world.rank(), 7.0);
     call_all(first, group);
-    call_all(wanted, world.groups().tp);
+    call_all(expected, world.groups().tp);
     std::vector<std::string> names;
-    for (const OperationRecorder::Kept& kept : recorder.operations()) {
+    for (const OperationRecorder::Recorded& kept : recorder.operations()) {
       names.push_back(kept.operation.name);
       EXPECT_EQ(kept.operation.group, "tp");
     }
@@ -56,17 +56,17 @@ TEST(RecordingRanks, EveryCallIsToldAndCanBeRunAgain) {
         all.push_back(x.const_data_ptr());
       return all;
     };
-    const auto at_of = [](const at::Tensor& x) { return std::vector<const void*>{x.const_data_ptr()}; };
-    EXPECT_EQ(pointers(0, true), at_of(first.reduced));
-    EXPECT_EQ(pointers(0, false), at_of(first.reduced));
-    EXPECT_EQ(pointers(2, true), at_of(first.gathered_in));
-    EXPECT_EQ(pointers(2, false), at_of(first.gathered));
-    EXPECT_EQ(pointers(3, true), at_of(first.scattered_in));
-    EXPECT_EQ(pointers(3, false), at_of(first.scattered));
-    EXPECT_EQ(pointers(4, false), at_of(first.scattered));  // readable after the wait
-    EXPECT_EQ(pointers(6, true), at_of(first.sent));
-    EXPECT_EQ(pointers(6, false), at_of(first.received));
-    const std::vector<at::Tensor*> to = first.all(), from = other.all(), want = wanted.all();
+    const auto address_list = [](const at::Tensor& x) { return std::vector<const void*>{x.const_data_ptr()}; };
+    EXPECT_EQ(pointers(0, true), address_list(first.reduced));
+    EXPECT_EQ(pointers(0, false), address_list(first.reduced));
+    EXPECT_EQ(pointers(2, true), address_list(first.gathered_in));
+    EXPECT_EQ(pointers(2, false), address_list(first.gathered));
+    EXPECT_EQ(pointers(3, true), address_list(first.scattered_in));
+    EXPECT_EQ(pointers(3, false), address_list(first.scattered));
+    EXPECT_EQ(pointers(4, false), address_list(first.scattered));  // readable after the wait
+    EXPECT_EQ(pointers(6, true), address_list(first.sent));
+    EXPECT_EQ(pointers(6, false), address_list(first.received));
+    const std::vector<at::Tensor*> to = first.all(), from = other.all(), want = expected.all();
     for (size_t i = 0; i < to.size(); ++i) to[i]->copy_(*from[i]);
     recorder.replay();
     for (size_t i = 0; i < to.size(); ++i) EXPECT_TRUE(at::equal(*to[i], *want[i])) << i;
@@ -83,8 +83,8 @@ TEST(RecordingRanks, RecordedGroupsDoWhatEveryBackendMust) {
 
 TEST(RecordingRanks, AGroupOfOneHasNothingToTell) {
   OperationRecorder recorder;
-  Buffers b(0, 1.0);
-  comm::all_reduce(b.reduced, comm::Group().recorded(recorder));
+  Buffers buffers(0, 1.0);
+  comm::all_reduce(buffers.reduced, comm::Group().recorded(recorder));
   EXPECT_TRUE(recorder.operations().empty());
 }
 

@@ -12,7 +12,7 @@
 #include <cstdio>
 #include <thread>
 
-#include "comm/backends/store_messages.h"
+#include "comm/backends/run_store_messages.h"
 #include "comm/network.h"
 #include "support/error_of.h"
 
@@ -114,7 +114,7 @@ TEST(RunStore, WaitsForAKeyUntilTheTimeout) {
 
 TEST(RunStore, AnotherSecretIsRefusedOnBothSides) {
   const Server server;
-  const std::string refusal = test::error_of([&] { server.client("another"); });
+  const std::string refusal = test::catch_error([&] { server.client("another"); });
   EXPECT_NE(refusal.find("METROPLEX_SECRET differs between ranks"), std::string::npos) << refusal;
   // A server without the secret can read no value.
   const auto [fd, port] = listen_at("127.0.0.1");
@@ -215,14 +215,14 @@ TEST(RunStore, ClientsAreLimitedAndTheRefusalSaysWhy) {
   const Server server({.bytes = 1000, .message = 1000, .members = 1});
   std::vector<c10::intrusive_ptr<StoreClient>> clients;
   for (size_t i = 0; i < 1 + StoreServer::kSpareClients; ++i) clients.push_back(server.client());
-  const std::string refusal = test::error_of([&] { server.client(); });
+  const std::string refusal = test::catch_error([&] { server.client(); });
   EXPECT_NE(refusal.find("it has 9 clients, for 1 ranks; another program holds connections"), std::string::npos)
       << refusal;
   EXPECT_NE(server.server->problems().find("refused 1 connections because its store had more than 1 clients"),
             std::string::npos);
   clients.pop_back();
   bool admitted = false;  // once the server has read the end of the connection
-  for (int i = 0; i < 1000 && !admitted; ++i) admitted = test::error_of([&] { server.client(); }).empty();
+  for (int i = 0; i < 1000 && !admitted; ++i) admitted = test::catch_error([&] { server.client(); }).empty();
   EXPECT_TRUE(admitted);
 }
 
@@ -285,7 +285,7 @@ TEST(RunStore, AnotherProgramIsNamedAtOnceAndItsTimesAreTrue) {
       }
     });
     const StoreClient::Address address{"127.0.0.1", port, kSecret, 2s, 1s};
-    const std::string error = test::error_of([&] { c10::make_intrusive<StoreClient>(address); });
+    const std::string error = test::catch_error([&] { c10::make_intrusive<StoreClient>(address); });
     over = true;
     program.join();
     for (const int peer : peers) ::close(peer);

@@ -34,7 +34,7 @@ struct Rank {
 
 using Work = std::function<void(Rank&)>;
 
-std::vector<std::vector<Finding>> checked(const Layout& layout, const Work& work) {
+std::vector<std::vector<Finding>> check_ranks(const Layout& layout, const Work& work) {
   const int ranks = layout.tp * layout.pp * layout.dp;
   std::vector<std::vector<Finding>> found(static_cast<size_t>(ranks));
   run_ranks(ranks, layout, [&](const comm::World& world) {
@@ -45,14 +45,14 @@ std::vector<std::vector<Finding>> checked(const Layout& layout, const Work& work
   return found;
 }
 
-std::vector<Finding> compared(const Layout& layout, const Work& work) {
+std::vector<Finding> compare_ranks(const Layout& layout, const Work& work) {
   const int ranks = layout.tp * layout.pp * layout.dp;
   std::vector<tape_check::RankCalls> calls(static_cast<size_t>(ranks));
   run_ranks(ranks, layout, [&](const comm::World& world) {
     Rank rank(world);
     const RecordedTape tape = record_tape(rank.recorder, [&] { work(rank); });
     tape_check::RankCalls& mine = calls[static_cast<size_t>(world.rank())];
-    mine.calls = tape_check::calls_of(tape.tape);
+    mine.calls = tape_check::list_calls(tape.tape);
     for (const comm::Group* group : {&world.groups().tp, &world.groups().pp, &world.groups().dp})
       mine.groups[group->name()] = {to_string(group->purpose()), group->ranks()};
   });
@@ -60,25 +60,25 @@ std::vector<Finding> compared(const Layout& layout, const Work& work) {
 }
 
 // Holds its arguments, as a backend does until its peers have copied.
-class KeepingBackend final : public comm::GroupBackend {
+class HoldingBackend final : public comm::GroupBackend {
  public:
-  std::vector<at::Tensor> kept;
-  comm::PendingPtr all_reduce(at::Tensor x, comm::ReduceOp) override { return keep({x}); }
-  comm::PendingPtr all_gather(at::Tensor out, at::Tensor in) override { return keep({out, in}); }
-  comm::PendingPtr reduce_scatter(at::Tensor out, at::Tensor in, comm::ReduceOp) override { return keep({out, in}); }
-  comm::PendingPtr broadcast(at::Tensor x, int) override { return keep({x}); }
+  std::vector<at::Tensor> held_tensors;
+  comm::PendingPtr all_reduce(at::Tensor x, comm::ReduceOp) override { return hold({x}); }
+  comm::PendingPtr all_gather(at::Tensor out, at::Tensor in) override { return hold({out, in}); }
+  comm::PendingPtr reduce_scatter(at::Tensor out, at::Tensor in, comm::ReduceOp) override { return hold({out, in}); }
+  comm::PendingPtr broadcast(at::Tensor x, int) override { return hold({x}); }
   comm::PendingPtr all_to_all(at::Tensor out, at::Tensor in, std::vector<int64_t>, std::vector<int64_t>) override {
-    return keep({out, in});
+    return hold({out, in});
   }
   comm::PendingPtr batch_p2p(std::vector<comm::P2pOp> ops) override {
-    for (const comm::P2pOp& op : ops) kept.push_back(op.tensor);
+    for (const comm::P2pOp& op : ops) held_tensors.push_back(op.tensor);
     return nullptr;
   }
   void barrier() override {}
 
  private:
-  comm::PendingPtr keep(std::vector<at::Tensor> tensors) {
-    kept.insert(kept.end(), tensors.begin(), tensors.end());
+  comm::PendingPtr hold(std::vector<at::Tensor> tensors) {
+    held_tensors.insert(held_tensors.end(), tensors.begin(), tensors.end());
     return nullptr;
   }
 };
@@ -87,7 +87,7 @@ class KeepingBackend final : public comm::GroupBackend {
 TEST(TapeFlights, ACallThatIsNeverWaitedForKeepsItsMemory) {
   graph::TapeRecorder recorder;
   const auto pool = std::make_shared<graph::TapePool>(1 << 20);
-  const auto inner = std::make_shared<KeepingBackend>();
+  const auto inner = std::make_shared<HoldingBackend>();
   const auto backend = comm::make_recording_backend("tp", recorder, inner);
   recorder.begin(pool);
   const void *sent = nullptr, *batched = nullptr;
@@ -100,14 +100,14 @@ TEST(TapeFlights, ACallThatIsNeverWaitedForKeepsItsMemory) {
   }
   EXPECT_GE(pool->allocation_at(sent), 0);
   EXPECT_GE(pool->allocation_at(batched), 0);
-  inner->kept.clear();
+  inner->held_tensors.clear();
   EXPECT_EQ(pool->allocation_at(sent), -1);
   EXPECT_EQ(pool->allocation_at(batched), -1);
   recorder.abandon();
 }
 
 TEST(TapeFlightsRanks, WhoWaitsBeforeHeTouchesHasNoFinding) {
-  for (const auto& found : checked({.pp = 2}, [](Rank& rank) {
+  for (const auto& found : check_ranks({.pp = 2}, [](Rank& rank) {
          comm::Handle exchange = rank.exchange();
          rank.gathered.narrow(0, 0, 4).add_(rank.x);  // sent data may be read
          exchange.wait();
@@ -117,7 +117,7 @@ TEST(TapeFlightsRanks, WhoWaitsBeforeHeTouchesHasNoFinding) {
 }
 
 TEST(TapeFlightsRanks, AReceiveBufferReusedWhileASlowPeerStillSendsIsNamed) {
-  for (const auto& found : checked({.pp = 2}, [](Rank& rank) {
+  for (const auto& found : check_ranks({.pp = 2}, [](Rank& rank) {
          comm::Handle exchange = rank.exchange();
          rank.meet();
          rank.set_place("layer 1");
@@ -128,7 +128,7 @@ TEST(TapeFlightsRanks, AReceiveBufferReusedWhileASlowPeerStillSendsIsNamed) {
 }
 
 TEST(TapeFlightsRanks, AReceivedValueReadBeforeItHasComeIsNamed) {
-  for (const auto& found : checked({.pp = 2}, [](Rank& rank) {
+  for (const auto& found : check_ranks({.pp = 2}, [](Rank& rank) {
          comm::Handle exchange = rank.exchange();
          rank.meet();
          rank.set_place("layer 1");
@@ -139,7 +139,7 @@ TEST(TapeFlightsRanks, AReceivedValueReadBeforeItHasComeIsNamed) {
 }
 
 TEST(TapeFlightsRanks, ASendBufferOverwrittenBeforeItHasBeenWaitedForIsNamed) {
-  for (const auto& found : checked({.pp = 2}, [](Rank& rank) {
+  for (const auto& found : check_ranks({.pp = 2}, [](Rank& rank) {
          comm::Handle exchange = rank.exchange();
          rank.meet();
          rank.set_place("layer 1");
@@ -151,7 +151,7 @@ TEST(TapeFlightsRanks, ASendBufferOverwrittenBeforeItHasBeenWaitedForIsNamed) {
 }
 
 TEST(TapeFlightsRanks, OneOfSeveralCallsUnderWayIsNamed) {
-  for (const auto& found : checked({.pp = 2}, [](Rank& rank) {
+  for (const auto& found : check_ranks({.pp = 2}, [](Rank& rank) {
          const int peer = 1 - rank.groups().pp.index();
          rank.set_place("layer 1");
          comm::Handle sends = comm::batch_p2p(
@@ -169,7 +169,7 @@ TEST(TapeFlightsRanks, OneOfSeveralCallsUnderWayIsNamed) {
 
 TEST(TapeFlightsRanks, ACallThatNobodyWaitsForIsNamed) {
   std::vector<comm::Handle> later(2);
-  for (const auto& found : checked({.pp = 2}, [&](Rank& rank) {
+  for (const auto& found : check_ranks({.pp = 2}, [&](Rank& rank) {
          rank.set_place("layer 1");
          later[static_cast<size_t>(rank.world.rank())] = rank.exchange();
          rank.meet();
@@ -190,19 +190,19 @@ void clean(Rank& rank) {
 }
 
 TEST(TapeCallsRanks, RanksThatAgreeHaveNoFinding) {
-  EXPECT_EQ(tape_check::report(compared({.tp = 2, .pp = 2, .dp = 2}, clean)), "");
+  EXPECT_EQ(tape_check::report(compare_ranks({.tp = 2, .pp = 2, .dp = 2}, clean)), "");
 }
 
 // The threads backend also matches the calls of two ranks, so mismatched calls come from two recordings, one for each
 // rank.
-std::vector<Finding> compared_of(const Work& even, const Work& odd) {
+std::vector<Finding> compare_recordings(const Work& even, const Work& odd) {
   std::vector<tape_check::RankCalls> calls(2);
   for (const Work* work : {&even, &odd}) {
     run_ranks(2, {.pp = 2}, [&](const comm::World& world) {
       Rank rank(world);
       const RecordedTape tape = record_tape(rank.recorder, [&] { (*work)(rank); });
       if ((world.rank() == 1) != (work == &odd)) return;
-      calls[static_cast<size_t>(world.rank())] = {tape_check::calls_of(tape.tape), {{"pp", {"pipeline", {0, 1}}}}};
+      calls[static_cast<size_t>(world.rank())] = {tape_check::list_calls(tape.tape), {{"pp", {"pipeline", {0, 1}}}}};
     });
   }
   return tape_check::compare_calls(calls);
@@ -218,15 +218,16 @@ TEST(TapeCallsRanks, CollectivesInAnotherOrderAreNamed) {
     comm::all_gather_into_async(rank.gathered, rank.x, rank.groups().pp).wait();
   };
   expect_finding(
-      compared_of([&](Rank& r) { sums(r), sums(r), gathers(r); }, [&](Rank& r) { sums(r), gathers(r), sums(r); }),
+      compare_recordings([&](Rank& rank) { sums(rank), sums(rank), gathers(rank); },
+                         [&](Rank& rank) { sums(rank), gathers(rank), sums(rank); }),
       Kind::other_order, "all_reduce", "layer 1",
       "group pp: call 1 of rank 0 is all_reduce Double [4, 2] op 0 of layer 1, that of rank 1 is all_gather "
       "Double [4, 2] of layer 2");
-  expect_finding(compared_of([&](Rank& r) { sums(r); }, [&](Rank& r) { sums(r), gathers(r); }), Kind::other_order,
-                 "all_gather", "layer 2", "call 1 of rank 0 is nothing more");
-  EXPECT_EQ(
-      tape_check::report(compared_of([&](Rank& r) { sums(r), gathers(r); }, [&](Rank& r) { sums(r), gathers(r); })),
-      "");
+  expect_finding(compare_recordings([&](Rank& rank) { sums(rank); }, [&](Rank& rank) { sums(rank), gathers(rank); }),
+                 Kind::other_order, "all_gather", "layer 2", "call 1 of rank 0 is nothing more");
+  EXPECT_EQ(tape_check::report(compare_recordings([&](Rank& rank) { sums(rank), gathers(rank); },
+                                                  [&](Rank& rank) { sums(rank), gathers(rank); })),
+            "");
 }
 
 TEST(TapeCallsRanks, ACallOfAnotherSizeTypeOrKindIsNamed) {
@@ -237,11 +238,11 @@ TEST(TapeCallsRanks, ACallOfAnotherSizeTypeOrKindIsNamed) {
     };
   };
   const at::Tensor x = at::ones({4}, at::kDouble);
-  expect_finding(compared_of(sum(x), sum(at::ones({5}, at::kDouble))), Kind::other_order, "all_reduce", "layer 1",
-                 "Double [4] op 0 of layer 1, that of rank 1 is all_reduce Double [5]");
-  expect_finding(compared_of(sum(x), sum(at::ones({4}, at::kFloat))), Kind::other_order, "all_reduce", "layer 1",
-                 "all_reduce Float [4]");
-  expect_finding(compared_of(sum(x), sum(x, comm::ReduceOp::max)), Kind::other_order, "all_reduce", "layer 1",
+  expect_finding(compare_recordings(sum(x), sum(at::ones({5}, at::kDouble))), Kind::other_order, "all_reduce",
+                 "layer 1", "Double [4] op 0 of layer 1, that of rank 1 is all_reduce Double [5]");
+  expect_finding(compare_recordings(sum(x), sum(at::ones({4}, at::kFloat))), Kind::other_order, "all_reduce",
+                 "layer 1", "all_reduce Float [4]");
+  expect_finding(compare_recordings(sum(x), sum(x, comm::ReduceOp::max)), Kind::other_order, "all_reduce", "layer 1",
                  "[4] op 1");
 }
 
@@ -258,17 +259,17 @@ Work messages(const std::vector<int64_t>& sizes, int channel) {
 }
 
 TEST(TapeCallsRanks, MessagesInAnotherOrderThanThePeersAreNamed) {
-  EXPECT_EQ(tape_check::report(compared_of(messages({2, 3}, 1), messages({2, 3}, 1))), "");
-  expect_finding(compared_of(messages({2, 3, 4}, 0), messages({2, 4, 3}, 0)), Kind::other_order, "batch_p2p",
+  EXPECT_EQ(tape_check::report(compare_recordings(messages({2, 3}, 1), messages({2, 3}, 1))), "");
+  expect_finding(compare_recordings(messages({2, 3, 4}, 0), messages({2, 4, 3}, 0)), Kind::other_order, "batch_p2p",
                  "stage 0",
                  "group pp, channel 0: call 1 of rank 0 to rank 1 is Double [3] of stage 0, that of rank 1 from rank "
                  "0 is Double [4] of stage 1");
-  expect_finding(compared_of(messages({2}, 0), messages({2, 3}, 0)), Kind::other_order, "batch_p2p", "stage 1",
+  expect_finding(compare_recordings(messages({2}, 0), messages({2, 3}, 0)), Kind::other_order, "batch_p2p", "stage 1",
                  "call 1 of rank 0 to rank 1 is nothing more");
 }
 
 TEST(TapeCallsRanks, AMessageOnAnotherChannelHasNoOtherEnd) {
-  const auto found = compared_of(messages({2}, 0), messages({2}, 1));
+  const auto found = compare_recordings(messages({2}, 0), messages({2}, 1));
   ASSERT_EQ(found.size(), 2u) << tape_check::report(found);
   EXPECT_EQ(found[0].place, "stage 0");
   EXPECT_EQ(found[1].place, "stage 1");
@@ -282,8 +283,8 @@ TEST(TapeCallsRanks, RowsThatOneSendsAndTheOtherDoesNotWaitForAreNamed) {
                        rank.groups().pp);
     };
   };
-  EXPECT_EQ(tape_check::report(compared_of(rows(2), rows(2))), "");
-  expect_finding(compared_of(rows(2), rows(3)), Kind::other_order, "all_to_all", "dispatch",
+  EXPECT_EQ(tape_check::report(compare_recordings(rows(2), rows(2))), "");
+  expect_finding(compare_recordings(rows(2), rows(3)), Kind::other_order, "all_to_all", "dispatch",
                  "rank 0 sends 2 rows to rank 1, which waits for 3");
 }
 

@@ -17,7 +17,7 @@ void run_on_gpu(int ranks, const comm::RankBody& body) {
   comm::ThreadsOptions options;
   options.timeout = std::chrono::seconds(60);
   options.gpu = 0;
-  comm::run_threads(ranks, grid_of(ranks, {.tp = ranks}), options, body);
+  comm::run_threads(ranks, make_grid(ranks, {.tp = ranks}), options, body);
 }
 
 // The values of a member, after a few milliseconds of work on the current stream.
@@ -41,7 +41,7 @@ void check_on_gpu(const comm::Group& group, at::ScalarType type) {
   comm::all_reduce(x, group);
   EXPECT_TRUE(at::equal(x.cpu(), sum));
   EXPECT_TRUE(at::equal(comm::all_gather(mine(), -1, group).cpu(), at::cat(parts, -1)));
-  EXPECT_TRUE(at::equal(comm::reduce_scatter(mine(), 0, group).cpu(), comm::own_slice(sum, 0, group)));
+  EXPECT_TRUE(at::equal(comm::reduce_scatter(mine(), 0, group).cpu(), comm::select_shard(sum, 0, group)));
   x = mine();
   comm::broadcast(x, size - 1, group);
   EXPECT_TRUE(at::equal(x.cpu(), parts.back()));

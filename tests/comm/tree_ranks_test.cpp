@@ -72,9 +72,9 @@ TEST(TreeBackend, GathersReducesAndBroadcastsInGroupOrderForAnySize) {
       at::Tensor sum = mine.clone();
       all_reduce(sum, group);
       EXPECT_EQ(sum[1].item<double>(), expected);
-      at::Tensor most = at::full({1}, (me * 7) % size, at::kLong);
-      all_reduce(most, group, ReduceOp::max);
-      EXPECT_LT(most.item<int64_t>(), size);
+      at::Tensor maximum = at::full({1}, (me * 7) % size, at::kLong);
+      all_reduce(maximum, group, ReduceOp::max);
+      EXPECT_LT(maximum.item<int64_t>(), size);
       const at::Tensor all = all_gather(at::full({1, 2}, me, at::kLong), 0, group);
       EXPECT_TRUE(at::equal(all, at::arange(size, at::kLong).view({size, 1}).expand({size, 2})));
       for (int root = 0; root < size; root += 5) {
@@ -129,7 +129,7 @@ struct Load {
   int64_t bytes_received = 0;
 };
 
-Load load_of(int rank, int size, int64_t manifest_bytes) {
+Load measure_load(int rank, int size, int64_t manifest_bytes) {
   Load load;
   std::vector<int> everyone(static_cast<size_t>(size));
   for (int i = 0; i < size; ++i) everyone[static_cast<size_t>(i)] = i;
@@ -162,23 +162,23 @@ Load load_of(int rank, int size, int64_t manifest_bytes) {
 TEST(Scale, WhatSixteenThousandRanksOpenAndSendIsBounded) {
   constexpr int kRanks = 16384;
   constexpr int64_t kManifest = 4096;
-  const Load first = load_of(0, kRanks, kManifest);
+  const Load first = measure_load(0, kRanks, kManifest);
   EXPECT_EQ(first.connections, 93u);
   EXPECT_EQ(first.bytes_received, (kRanks - 1) * kManifest);  // minimum for rank 0
   EXPECT_EQ(first.bytes_sent, 31 * 2 * 200);
-  size_t most = 0;
+  size_t maximum = 0;
   int64_t total_sent = 0;
   std::map<size_t, int> ranks_with;
   for (int rank = 0; rank < kRanks; rank += rank % 8 == 1 ? 7 : 1) {  // ranks 2 to 7 of a node equal its rank 1
-    const Load load = load_of(rank, kRanks, kManifest);
+    const Load load = measure_load(rank, kRanks, kManifest);
     const int alike = rank % 8 == 1 ? 7 : 1;
-    most = std::max(most, load.connections);
+    maximum = std::max(maximum, load.connections);
     ranks_with[load.connections] += alike;
     total_sent += alike * load.bytes_sent;
     if (rank % 8 == 1) { EXPECT_EQ(load.bytes_sent, kManifest); }
     if (rank % 64 == 8) { EXPECT_EQ(load.bytes_sent, 8 * kManifest + 7 * 2 * 200); }
   }
-  EXPECT_EQ(most, 93u);
+  EXPECT_EQ(maximum, 93u);
   EXPECT_EQ(ranks_with.at(15), kRanks / 8 * 7);               // its node's groups, and its parent
   EXPECT_EQ(ranks_with.at(36), kRanks / 64 * 7);              // the first ranks of seven nodes in eight
   EXPECT_LT(total_sent, 5 * kRanks * (kManifest + 2 * 200));  // a text is forwarded at most five times

@@ -26,15 +26,15 @@ namespace {
 
 using namespace std::chrono_literals;
 using test::Clock;
-using test::Ended;
+using test::ExitRecord;
 using test::expect_contains;
 using test::Notes;
 
 // As in apps/: prints the received cause and exits with code 4.
-test::ProcessesOptions told_and_ended(const Notes& notes) {
+test::ProcessesOptions report_and_exit(const Notes& notes) {
   test::ProcessesOptions options;
   options.process.on_stuck = [&notes](const std::exception_ptr& failure) {
-    notes.write(launch_from_environment()->rank, cause_of(failure));
+    notes.write(launch_from_environment()->rank, failure_cause(failure));
     ::_exit(4);
   };
   return options;
@@ -56,11 +56,12 @@ void expect_death_is_noticed(const std::string& name, int victim, Launcher launc
           notes.write(victim, "killed");
           ::raise(SIGKILL);
         },
-        told_and_ended(notes));
+        report_and_exit(notes));
     return;
   }
   const int port = test::free_port();
-  const std::vector<Ended> ended = test::run_by_hand(kRanks, [&](int rank) { return launcher(rank, kRanks, port); });
+  const std::vector<ExitRecord> ended =
+      test::run_by_hand(kRanks, [&](int rank) { return launcher(rank, kRanks, port); });
   EXPECT_EQ(ended[static_cast<size_t>(victim)].code, 128 + SIGKILL);
   const Clock::time_point killed_at = notes.read(victim).first;
   for (int rank = 0; rank < kRanks; ++rank) {
@@ -92,7 +93,8 @@ TEST(Watch, RanksThatEndAtDifferentTimesLeaveTogetherAndNobodyIsTakenForDead) {
     return;
   }
   const int port = test::free_port();
-  for (const Ended& rank : test::run_by_hand(kRanks, [&](int r) { return test::as_torchrun(r, kRanks, port); })) {
+  for (const ExitRecord& rank :
+       test::run_by_hand(kRanks, [&](int r) { return test::as_torchrun(r, kRanks, port); })) {
     EXPECT_EQ(rank.code, 0);
   }
 }
@@ -104,7 +106,7 @@ TEST(Watch, ASecondAttemptDoesNotReadWhyTheFirstOneEnded) {
     test::run_processes(kRanks, {.dp = kRanks}, [](const World& world) {
       barrier(world.groups().world);
       const bool first = std::string(std::getenv("TORCHELASTIC_RESTART_COUNT")) == "0";
-      if (first && world.rank() == 1) throw base::Error("data", "gone for a moment");
+      if (first && world.rank() == 1) throw base::Error("data", "unreachable for a moment");
       barrier(world.groups().world);
     });
     return;
@@ -121,15 +123,15 @@ TEST(Watch, ASecondAttemptDoesNotReadWhyTheFirstOneEnded) {
       return variables;
     });
   };
-  for (const Ended& rank : attempt(0)) EXPECT_EQ(rank.code, 3);
-  for (const Ended& rank : attempt(1)) EXPECT_EQ(rank.code, 0);
+  for (const ExitRecord& rank : attempt(0)) EXPECT_EQ(rank.code, 3);
+  for (const ExitRecord& rank : attempt(1)) EXPECT_EQ(rank.code, 0);
 }
 
 TEST(Watch, TheEnvironmentChoosesTheInterfaceAndAnUnknownOneIsNamedBesideThoseThatExist) {
   const Notes notes("interface");
   if (const auto launch = launch_from_environment()) {
     try {
-      run_process(*launch, test::grid_of(2, {.dp = 2}), {},
+      run_process(*launch, test::make_grid(2, {.dp = 2}), {},
                   [](const World& world) { barrier(world.groups().world); });
     } catch (const std::exception& error) {
       notes.write(launch->rank, error.what());
@@ -145,13 +147,13 @@ TEST(Watch, TheEnvironmentChoosesTheInterfaceAndAnUnknownOneIsNamedBesideThoseTh
       return variables;
     });
   };
-  for (const Ended& rank : run_on("lo")) EXPECT_EQ(rank.code, 0);
-  for (const Ended& rank : run_on("eth77")) EXPECT_EQ(rank.code, 3);
+  for (const ExitRecord& rank : run_on("lo")) EXPECT_EQ(rank.code, 0);
+  for (const ExitRecord& rank : run_on("eth77")) EXPECT_EQ(rank.code, 3);
   for (const int rank : {0, 1}) {
-    const std::string said = notes.read(rank).second;
-    expect_contains(said, "[config]");
-    expect_contains(said, "GLOO_SOCKET_IFNAME is 'eth77'");
-    expect_contains(said, "lo (127.0.0.1)");
+    const std::string reported = notes.read(rank).second;
+    expect_contains(reported, "[config]");
+    expect_contains(reported, "GLOO_SOCKET_IFNAME is 'eth77'");
+    expect_contains(reported, "lo (127.0.0.1)");
   }
 }
 
@@ -227,25 +229,25 @@ TEST(Ports, AcceptNothingNextToNcclAfterTheFirstCollective) {
 }
 
 // Three ranks, each with its own variables; returns their messages. Each exits with 3.
-std::vector<std::string> said_by_three(const Notes& notes, const std::function<test::Variables(int rank)>& own) {
+std::vector<std::string> collect_messages(const Notes& notes, const std::function<test::Variables(int rank)>& own) {
   const int port = test::free_port();
-  const std::vector<Ended> ended = test::run_by_hand(3, [&](int rank) {
+  const std::vector<ExitRecord> ended = test::run_by_hand(3, [&](int rank) {
     test::Variables variables = test::as_torchrun(rank, 3, port);
     for (const std::string& variable : own(rank)) variables.push_back(variable);
     return variables;
   });
-  std::vector<std::string> said;
+  std::vector<std::string> reported;
   for (int rank = 0; rank < 3; ++rank) {
     EXPECT_EQ(ended[static_cast<size_t>(rank)].code, 3) << rank;
-    said.push_back(notes.read(rank).second);
+    reported.push_back(notes.read(rank).second);
   }
-  return said;
+  return reported;
 }
 
-void say_why_it_ended(const Notes& notes, const ProcessOptions& options) {
+void write_end_reason(const Notes& notes, const ProcessOptions& options) {
   const LaunchEnvironment launch = *launch_from_environment();
   try {
-    run_process(launch, test::grid_of(launch.world_size, {.dp = launch.world_size}), options,
+    run_process(launch, test::make_grid(launch.world_size, {.dp = launch.world_size}), options,
                 [](const World& world) { barrier(world.groups().world); });
   } catch (const std::exception& error) {
     notes.write(launch.local_rank, error.what());
@@ -255,12 +257,12 @@ void say_why_it_ended(const Notes& notes, const ProcessOptions& options) {
 
 TEST(Meeting, AnotherWorldSizeIsNamedOnBothSidesAtOnce) {
   const Notes notes("meeting_world_size");
-  if (launch_from_environment()) return say_why_it_ended(notes, {});
+  if (launch_from_environment()) return write_end_reason(notes, {});
   const auto began = Clock::now();
   for (const auto& [size, other] : {std::pair(3, 4), std::pair(4, 3)}) {
-    const auto said = said_by_three(
+    const auto reported = collect_messages(
         notes, [&](int rank) -> test::Variables { return {base::concat("WORLD_SIZE=", rank == 1 ? other : size)}; });
-    for (const std::string& text : said) {
+    for (const std::string& text : reported) {
       expect_contains(text, base::concat(" was started with a world size of "));
       expect_contains(text, base::concat("rank 1 on ", host_name(), ", process "));
       for (const int number : {3, 4}) expect_contains(text, base::concat(" ", number));
@@ -272,11 +274,11 @@ TEST(Meeting, AnotherWorldSizeIsNamedOnBothSidesAtOnce) {
 
 TEST(Meeting, TwoProcessesOfOneRankAreNamedAtOnce) {
   const Notes notes("meeting_duplicate");
-  if (launch_from_environment()) return say_why_it_ended(notes, {});
+  if (launch_from_environment()) return write_end_reason(notes, {});
   const auto began = Clock::now();
-  const auto said =
-      said_by_three(notes, [](int rank) -> test::Variables { return {base::concat("RANK=", std::min(rank, 1))}; });
-  for (const std::string& text : said) {
+  const auto reported =
+      collect_messages(notes, [](int rank) -> test::Variables { return {base::concat("RANK=", std::min(rank, 1))}; });
+  for (const std::string& text : reported) {
     expect_contains(text, "two processes were started as rank 1 of 3: on " + host_name() + ", process ");
     expect_contains(text, ", and on " + host_name() + ", process ");
   }
@@ -285,14 +287,14 @@ TEST(Meeting, TwoProcessesOfOneRankAreNamedAtOnce) {
 
 TEST(Meeting, ARankWithoutItsInterfaceIsHeardOfByTheOthers) {
   const Notes notes("meeting_interface");
-  if (launch_from_environment()) return say_why_it_ended(notes, {});
-  const auto said = said_by_three(notes, [](int rank) -> test::Variables {
+  if (launch_from_environment()) return write_end_reason(notes, {});
+  const auto reported = collect_messages(notes, [](int rank) -> test::Variables {
     return {rank == 1 ? "GLOO_SOCKET_IFNAME=eth77" : "GLOO_SOCKET_IFNAME=lo"};
   });
-  expect_contains(said[1], "[config]");
+  expect_contains(reported[1], "[config]");
   for (const int rank : {0, 2}) {
-    expect_contains(said[rank], "[comm] rank 1 (tp 0 pp 0 dp 1) could not start: [config]");
-    expect_contains(said[rank], "GLOO_SOCKET_IFNAME is 'eth77'");
+    expect_contains(reported[rank], "[comm] rank 1 (tp 0 pp 0 dp 1) could not start: [config]");
+    expect_contains(reported[rank], "GLOO_SOCKET_IFNAME is 'eth77'");
   }
 }
 
@@ -302,19 +304,20 @@ TEST(Meeting, RanksThatTakeOtherBackendsDoNotWaitForEachOther) {
     ProcessOptions options;
     if (launch_from_environment()->rank != 1) options.backend = ProcessBackend::nccl;
     options.make_nccl = [](GlooContext& control) { return std::make_shared<HostOnly>(control); };
-    return say_why_it_ended(notes, options);
+    return write_end_reason(notes, options);
   }
-  const auto said = said_by_three(notes, [](int) { return test::Variables{}; });
-  for (const std::string& text : said) expect_contains(text, "this rank uses the backend ");
+  const auto reported = collect_messages(notes, [](int) { return test::Variables{}; });
+  for (const std::string& text : reported) expect_contains(text, "this rank uses the backend ");
 }
 
 // Rank 0 stops after it has opened its port, or the port belongs to another program.
 TEST(Meeting, AStoreThatDoesNotAnswerIsNamed) {
   const Notes notes("meeting_silent");
-  if (launch_from_environment()) return say_why_it_ended(notes, {});
+  if (launch_from_environment()) return write_end_reason(notes, {});
   const auto [fd, port] = listen_at("127.0.0.1");
   const auto began = Clock::now();
-  const std::vector<Ended> ended = test::run_by_hand(1, [port = port](int) { return test::as_torchrun(1, 2, port); });
+  const std::vector<ExitRecord> ended =
+      test::run_by_hand(1, [port = port](int) { return test::as_torchrun(1, 2, port); });
   EXPECT_EQ(ended[0].code, 3);
   expect_contains(notes.read(1).second,
                   base::concat("MASTER_PORT = ", port, ": 127.0.0.1:", port,
@@ -327,15 +330,15 @@ TEST(Meeting, AStoreThatDoesNotAnswerIsNamed) {
 TEST(Meeting, WhoDoesNotComeIsNamed) {
   const Notes notes("meeting_missing");
   if (const auto launch = launch_from_environment()) {
-    if (launch->rank != 1) return say_why_it_ended(notes, {.timeout = launch->rank == 0 ? 8s : 60s});
+    if (launch->rank != 1) return write_end_reason(notes, {.timeout = launch->rank == 0 ? 8s : 60s});
     notes.write(1, "ended by itself");
     ::_exit(3);
   }
-  const auto said = said_by_three(notes, [](int) { return test::Variables{}; });
-  for (const int rank : {0, 2}) expect_contains(said[rank], "rank 1 (tp 0 pp 0 dp 1) did not start within 8 s");
+  const auto reported = collect_messages(notes, [](int) { return test::Variables{}; });
+  for (const int rank : {0, 2}) expect_contains(reported[rank], "rank 1 (tp 0 pp 0 dp 1) did not start within 8 s");
 }
 
-GlooOptions options_of_two(int rank, uint16_t port, std::chrono::milliseconds timeout) {
+GlooOptions two_rank_options(int rank, uint16_t port, std::chrono::milliseconds timeout) {
   GlooOptions options;
   options.rank = rank;
   options.world_size = 2;
@@ -348,17 +351,17 @@ GlooOptions options_of_two(int rank, uint16_t port, std::chrono::milliseconds ti
 TEST(Meeting, ARankThatDoesNotCountItselfHasCome) {
   if (launch_from_environment()) return;
   const auto port = static_cast<uint16_t>(test::free_port());
-  const RunStore run = open_store(options_of_two(0, port, 1s));
+  const RunStore run = open_store(two_rank_options(0, port, 1s));
   run.store->set("come/1", as_bytes("another machine, process 1"));
-  meet(run, options_of_two(0, port, 1s), "127.0.0.1");
+  meet(run, two_rank_options(0, port, 1s), "127.0.0.1");
 }
 
 TEST(Meeting, RefusedSecretsAreNamedWithTheMissingRank) {
   if (launch_from_environment()) return;
-  GlooOptions options = options_of_two(0, static_cast<uint16_t>(test::free_port()), 1s);
+  GlooOptions options = two_rank_options(0, static_cast<uint16_t>(test::free_port()), 1s);
   options.secret = "one";
   const RunStore run = open_store(options);
-  GlooOptions other = options_of_two(1, options.master_port, 10s);
+  GlooOptions other = two_rank_options(1, options.master_port, 10s);
   other.secret = "another";
   EXPECT_THROW(open_store(other), base::Error);
   try {
@@ -377,7 +380,7 @@ TEST(Meeting, ARankThatDoesNotConnectToTheOthersIsNamed) {
   const auto port = static_cast<uint16_t>(test::free_port());
   std::atomic<bool> over{false};
   std::thread rank_1([&] {
-    const GlooOptions options = options_of_two(1, port, 60s);
+    const GlooOptions options = two_rank_options(1, port, 60s);
     const RunStore run = open_store(options);
     meet(run, options, "127.0.0.1");
     WatchOptions watch;
@@ -392,7 +395,7 @@ TEST(Meeting, ARankThatDoesNotConnectToTheOthersIsNamed) {
     const WatchTree tree(watch);
     while (!over) std::this_thread::sleep_for(5ms);
   });
-  GlooOptions options = options_of_two(0, port, 4s);
+  GlooOptions options = two_rank_options(0, port, 4s);
   options.meet_first = true;
   try {
     const GlooContext context(options);
@@ -416,7 +419,7 @@ TEST(Meeting, AnotherProgramInPlaceOfTheAgentIsNamedInOneLine) {
       std::this_thread::sleep_for(5ms);
     }
   });
-  GlooOptions options = options_of_two(1, port, 2s);
+  GlooOptions options = two_rank_options(1, port, 2s);
   options.agent_store = true;
   testing::internal::CaptureStderr();
   std::string error;

@@ -28,7 +28,7 @@ class WatchWorld {
  public:
   explicit WatchWorld(int size, std::chrono::milliseconds silence = 15s,
                       std::optional<std::chrono::milliseconds> connect_limit = {})
-      : size_(size), silence_(silence), connect_limit_(connect_limit), heard_(static_cast<size_t>(size)) {}
+      : size_(size), silence_(silence), connect_limit_(connect_limit), causes_(static_cast<size_t>(size)) {}
   std::unique_ptr<WatchTree> join(int rank) {
     WatchOptions options;
     options.rank = rank;
@@ -48,26 +48,26 @@ class WatchWorld {
     };
     options.on_failure = [this, rank](const std::string& cause) {
       const std::lock_guard lock(mutex_);
-      heard_[static_cast<size_t>(rank)].push_back(cause);
+      causes_[static_cast<size_t>(rank)].push_back(cause);
     };
     return std::make_unique<WatchTree>(std::move(options));
   }
   // Waits up to ten seconds for a failure to reach `rank` and returns the received causes.
-  std::vector<std::string> heard(int rank) {
+  std::vector<std::string> received_causes(int rank) {
     for (int i = 0; i < 1000; ++i) {
       {
         const std::lock_guard lock(mutex_);
-        if (!heard_[static_cast<size_t>(rank)].empty()) return heard_[static_cast<size_t>(rank)];
+        if (!causes_[static_cast<size_t>(rank)].empty()) return causes_[static_cast<size_t>(rank)];
       }
       std::this_thread::sleep_for(10ms);
     }
     return {};
   }
-  std::vector<std::string> heard_so_far(int rank) {
+  std::vector<std::string> causes_so_far(int rank) {
     const std::lock_guard lock(mutex_);
-    return heard_[static_cast<size_t>(rank)];
+    return causes_[static_cast<size_t>(rank)];
   }
-  uint16_t port_of(int rank) {
+  uint16_t published_port(int rank) {
     const std::lock_guard lock(mutex_);
     std::istringstream words(store_.at("watch/" + std::to_string(rank)));
     std::string address;
@@ -86,22 +86,22 @@ class WatchWorld {
   const std::optional<std::chrono::milliseconds> connect_limit_;
   std::mutex mutex_;
   std::map<std::string, std::string> store_;
-  std::vector<std::vector<std::string>> heard_;
+  std::vector<std::vector<std::string>> causes_;
 };
 
 using Causes = std::vector<std::string>;
 
-int stranger_at(uint16_t port) {
+int connect_raw(uint16_t port) {
   std::string error;
   return connect_to("127.0.0.1", port, 2s, error);
 }
 
-void say(int fd, const std::string& bytes) {
+void send_bytes(int fd, const std::string& bytes) {
   [[maybe_unused]] const ssize_t sent = ::send(fd, bytes.data(), bytes.size(), MSG_NOSIGNAL);
 }
 
 // True if the other side closes within a second.
-bool turned_away(int fd) {
+bool is_closed_by_peer(int fd) {
   for (int i = 0; i < 100; ++i) {
     char byte = 0;
     const ssize_t size = ::recv(fd, &byte, 1, MSG_DONTWAIT);
@@ -142,68 +142,68 @@ std::string hello(const std::string& secret, const std::string& parent_nonce, co
 
 // A manual connection of rank `rank` of three to rank 0, as a process of the run makes it.
 int join_by_hand(WatchWorld& world, int rank) {
-  const int fd = stranger_at(world.port_of(0));
+  const int fd = connect_raw(world.published_port(0));
   const auto nonce = receive(fd);
   EXPECT_TRUE(nonce && nonce->kind == 'n');
-  if (nonce) say(fd, hello(kSecret, nonce->text, base::concat(rank, "/3")));
+  if (nonce) send_bytes(fd, hello(kSecret, nonce->text, base::concat(rank, "/3")));
   const auto welcome = receive(fd);
   EXPECT_TRUE(welcome && welcome->kind == 'w');
   return fd;
 }
 
 // Two ranks join the first, all leave, and none fails.
-void expect_a_whole_run(WatchWorld& world, WatchTree& first) {
+void expect_clean_run(WatchWorld& world, WatchTree& first) {
   const auto one = world.join(1), two = world.join(2);
   std::thread a([&] { one->leave(); }), b([&] { two->leave(); });
   first.leave();
   a.join();
   b.join();
-  for (int rank = 0; rank < 3; ++rank) EXPECT_EQ(world.heard_so_far(rank), Causes{}) << rank;
+  for (int rank = 0; rank < 3; ++rank) EXPECT_EQ(world.causes_so_far(rank), Causes{}) << rank;
 }
 
 TEST(WatchPort, WhoDoesNotKnowTheSecretIsTurnedAwayAndTheRunGoesOn) {
   WatchWorld world(3);
   const auto first = world.join(0);
-  const uint16_t port = world.port_of(0);
+  const uint16_t port = world.published_port(0);
   const std::string guess = hello(kSecret, std::string(32, '0'), "1/3");
   for (const std::string& bytes :
        {guess, message('h', "1/3"), message('w', prove(kSecret, "")), message('c', "rank 1 failed"),
         std::string("h\xff\xff\xff\x7f"), std::string("h\x41\x01\0\0", 5), std::string("GET / HTTP/1.1\r\n\r\n")}) {
-    const int fd = stranger_at(port);
+    const int fd = connect_raw(port);
     ASSERT_GE(fd, 0);
-    say(fd, bytes);
+    send_bytes(fd, bytes);
     receive(fd);  // the nonce
-    EXPECT_TRUE(turned_away(fd)) << testing::PrintToString(bytes);
+    EXPECT_TRUE(is_closed_by_peer(fd)) << testing::PrintToString(bytes);
     ::close(fd);
   }
   for (const auto& [secret, place] :
        {std::pair("another", "1/3"), std::pair(kSecret, "1/4"), std::pair(kSecret, "0/3")}) {
-    const int fd = stranger_at(port);
+    const int fd = connect_raw(port);
     const auto nonce = receive(fd);
     ASSERT_TRUE(nonce);
-    say(fd, hello(secret, nonce->text, place));
-    EXPECT_TRUE(turned_away(fd)) << secret << " " << place;
+    send_bytes(fd, hello(secret, nonce->text, place));
+    EXPECT_TRUE(is_closed_by_peer(fd)) << secret << " " << place;
     ::close(fd);
   }
-  const int half = stranger_at(port);
-  say(half, guess.substr(0, 7));
+  const int half = connect_raw(port);
+  send_bytes(half, guess.substr(0, 7));
   receive(half);
-  const int gone = stranger_at(port);
-  say(gone, guess.substr(0, 7));
+  const int gone = connect_raw(port);
+  send_bytes(gone, guess.substr(0, 7));
   ::close(gone);
-  expect_a_whole_run(world, *first);
-  EXPECT_TRUE(turned_away(half));
+  expect_clean_run(world, *first);
+  EXPECT_TRUE(is_closed_by_peer(half));
   ::close(half);
 }
 
 TEST(WatchPort, IsClosedOnceTheChildrenAreThere) {
   WatchWorld world(3);
   const auto first = world.join(0);
-  const uint16_t port = world.port_of(0);
+  const uint16_t port = world.published_port(0);
   const auto one = world.join(1), two = world.join(2);
   int fd = 0;
   for (int i = 0; i < 200 && fd >= 0; ++i) {
-    fd = stranger_at(port);
+    fd = connect_raw(port);
     if (fd >= 0) ::close(fd);
     std::this_thread::sleep_for(10ms);
   }
@@ -239,9 +239,9 @@ TEST(WatchPort, TwoThousandConnectionsAndAFloodAreBorne) {
   limit.set(std::min<rlim_t>(limit.before.rlim_max, 8192));
   WatchWorld world(3);
   const auto first = world.join(0);
-  const uint16_t port = world.port_of(0);
+  const uint16_t port = world.published_port(0);
   const size_t before = resident_kib();
-  std::vector<int> strangers;
+  std::vector<int> connections;
   for (int i = 0; i < 2000; ++i) {
     const int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
     ASSERT_GE(fd, 0);
@@ -250,13 +250,13 @@ TEST(WatchPort, TwoThousandConnectionsAndAFloodAreBorne) {
     address.sin_port = htons(port);
     address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
     ::connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof address);
-    say(fd, std::string(60000, 'x'));
-    strangers.push_back(fd);
+    send_bytes(fd, std::string(60000, 'x'));
+    connections.push_back(fd);
   }
   std::this_thread::sleep_for(200ms);
   EXPECT_LT(resident_kib(), before + 32 * 1024);
-  for (const int fd : strangers) ::close(fd);
-  expect_a_whole_run(world, *first);
+  for (const int fd : connections) ::close(fd);
+  expect_clean_run(world, *first);
 }
 
 double processor_seconds() {
@@ -272,7 +272,7 @@ TEST(WatchPort, WithoutFilesLeftItWaitsInsteadOfSpinning) {
   const int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   sockaddr_in address{};
   address.sin_family = AF_INET;
-  address.sin_port = htons(world.port_of(0));
+  address.sin_port = htons(world.published_port(0));
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   {
     const FileLimit limit;
@@ -283,21 +283,21 @@ TEST(WatchPort, WithoutFilesLeftItWaitsInsteadOfSpinning) {
     EXPECT_LT(processor_seconds() - before, 0.2);
   }
   ::close(fd);
-  expect_a_whole_run(world, *first);
+  expect_clean_run(world, *first);
 }
 
 TEST(WatchTree, OfTwoFailuresEveryRankHearsTheFirstOnce) {
   WatchWorld world(10);
   std::vector<std::unique_ptr<WatchTree>> trees;
   for (int rank = 0; rank < 10; ++rank) trees.push_back(world.join(rank));
-  trees[9]->tell("rank 9 failed");
-  for (int rank = 0; rank < 9; ++rank) EXPECT_EQ(world.heard(rank), Causes{"rank 9 failed"}) << rank;
-  trees[3]->tell("rank 3 failed too");
+  trees[9]->send_cause("rank 9 failed");
+  for (int rank = 0; rank < 9; ++rank) EXPECT_EQ(world.received_causes(rank), Causes{"rank 9 failed"}) << rank;
+  trees[3]->send_cause("rank 3 failed too");
   trees[9].reset();
   trees[1].reset();  // the process dies
   std::this_thread::sleep_for(200ms);
-  for (int rank = 0; rank < 9; ++rank) EXPECT_EQ(world.heard_so_far(rank), Causes{"rank 9 failed"}) << rank;
-  EXPECT_EQ(world.heard_so_far(9), Causes{});
+  for (int rank = 0; rank < 9; ++rank) EXPECT_EQ(world.causes_so_far(rank), Causes{"rank 9 failed"}) << rank;
+  EXPECT_EQ(world.causes_so_far(9), Causes{});
   trees[0]->leave();  // waits for no rank
 }
 
@@ -305,16 +305,20 @@ TEST(WatchTree, ASecondCauseFromBelowGoesNoFurther) {
   WatchWorld world(3);
   const auto first = world.join(0), one = world.join(1);
   const int two = join_by_hand(world, 2);
-  say(two, message('c', "the first") + message('c', "the second"));
-  EXPECT_EQ(world.heard(1), Causes{"the first"});
+  send_bytes(two, message('c', "the first") + message('c', "the second"));
+  EXPECT_EQ(world.received_causes(1), Causes{"the first"});
   std::this_thread::sleep_for(100ms);  // time for the second one to arrive
-  EXPECT_EQ(world.heard_so_far(0), Causes{"the first"});
-  EXPECT_EQ(world.heard_so_far(1), Causes{"the first"});
+  EXPECT_EQ(world.causes_so_far(0), Causes{"the first"});
+  EXPECT_EQ(world.causes_so_far(1), Causes{"the first"});
   ::close(two);
 }
 
 TEST(WatchTree, ProofsAreHmacSha1) {  // RFC 2202, cases 2 and 6
-  EXPECT_EQ(prove("Jefe", "what do ya want for nothing?"), "effcdf6ae5eb2fa2d27416d5f184df9c259a7c79");
+  EXPECT_EQ(prove("Jefe",
+                  "what do ya "
+                  "want "
+                  "for nothing?"),
+            "effcdf6ae5eb2fa2d27416d5f184df9c259a7c79");
   EXPECT_EQ(prove(std::string(80, '\xaa'), "Test Using Larger Than Block-Size Key - Hash Key First"),
             "aa4ae5e15272d00e95705637ce8a3b55ed402112");
 }
@@ -327,16 +331,16 @@ TEST(WatchTree, AParentWithoutTheSecretIsRefused) {
     int fd = -1;
     for (int i = 0; i < 500 && fd < 0; ++i, std::this_thread::sleep_for(10ms))
       fd = ::accept(port_fd, nullptr, nullptr);
-    say(fd, message('n', std::string(32, '0')));
+    send_bytes(fd, message('n', std::string(32, '0')));
     receive(fd);
-    say(fd, message('w', prove("another", "")) + message('c', "rank 0 failed"));
-    EXPECT_TRUE(turned_away(fd));
+    send_bytes(fd, message('w', prove("another", "")) + message('c', "rank 0 failed"));
+    EXPECT_TRUE(is_closed_by_peer(fd));
     ::close(fd);
   });
   EXPECT_THROW(world.join(1), PeerFailure);
   fake.join();
   ::close(port_fd);
-  EXPECT_EQ(world.heard_so_far(1), Causes{});
+  EXPECT_EQ(world.causes_so_far(1), Causes{});
 }
 
 TEST(WatchTree, ASilentNeighborIsReportedAsStopped) {
@@ -347,8 +351,8 @@ TEST(WatchTree, ASilentNeighborIsReportedAsStopped) {
       "rank 2 has not answered for 1 s: its machine answers, but its process is not running (stopped by a signal or "
       "a "
       "debugger, or without memory or processor time)";
-  EXPECT_EQ(world.heard(0), Causes{cause});
-  EXPECT_EQ(world.heard(1), Causes{cause});
+  EXPECT_EQ(world.received_causes(0), Causes{cause});
+  EXPECT_EQ(world.received_causes(1), Causes{cause});
   ::close(two);
 }
 
@@ -359,8 +363,8 @@ TEST(WatchTree, AChildThatDoesNotConnectIsReported) {
       "rank 2 has not connected for 1 s: its process is not running (not started, or stopped by a signal or a "
       "debugger), "
       "or the network to it is down";
-  EXPECT_EQ(world.heard(0), Causes{cause});
-  EXPECT_EQ(world.heard(1), Causes{cause});
+  EXPECT_EQ(world.received_causes(0), Causes{cause});
+  EXPECT_EQ(world.received_causes(1), Causes{cause});
 }
 
 TEST(WatchTree, AParentThatDoesNotAnswerIsReported) {
@@ -369,7 +373,7 @@ TEST(WatchTree, AParentThatDoesNotAnswerIsReported) {
   for (const bool listens : {false, true}) {
     if (listens) world.set("watch/0", base::concat("127.0.0.1 ", port, " here"));
     const auto began = std::chrono::steady_clock::now();
-    const std::string error = test::error_of([&] { world.join(1); });
+    const std::string error = test::catch_error([&] { world.join(1); });
     EXPECT_NE(error.find("rank 0 has not connected for 1 s"), std::string::npos) << error;
     EXPECT_LT(std::chrono::steady_clock::now() - began, 5s);
   }
@@ -380,17 +384,17 @@ TEST(WatchTree, NeighborsWithBeatsAreNotReported) {
   WatchWorld world(3, 1500ms, 1500ms);
   const auto first = world.join(0), one = world.join(1), two = world.join(2);
   std::this_thread::sleep_for(4s);
-  for (int rank = 0; rank < 3; ++rank) EXPECT_EQ(world.heard_so_far(rank), Causes{}) << rank;
+  for (int rank = 0; rank < 3; ++rank) EXPECT_EQ(world.causes_so_far(rank), Causes{}) << rank;
 }
 
 TEST(WatchTree, WhoJoinsLateHearsOfAFailureBeforeIt) {
   WatchWorld world(10);
   std::vector<std::unique_ptr<WatchTree>> trees;
   for (int rank = 0; rank < 9; ++rank) trees.push_back(world.join(rank));
-  trees[2]->tell("rank 2 failed");
-  EXPECT_EQ(world.heard(8), Causes{"rank 2 failed"});
+  trees[2]->send_cause("rank 2 failed");
+  EXPECT_EQ(world.received_causes(8), Causes{"rank 2 failed"});
   const auto late = world.join(9);
-  EXPECT_EQ(world.heard(9), Causes{"rank 2 failed"});
+  EXPECT_EQ(world.received_causes(9), Causes{"rank 2 failed"});
 }
 
 TEST(WatchTree, AFailureBelowARankThatHasNotJoinedYetGoesUpWhenItJoins) {
@@ -399,12 +403,12 @@ TEST(WatchTree, AFailureBelowARankThatHasNotJoinedYetGoesUpWhenItJoins) {
   std::thread joining([&] { eight = world.join(8); });  // waits for rank 0
   {
     const auto nine = world.join(9);
-    nine->tell("rank 9 failed");
+    nine->send_cause("rank 9 failed");
   }
-  EXPECT_EQ(world.heard(8), Causes{"rank 9 failed"});
+  EXPECT_EQ(world.received_causes(8), Causes{"rank 9 failed"});
   const auto zero = world.join(0);
   joining.join();
-  EXPECT_EQ(world.heard(0), Causes{"rank 9 failed"});
+  EXPECT_EQ(world.received_causes(0), Causes{"rank 9 failed"});
 }
 
 }  // namespace

@@ -16,11 +16,11 @@ namespace {
 
 std::vector<std::string> made_on(int num_ranks, const test::Layout& layout, Groups& groups) {
   std::vector<std::string> names;
-  const GroupFactory factory = shared([&](const GroupSpec& spec) {
+  const GroupFactory factory = share_communicators([&](const GroupSpec& spec) {
     names.push_back(spec.name);
     return make_counting_backend(spec.name, std::make_shared<Traffic>());
   });
-  groups = make_groups(0, test::grid_of(num_ranks, layout), factory);
+  groups = make_groups(0, test::make_grid(num_ranks, layout), factory);
   return names;
 }
 
@@ -63,14 +63,14 @@ TEST(World, AGroupForGradientsIsFoundByTheAxesThatItSpans) {
   const topology::AxisSet families[] = {Axis::tp, Axis::dp, {Axis::dp, Axis::cp}, {Axis::tp, Axis::pp}, Axis::etp,
                                         Axis::ep, Axis::edp};
   for (const int rank : {0, 5, 15}) {
-    const World world = make_world(rank, grid, counted({}, std::make_shared<Traffic>()));
+    const World world = make_world(rank, grid, count_traffic({}, std::make_shared<Traffic>()));
     for (const topology::AxisSet axes : families) {
-      const Group& group = world.groups().gradients_over(axes);
-      EXPECT_EQ(group.ranks(), grid.group_of(rank, axes)) << topology::to_string(axes);
+      const Group& group = world.groups().gradient_group(axes);
+      EXPECT_EQ(group.ranks(), grid.group_ranks(rank, axes)) << topology::to_string(axes);
       EXPECT_EQ(group.purpose(), Purpose::gradients);
     }
     EXPECT_EQ(world.coordinates(), grid.coordinates(rank));
-    EXPECT_THROW(world.groups().gradients_over({Axis::tp, Axis::dp}), std::logic_error);
+    EXPECT_THROW(world.groups().gradient_group({Axis::tp, Axis::dp}), std::logic_error);
   }
 }
 
@@ -80,10 +80,11 @@ TEST(World, GroupsOfTwoPurposesAreUnderWayBesideEachOther) {
 
 TEST(World, WhatASharedCommunicatorCarriesIsCountedUnderTheNameOfEachGroup) {
   const auto traffic = std::make_shared<Traffic>();
-  const GroupFactory factory = counted(
-      shared([](const GroupSpec& spec) { return make_counting_backend(spec.name, std::make_shared<Traffic>()); }),
-      traffic);
-  const Groups groups = make_groups(0, test::grid_of(2, {.dp = 2}), factory);
+  const GroupFactory factory = count_traffic(share_communicators([](const GroupSpec& spec) {
+                                               return make_counting_backend(spec.name, std::make_shared<Traffic>());
+                                             }),
+                                             traffic);
+  const Groups groups = make_groups(0, test::make_grid(2, {.dp = 2}), factory);
   groups.dp.backend().barrier();
   groups.dp_cp.backend().barrier();
   groups.dp_cp.backend().barrier();

@@ -41,10 +41,10 @@ TEST(Attention, IsLibtorchsForWhatItsOperatorsTake) {
                                     << (documents ? " documents" : "");
               ++chosen[by];
               // With a fixed order of sums, or on an unknown GPU, all but cuDNN's.
-              AttentionCase c{dtype, d, dv, true, true, window, false, documents, gpu};
-              c.deterministic = true;
+              AttentionCase test_case{dtype, d, dv, true, true, window, false, documents, gpu};
+              test_case.deterministic = true;
               if (cudnn) wanted = without;
-              ASSERT_EQ(gpu_attention(c).by, wanted) << d << " and " << dv << " on sm_" << gpu;
+              ASSERT_EQ(gpu_attention(test_case).by, wanted) << d << " and " << dv << " on sm_" << gpu;
               if (d > 192 && d <= 224) continue;
               ASSERT_EQ(gpu_attention({dtype, d, dv, true, true, window, false, documents}).by, wanted);
             }
@@ -59,9 +59,9 @@ TEST(Attention, IsLibtorchsForWhatItsOperatorsTake) {
 // For equal head sizes cuDNN's is chosen only for training lengths; for two head sizes, for all but a single key.
 TEST(Attention, OfCudnnIsForLengthsInBlocksWhereFlashAttentionTakesTheOthers) {
   const auto by = [](int64_t d, int64_t queries, int64_t keys) {
-    AttentionCase c{ParamsDtype::bf16, d, 128};
-    c.capability = 90, c.queries = queries, c.keys = keys;
-    return gpu_attention(c).by;
+    AttentionCase test_case{ParamsDtype::bf16, d, 128};
+    test_case.capability = 90, test_case.queries = queries, test_case.keys = keys;
+    return gpu_attention(test_case).by;
   };
   for (const int64_t s : {128, 1024, 8192}) EXPECT_EQ(by(128, s, s), AttentionBy::cudnn) << s;
   for (const int64_t s : {1, 2, 64, 127, 129, 1000, 8191}) EXPECT_EQ(by(128, s, s), AttentionBy::flash) << s;
@@ -79,10 +79,10 @@ TEST(Attention, IsOursWhereOneOfThemTakesNoneOfIt) {
   EXPECT_EQ(gpu_attention(plain).by, AttentionBy::flash);
   EXPECT_STREQ(gpu_attention(plain).why, "");
   const auto why = [&](const auto& change) {
-    AttentionCase c = plain;
-    change(c);
-    EXPECT_EQ(gpu_attention(c).by, AttentionBy::own);
-    return std::string(gpu_attention(c).why);
+    AttentionCase test_case = plain;
+    change(test_case);
+    EXPECT_EQ(gpu_attention(test_case).by, AttentionBy::own);
+    return std::string(gpu_attention(test_case).why);
   };
   using C = AttentionCase;
   const auto has = [](const std::string& text, const char* part) { return text.find(part) != std::string::npos; };

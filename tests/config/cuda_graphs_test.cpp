@@ -160,7 +160,7 @@ TEST(CudaGraphs, WhatIsCapturedWithoutBeingAskedToHeedsWhatDecidesTheFormOfSteps
   const std::vector<Violation> found = violations(config, kWorld, Use::capture);
   ASSERT_FALSE(found.empty());
   EXPECT_EQ(found[0].key + " = " + found[0].value, "train.cuda_graph_impl = full_iteration");
-  EXPECT_EQ(found[0].fix, "set cp_comm_type to a2a") << "capture was not asked for";
+  EXPECT_EQ(found[0].fix, "set cp_comm_type to a2a") << "capture is off";
   const Config hybrid = good({"parallel.hybrid_context_parallel=true", "parallel.context_parallel_cut=balanced",
                               "parallel.pipeline_model_parallel_size=1", "data.reset_attention_mask=true"});
   EXPECT_EQ(violations(hybrid, kWorld, Use::capture).size(), violations(hybrid, kWorld).size() + 1);
@@ -184,14 +184,14 @@ TEST(CudaGraphs, KeysOfBeforeSayTheSameInTodays) {
       {"train: {cuda_graph_scope: []}", CudaGraphImpl::none, {}},
   };
   for (const Spelling& one : spellings) {
-    const Train t = parse(one.yaml).train;
-    EXPECT_EQ(t.cuda_graph_impl, one.impl) << one.yaml;
-    EXPECT_EQ(t.cuda_graph_modules, one.modules) << one.yaml;
+    const Train train = parse(one.yaml).train;
+    EXPECT_EQ(train.cuda_graph_impl, one.impl) << one.yaml;
+    EXPECT_EQ(train.cuda_graph_modules, one.modules) << one.yaml;
   }
-  const Train t = load("", {"train.external_cuda_graph=true", "train.cuda_graph_scope=attn,mlp"}).train;
-  EXPECT_EQ(t.cuda_graph_impl, CudaGraphImpl::transformer_engine);
-  EXPECT_EQ(t.cuda_graph_modules, (std::vector<std::string>{"attn", "mlp"}));
-  EXPECT_EQ(load("", {"train.cuda_graph_scope=[attn, mlp]"}).train.cuda_graph_modules, t.cuda_graph_modules);
+  const Train train = load("", {"train.external_cuda_graph=true", "train.cuda_graph_scope=attn,mlp"}).train;
+  EXPECT_EQ(train.cuda_graph_impl, CudaGraphImpl::transformer_engine);
+  EXPECT_EQ(train.cuda_graph_modules, (std::vector<std::string>{"attn", "mlp"}));
+  EXPECT_EQ(load("", {"train.cuda_graph_scope=[attn, mlp]"}).train.cuda_graph_modules, train.cuda_graph_modules);
 }
 
 TEST(CudaGraphs, KeysOfBeforeThatContradictOrSayNothingAreRefusedWhereTheyStand) {
@@ -206,10 +206,10 @@ TEST(CudaGraphs, KeysOfBeforeThatContradictOrSayNothingAreRefusedWhereTheyStand)
       {"model:\n  cuda_graph_scope: attn\n", "unknown key 'model.cuda_graph_scope'"},
   };
   for (const auto& [yaml, text] : cases) {
-    const std::string error = error_of([yaml = yaml] { parse(yaml); });
+    const std::string error = catch_error([yaml = yaml] { parse(yaml); });
     EXPECT_NE(error.find(text), std::string::npos) << yaml << error;
   }
-  EXPECT_NE(error_of([] { load("", {"train.enable_cuda_graph=1"}); }).find("expected true or false"),
+  EXPECT_NE(catch_error([] { load("", {"train.enable_cuda_graph=1"}); }).find("expected true or false"),
             std::string::npos);
 }
 

@@ -64,17 +64,17 @@ TEST(DeviceChoice, TakesAGpuWhereEveryRankHasOneUnlessToldOtherwise) {
       {"cuda", "nccl", launched("Open MPI", 1, 2, 1), "nccl", 0},
       {"cuda", "auto", launched("torchrun", 8, 8, 5), "nccl", 5},
   };
-  for (const Case& c : cases) {
-    SCOPED_TRACE(base::concat(c.device, " ", c.backend, ", ", c.machine.local_ranks, " ranks of ", c.machine.launcher,
-                              " on ", c.machine.num_gpus, " GPUs"));
-    const DeviceChoice got = choose_device(run_with(c.device, c.backend), c.machine);
-    EXPECT_STREQ(text_of(got.backend), c.wanted_backend);
-    EXPECT_EQ(got.gpu, c.wanted_gpu);
+  for (const Case& test_case : cases) {
+    SCOPED_TRACE(base::concat(test_case.device, " ", test_case.backend, ", ", test_case.machine.local_ranks,
+                              " ranks of ", test_case.machine.launcher, " on ", test_case.machine.num_gpus, " GPUs"));
+    const DeviceChoice got = choose_device(run_with(test_case.device, test_case.backend), test_case.machine);
+    EXPECT_STREQ(text_of(got.backend), test_case.wanted_backend);
+    EXPECT_EQ(got.gpu, test_case.wanted_gpu);
   }
 }
 
 std::string refusal(const Run& run, const Machine& machine) {
-  return error_of([&] { choose_device(run, machine); });
+  return catch_error([&] { choose_device(run, machine); });
 }
 
 TEST(DeviceChoice, WhoAsksForGpusNeverGetsTheCpu) {

@@ -55,7 +55,6 @@ TEST(EveryKey, TakesAValueFromYamlAndAnOptionAndIsPrinted) {
                               "softmax",
                               "learnable",
                               "never",
-                              "nvshmem",
                               "sgd",
                               "optim",
                               "gpt",

@@ -76,7 +76,7 @@ TEST(ExpertLayers, OfADenseModelAreNone) {
   model.moe_layer_freq = "[0,1,1,1]";
   EXPECT_EQ(moe_layers(model), (std::vector<bool>{false, true, true, true}));
   model.moe_layer_freq = "[0,1]";
-  const std::string error = error_of([&] { moe_layers(model); });
+  const std::string error = catch_error([&] { moe_layers(model); });
   for (const char* words : {"model.moe_layer_freq = [0,1]", "2 entries for model.num_layers = 4", "write N"})
     EXPECT_NE(error.find(words), std::string::npos) << error;
 }
@@ -99,7 +99,7 @@ TEST(AuxLosses, AreThoseWithACoefficient) {
                                     {"1,inf,2", "'inf' is not a number"},
                                     {"1,nan,2", "'nan' is not a number"}}) {
     model.moe_aux_loss_coeff = text;
-    const std::string error = error_of([&] { aux_losses(model); });
+    const std::string error = catch_error([&] { aux_losses(model); });
     EXPECT_NE(error.find(words), std::string::npos) << error;
     EXPECT_NE(error.find("model.moe_aux_loss_coeff = "), std::string::npos) << error;
   }
@@ -256,11 +256,6 @@ const std::vector<Wrong>& wrong_routers() {
        "is for model.moe_token_dispatcher_type = static_buffer"},
       {{"model.moe_rank_pair_capacity_factor=1"}, "model.moe_rank_pair_capacity_factor", "static_buffer"},
       {{"model.moe_overflow_policy=drop"}, "model.moe_overflow_policy", "static_buffer"},
-      {{"model.moe_static_buffer_exchange=nvshmem"}, "model.moe_static_buffer_exchange", "static_buffer"},
-      {{"model.moe_token_dispatcher_type=static_buffer", "model.moe_expert_rank_capacity_factor=1",
-        "model.moe_static_buffer_exchange=nvshmem", "run.device=cpu"},
-       "model.moe_static_buffer_exchange",
-       "is for GPUs"},
       {{"model.moe_paged_stash=true"}, "model.moe_paged_stash", "only its buffers are larger than the received rows"},
       {{"model.moe_paged_stash_page_size=32"}, "model.moe_paged_stash_page_size", "no effect without"},
       {{"model.moe_paged_stash_buffer_size_factor_cuda=2"},
@@ -350,7 +345,7 @@ const std::vector<Wrong>& wrong_shared_experts() {
 }
 
 // Each with replicas, four experts on two ranks.
-const std::vector<Wrong>& wrong_clones() {
+const std::vector<Wrong>& wrong_replicas() {
   static const std::vector<Wrong> kCases = {
       {{"model.moe_num_echo_experts=0"}, "model.moe_num_echo_experts", "must be given with model.moe_enable_echo"},
       {{"model.moe_num_echo_experts=3"},
@@ -388,8 +383,8 @@ const std::vector<Wrong>& wrong_clones() {
   return kCases;
 }
 
-const std::vector<std::string> kClones{"parallel.expert_model_parallel_size=2", "model.moe_enable_echo=true",
-                                       "model.moe_num_echo_experts=2"};
+const std::vector<std::string> kReplicas{"parallel.expert_model_parallel_size=2", "model.moe_enable_echo=true",
+                                         "model.moe_num_echo_experts=2"};
 
 TEST(Experts, GreedySplitsInTwoPhases) {
   Model model;
@@ -416,7 +411,7 @@ TEST(Experts, ClonesArePlannedOnAGpuWhereTheWarpsProgramCan) {
 // A value suggested by a message is accepted, even if the sum of two decimals exceeds the decimal that it represents.
 TEST(ExpertRules, BuffersMayBeAsLargeAsCapfillIsContentWith) {
   for (int eps = 1; eps < 600; ++eps) {
-    std::vector<std::string> all = kClones;
+    std::vector<std::string> all = kReplicas;
     const auto text = [](const char* format, int n) {
       char digits[16];
       std::snprintf(digits, sizeof digits, format, n);
@@ -431,9 +426,9 @@ TEST(ExpertRules, BuffersMayBeAsLargeAsCapfillIsContentWith) {
 }
 
 TEST(ExpertRules, RefuseWrongClones) {
-  EXPECT_EQ(described(violations(good(with_experts(kClones)), kWorld)), "nothing");
-  for (const Wrong& wrong : wrong_clones()) {
-    std::vector<std::string> all = kClones;
+  EXPECT_EQ(described(violations(good(with_experts(kReplicas)), kWorld)), "nothing");
+  for (const Wrong& wrong : wrong_replicas()) {
+    std::vector<std::string> all = kReplicas;
     all.insert(all.end(), wrong.overrides.begin(), wrong.overrides.end());
     expect_refused({with_experts(all), wrong.key, wrong.words});
   }
@@ -510,9 +505,9 @@ TEST(ExpertRules, AWrongWordIsAnsweredWithTheNearest) {
 }
 
 TEST(ExpertRules, EvaluationNeedsNoSequenceParallelism) {
-  const Config c = good(with_experts({"parallel.sequence_parallel=false"}));
-  EXPECT_EQ(described(violations(c, kWorld, Use::evaluation)), "nothing");
-  EXPECT_EQ(violations(c, kWorld, Use::training).size(), 1U);
+  const Config config = good(with_experts({"parallel.sequence_parallel=false"}));
+  EXPECT_EQ(described(violations(config, kWorld, Use::evaluation)), "nothing");
+  EXPECT_EQ(violations(config, kWorld, Use::training).size(), 1U);
 }
 
 TEST(ExpertRules, AcceptWhatTheyAllow) {
@@ -543,9 +538,9 @@ TEST(ExpertRules, AcceptWhatTheyAllow) {
             "model.moe_token_dispatcher_type=local", "parallel.sequence_parallel=false"},
            {"memory.recompute_granularity=selective", "memory.recompute_modules=moe,layernorm"},
            {"model.moe_router_force_skew=1.2", "model.moe_router_force_skew_period=10"}}) {
-    const Config c = good(with_experts(overrides));
-    EXPECT_EQ(described(violations(c, kWorld)), "nothing") << overrides[0];
-    const Config once = resolved(c, kWorld);
+    const Config config = good(with_experts(overrides));
+    EXPECT_EQ(described(violations(config, kWorld)), "nothing") << overrides[0];
+    const Config once = resolved(config, kWorld);
     EXPECT_EQ(once.model.moe_ffn_hidden_size, 256);
     EXPECT_EQ(described(violations(once, kWorld)), "nothing") << overrides[0];
     EXPECT_EQ(differences(resolved(once, kWorld), once), std::vector<std::string>{});

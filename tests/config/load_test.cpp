@@ -21,20 +21,23 @@
 namespace metroplex::config::load_test {
 
 TEST(Retired, KeysThatNothingReadArePassedOverAtRestAndRefusedOtherwise) {
-  EXPECT_NO_THROW(parse("model: {num_tokentypes: 0}\nparallel: {variable_seq_lengths: false}\n"));
+  EXPECT_NO_THROW(
+      parse("model: {num_tokentypes: 0, moe_static_buffer_exchange: equal_capacity}\n"
+            "parallel: {variable_seq_lengths: false}\n"));
+  EXPECT_THROW(parse("model: {moe_static_buffer_exchange: nvshmem}\n"), base::Error);
   EXPECT_THROW(parse("model: {num_tokentypes: 2}\n"), base::Error);
   EXPECT_THROW(parse("parallel: {variable_seq_lengths: true}\n"), base::Error);
   EXPECT_THROW(parse("", {"model.num_tokentypes=0"}), base::Error);
 }
 
 TEST(Load, TakesAFileThenOverrides) {
-  const Config c = parse("model:\n  num_layers: 6\n  rotary_base: 5e5\ntrain: {seq_length: 64}\n",
-                         {"--model.num_layers=7", "data.data_path=0.7,wiki,0.3,code"});
-  EXPECT_EQ(c.model.num_layers, 7);
-  EXPECT_EQ(c.model.rotary_base, 500000.0);
-  EXPECT_EQ(c.train.seq_length, 64);
-  EXPECT_EQ(c.data.data_path, (std::vector<std::string>{"0.7", "wiki", "0.3", "code"}));
-  EXPECT_EQ(c.model.hidden_size, Config{}.model.hidden_size);
+  const Config config = parse("model:\n  num_layers: 6\n  rotary_base: 5e5\ntrain: {seq_length: 64}\n",
+                              {"--model.num_layers=7", "data.data_path=0.7,wiki,0.3,code"});
+  EXPECT_EQ(config.model.num_layers, 7);
+  EXPECT_EQ(config.model.rotary_base, 500000.0);
+  EXPECT_EQ(config.train.seq_length, 64);
+  EXPECT_EQ(config.data.data_path, (std::vector<std::string>{"0.7", "wiki", "0.3", "code"}));
+  EXPECT_EQ(config.model.hidden_size, Config{}.model.hidden_size);
 }
 
 TEST(Load, ListsAreYamlOrCommas) {
@@ -83,14 +86,14 @@ TEST(Load, RefusesWhatItCannotReadAndSaysWhere) {
       {"? [a, b]\n: 3\n", {"a section's name must be a word"}},
   };
   for (const auto& [yaml, words] : cases) {
-    const std::string error = error_of([&yaml = yaml] { parse(yaml); });
+    const std::string error = catch_error([&yaml = yaml] { parse(yaml); });
     ASSERT_NE(error, "") << yaml;
     for (const auto& word : words) EXPECT_NE(error.find(word), std::string::npos) << yaml << "\n" << error;
   }
 }
 
 TEST(Load, TellsEveryMistakeOfAFileAtOnce) {
-  const std::string error = error_of([] { parse("model:\n  num_layer: 4\n  hidden_size: wide\nruns: {}\n"); });
+  const std::string error = catch_error([] { parse("model:\n  num_layer: 4\n  hidden_size: wide\nruns: {}\n"); });
   for (const char* word : {"model.num_layer'", "model.hidden_size = wide", "'runs'"}) {
     EXPECT_NE(error.find(word), std::string::npos) << error;
   }
@@ -108,10 +111,10 @@ TEST(Load, RefusesBadOverrides) {
       {"--modle.num_layers=3", "did you mean 'model.num_layers'"},
   };
   for (const auto& [text, word] : cases) {
-    const std::string error = error_of([&, text = text] { load("", {text}); });
+    const std::string error = catch_error([&, text = text] { load("", {text}); });
     EXPECT_NE(error.find(word), std::string::npos) << text << "\n" << error;
   }
-  const std::string both = error_of([] { load("", {"--a.b=1", "--optim.lr=x"}); });
+  const std::string both = catch_error([] { load("", {"--a.b=1", "--optim.lr=x"}); });
   EXPECT_NE(both.find("'a.b'"), std::string::npos) << both;
   EXPECT_NE(both.find("optim.lr = x"), std::string::npos) << both;
 }
@@ -125,21 +128,21 @@ TEST(Load, ARefusedTextChangesNothing) {
 }
 
 TEST(Load, NamesAFileItCannotRead) {
-  EXPECT_NE(error_of([] { load("/no/such/run.yaml"); }).find("/no/such/run.yaml"), std::string::npos);
+  EXPECT_NE(catch_error([] { load("/no/such/run.yaml"); }).find("/no/such/run.yaml"), std::string::npos);
   const auto folder = std::filesystem::temp_directory_path();
-  EXPECT_NE(error_of([&] { load(folder.string()); }).find("is a folder"), std::string::npos);
+  EXPECT_NE(catch_error([&] { load(folder.string()); }).find("is a folder"), std::string::npos);
 }
 
 TEST(Load, RefusesAFileThatIsTooLargeOrNestsTooDeep) {
-  EXPECT_NE(error_of([] { parse(std::string(2 << 20, '#')); }).find("limit"), std::string::npos);
-  EXPECT_NE(error_of([] { parse("model: " + std::string(100000, '[')); }), "");
-  EXPECT_NE(error_of([] { parse("data: {data_path: " + std::string(100000, '{')); }), "");
+  EXPECT_NE(catch_error([] { parse(std::string(2 << 20, '#')); }).find("limit"), std::string::npos);
+  EXPECT_NE(catch_error([] { parse("model: " + std::string(100000, '[')); }), "");
+  EXPECT_NE(catch_error([] { parse("data: {data_path: " + std::string(100000, '{')); }), "");
 }
 
 TEST(Load, AFileOfThousandsOfUnknownKeysIsRefusedQuickly) {
   std::string yaml = "model:\n";
   for (int i = 0; i < 50000; ++i) yaml += "  num_layerz" + std::to_string(i) + ": 1\n";
-  const std::string error = error_of([&] { parse(yaml); });
+  const std::string error = catch_error([&] { parse(yaml); });
   EXPECT_NE(error.find("num_layerz0"), std::string::npos);
   EXPECT_LT(error.size(), 5000u);
 }
@@ -152,35 +155,35 @@ TEST(Load, MutatedFilesAreRefusedOrReadButNeverCrash) {
     std::string broken = text;
     for (int i = 0; i < 4; ++i) broken[random() % broken.size()] = static_cast<char>(random());
     if (round % 3 == 0) broken.resize(random() % broken.size());
-    refused += error_of([&] { parse(broken); }).empty() ? 0 : 1;
+    refused += catch_error([&] { parse(broken); }).empty() ? 0 : 1;
   }
   EXPECT_GT(refused, 100);
 }
 
 TEST(Dump, LoadsBackToItselfWithEveryDoubleBitForBit) {
-  Config c = good();
-  c.optim.lr = 0.1 + 0.2;
-  c.optim.adam_eps = 4.9406564584124654e-324;
-  c.model.rotary_base = 1.7976931348623157e308;
-  c.optim.min_lr = std::nextafter(1e-5, 1);
-  c.run.name = "a \"quoted\"\n\tname: # with \\ and \x01 and Übermaß";
-  c.run.name = "true";
-  c.data.data_path = {"0.3", "a, b", "null", ""};
-  c.train.metrics_file = "~";
-  const Config back = parse(dump(c));
-  EXPECT_EQ(differences(c, back), std::vector<std::string>{});
-  EXPECT_EQ(back.optim.lr, c.optim.lr);
-  EXPECT_EQ(back.run.name, c.run.name);
-  EXPECT_EQ(back.data.data_path, c.data.data_path);
-  EXPECT_EQ(dump(back), dump(c));
+  Config config = good();
+  config.optim.lr = 0.1 + 0.2;
+  config.optim.adam_eps = 4.9406564584124654e-324;
+  config.model.rotary_base = 1.7976931348623157e308;
+  config.optim.min_lr = std::nextafter(1e-5, 1);
+  config.run.name = "a \"quoted\"\n\tname: # with \\ and \x01 and Übermaß";
+  config.run.name = "true";
+  config.data.data_path = {"0.3", "a, b", "null", ""};
+  config.train.metrics_file = "~";
+  const Config back = parse(dump(config));
+  EXPECT_EQ(differences(config, back), std::vector<std::string>{});
+  EXPECT_EQ(back.optim.lr, config.optim.lr);
+  EXPECT_EQ(back.run.name, config.run.name);
+  EXPECT_EQ(back.data.data_path, config.data.data_path);
+  EXPECT_EQ(dump(back), dump(config));
 }
 
 TEST(Dump, InfinityComesBackWhereItIsAValueAndNowhereElse) {
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
-  const Config c;
-  EXPECT_EQ(c.precision.grad_norm_skip_threshold, kInfinity);
-  EXPECT_NE(dump(c).find("grad_norm_skip_threshold: .inf\n"), std::string::npos);
-  EXPECT_TRUE(differences(parse(dump(c)), c).empty());
+  const Config config;
+  EXPECT_EQ(config.precision.grad_norm_skip_threshold, kInfinity);
+  EXPECT_NE(dump(config).find("grad_norm_skip_threshold: .inf\n"), std::string::npos);
+  EXPECT_TRUE(differences(parse(dump(config)), config).empty());
   EXPECT_EQ(parse("precision: {grad_norm_skip_threshold: 2}", {}).precision.grad_norm_skip_threshold, 2.0);
   for (const char* spelling : {"inf", ".inf"}) {
     const std::string text = std::string("precision.grad_norm_skip_threshold=") + spelling;
@@ -188,7 +191,7 @@ TEST(Dump, InfinityComesBackWhereItIsAValueAndNowhereElse) {
   }
   for (const char* wrong : {"precision.grad_norm_skip_threshold=-inf", "precision.grad_norm_skip_threshold=nan",
                             "optim.lr=inf", "optim.lr=.inf", "precision.initial_loss_scale=inf"}) {
-    EXPECT_NE(error_of([&] { load("", {wrong}); }).find("expected a number"), std::string::npos) << wrong;
+    EXPECT_NE(catch_error([&] { load("", {wrong}); }).find("expected a number"), std::string::npos) << wrong;
   }
   EXPECT_NE(help("precision.grad_norm_skip_threshold").find("=inf\n"), std::string::npos);
   EXPECT_NE(help("precision.grad_norm_skip_threshold").find("above 0, or inf"), std::string::npos);
@@ -216,24 +219,24 @@ TEST(Dump, AnyKeyOfAnySectionComesBackChanged) {
 TEST(Dump, RandomDoublesComeBackBitForBit) {
   std::mt19937_64 random(11);
   for (int i = 0; i < 300; ++i) {
-    Config c;
+    Config config;
     const uint64_t bits = random();
     double value = 0;
     std::memcpy(&value, &bits, sizeof value);
     if (!std::isfinite(value)) continue;
-    c.optim.lr = value;
-    const Config back = parse(dump(c));
+    config.optim.lr = value;
+    const Config back = parse(dump(config));
     EXPECT_EQ(std::memcmp(&back.optim.lr, &value, sizeof value), 0) << value;
   }
 }
 
 TEST(Dump, WritesEveryKeyAndTheLoadedFormKeepsPresetsOut) {
-  const Config c = load("", {"model.family=llama", "model.normalization=LayerNorm"});
-  const std::string text = dump(c);
+  const Config config = load("", {"model.family=llama", "model.normalization=LayerNorm"});
+  const std::string text = dump(config);
   for (const auto& key : all_keys()) {
     EXPECT_NE(text.find("  " + key.substr(key.find('.') + 1) + ":"), std::string::npos) << key;
   }
-  EXPECT_TRUE(differences(parse(text), c).empty());
+  EXPECT_TRUE(differences(parse(text), config).empty());
 }
 
 TEST(Family, PresetsOnlyWhatWasNotGiven) {
@@ -339,7 +342,7 @@ TEST(SavedConfig, OfAnotherVersionIsReadAsFarAsItIsKnown) {
   EXPECT_EQ(read.model.rotary_base, 500.5);
   EXPECT_EQ(read.model.num_layers, Model{}.num_layers);
   EXPECT_EQ(dump(parse_saved("")), dump(Config{}));
-  EXPECT_NE(error_of([] { parse_saved("model: ["); }).find("not YAML"), std::string::npos);
+  EXPECT_NE(catch_error([] { parse_saved("model: ["); }).find("not YAML"), std::string::npos);
 }
 
 TEST(CheckpointAllow, TakesKeysThatAreComparedAndNoOthers) {
@@ -354,7 +357,7 @@ TEST(Help, ComesFromTheFieldsAndSuggestsTheNearestTopic) {
   EXPECT_NE(help("optim").find("--optim.lr=0.0003"), std::string::npos);
   EXPECT_EQ(help("optim").find("--model."), std::string::npos);
   EXPECT_NE(help("model.activation").find("gelu_tanh"), std::string::npos);
-  EXPECT_NE(error_of([] { help("optin"); }).find("did you mean 'optim'"), std::string::npos);
+  EXPECT_NE(catch_error([] { help("optin"); }).find("did you mean 'optim'"), std::string::npos);
   size_t line = 0;
   for (const char c : all) {
     line = c == '\n' ? 0 : line + 1;
@@ -373,12 +376,12 @@ TEST(PaddedVocabSize, IsTheNextMultipleOfDivisorTimesTensorRanks) {
 }
 
 TEST(Numbers, MayHaveDigitGroups) {
-  const Config c = load("", {"train.train_samples=300_000_000", "optim.adam_eps=1_0.2_5e-1_0", "optim.lr=1e-3",
-                             "parallel.hierarchical_context_parallel_sizes=4,1_6", "model.window_size=1_024"});
-  EXPECT_EQ(c.train.train_samples, 300000000);
-  EXPECT_EQ(c.optim.adam_eps, 10.25e-10);
-  EXPECT_EQ(c.model.window_size, 1024);
-  EXPECT_EQ(context_levels(c.parallel), (std::vector<int64_t>{4, 16}));
+  const Config config = load("", {"train.train_samples=300_000_000", "optim.adam_eps=1_0.2_5e-1_0", "optim.lr=1e-3",
+                                  "parallel.hierarchical_context_parallel_sizes=4,1_6", "model.window_size=1_024"});
+  EXPECT_EQ(config.train.train_samples, 300000000);
+  EXPECT_EQ(config.optim.adam_eps, 10.25e-10);
+  EXPECT_EQ(config.model.window_size, 1024);
+  EXPECT_EQ(context_levels(config.parallel), (std::vector<int64_t>{4, 16}));
   EXPECT_EQ(parse("train: {train_samples: 12_000}").train.train_samples, 12000);
   std::string problem;
   EXPECT_EQ(read_batch_rampup("1_6 16 300_000", 32, problem)->samples, 300000);
@@ -392,10 +395,10 @@ TEST(Draft, RetractRestoresTheDefault) {
   draft.assign(std::vector<std::string>{"model.family=llama", "model.activation=gelu", "checkpoint.save_interval=5",
                                         "train.freeze=a,b"});
   for (const char* key : {"model.activation", "checkpoint.save_interval", "train.freeze"}) draft.retract(key);
-  const Config c = draft.finish();
-  EXPECT_EQ(c.model.activation, Activation::silu) << "the preset of the family";
-  EXPECT_EQ(c.checkpoint.save_interval, 0);
-  EXPECT_TRUE(c.train.freeze.empty());
+  const Config config = draft.finish();
+  EXPECT_EQ(config.model.activation, Activation::silu) << "the preset of the family";
+  EXPECT_EQ(config.checkpoint.save_interval, 0);
+  EXPECT_TRUE(config.train.freeze.empty());
   EXPECT_EQ(draft.given(), (std::set<std::string>{"model.family"}));
 }
 

@@ -260,8 +260,8 @@ TEST(Precision, AcceptsWhatTheRulesAllowAndResolvesItToAFixedPoint) {
 
 TEST(Precision, InDoubleEveryAcceptedRunIsAccepted) {
   for (const auto& overrides : allowed()) {
-    for (const Config& c : {good(overrides), resolved(good(overrides), kWorld)}) {
-      const Config wide = in_double_precision(c);
+    for (const Config& config : {good(overrides), resolved(good(overrides), kWorld)}) {
+      const Config wide = in_double_precision(config);
       EXPECT_EQ(wide.precision.params_dtype, ParamsDtype::fp64);
       EXPECT_EQ(described(violations(wide, kWorld)), "nothing") << overrides[0];
       EXPECT_TRUE(resolved(wide, kWorld).precision.check_for_nan_in_grad);
@@ -290,12 +290,12 @@ TEST(Config, KnowsItsLevelOfZeroAndWhatItRecomputes) {
   const std::vector<std::pair<const char*, int>> levels = {
       {"no_shard", 0}, {"optim", 1}, {"optim_grads", 2}, {"optim_grads_params", 3}};
   for (const auto& [strategy, level] : levels) {
-    Parallel p;
-    p.data_parallel_sharding_strategy = strategy;
-    EXPECT_EQ(p.sharding().stage(), level);
+    Parallel parallel;
+    parallel.data_parallel_sharding_strategy = strategy;
+    EXPECT_EQ(parallel.sharding().stage(), level);
   }
   Parallel unknown;
-  EXPECT_NE(error_of([&] { unknown.data_parallel_sharding_strategy = "all"; }).find("optim_grads_params"),
+  EXPECT_NE(catch_error([&] { unknown.data_parallel_sharding_strategy = "all"; }).find("optim_grads_params"),
             std::string::npos);
   Memory memory;
   EXPECT_FALSE(memory.recomputes("core_attn"));

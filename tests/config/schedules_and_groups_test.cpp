@@ -29,11 +29,11 @@ TEST(BatchSteps, AreSortedAndCountedInSamplesOfTheSequenceLength) {
   EXPECT_EQ((*steps)[1].first_sample, 61035156);
   EXPECT_EQ((*steps)[1].global_batch_size, 1536);
   const auto shrinking = read_batch_steps("8K:16 4K:32 0:64", 1, problem);
-  ASSERT_TRUE(shrinking && shrinking->size() == 3) << "by their thresholds, whatever the sizes: " << problem;
+  ASSERT_TRUE(shrinking && shrinking->size() == 3) << "by their thresholds, for any sizes: " << problem;
   EXPECT_EQ((*shrinking)[1].global_batch_size, 32);
   EXPECT_EQ(read_batch_steps("0:8 4095:16", 4096, problem), std::nullopt);
   EXPECT_NE(problem.find("same threshold, 0 samples"), std::string::npos);
-  EXPECT_EQ(read_batch_steps("5:8", 128, problem), std::nullopt) << "nobody says what the first sample is in";
+  EXPECT_EQ(read_batch_steps("5:8", 128, problem), std::nullopt) << "the group of the first sample is unspecified";
   EXPECT_NE(problem.find("must begin at 0"), std::string::npos);
 }
 
@@ -106,7 +106,7 @@ TEST(ParamGroups, TheFirstRuleThatFitsCounts) {
   EXPECT_EQ(param_group_rules(optim)[0].start_wd, 0.1);
   EXPECT_EQ(param_group_rules(optim)[0].end_wd, 0.2);
   optim.param_groups = {"* lr_mult=fast"};
-  EXPECT_NE(error_of([&] { param_group_rules(optim); }).find("optim.param_groups: '* lr_mult=fast'"),
+  EXPECT_NE(catch_error([&] { param_group_rules(optim); }).find("optim.param_groups: '* lr_mult=fast'"),
             std::string::npos);
 }
 

@@ -32,7 +32,7 @@ inline Config good(const std::vector<std::string>& overrides = {}) {
   return load("", all);
 }
 
-using test::error_of;
+using test::catch_error;
 
 // Overrides of good(), the one key that the error must name, and words of the rule.
 struct Wrong {
@@ -45,7 +45,7 @@ inline std::string described(const std::vector<Violation>& list) { return list.e
 
 // The rules reject it, or the parser does if a value is invalid for its key.
 inline void expect_refused(const Wrong& wrong) {
-  if (const std::string unread = error_of([&] { good(wrong.overrides); }); !unread.empty()) {
+  if (const std::string unread = catch_error([&] { good(wrong.overrides); }); !unread.empty()) {
     EXPECT_NE(unread.find(wrong.key), std::string::npos) << unread;
     EXPECT_NE(unread.find(wrong.words), std::string::npos) << unread;
     return;

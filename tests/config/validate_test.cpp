@@ -326,7 +326,7 @@ TEST(Validate, KnowsMoreThanAHundredWaysToBeWrong) {
 }
 
 TEST(Validate, ListsAllViolationsInOneError) {
-  const std::string error = error_of([] {
+  const std::string error = catch_error([] {
     check(good({"optim.min_lr=1", "data.split=a", "model.num_layers=7", "checkpoint.save_retain_interval=6"}),
           kWorld);
   });
@@ -382,18 +382,18 @@ TEST(Validate, AcceptsWhatTheRulesAllow) {
 }
 
 TEST(Resolved, FillsWhatIsDerived) {
-  const Config c = resolved(good({"parallel.pipeline_model_parallel_layout=Ett|(tt|)*2,ttL"}), kWorld);
-  EXPECT_EQ(c.model.ffn_hidden_size, 256);
-  EXPECT_EQ(c.model.kv_channels, 16);
-  EXPECT_EQ(c.model.num_query_groups, 4);
-  EXPECT_EQ(c.model.max_position_embeddings, 32);
-  EXPECT_EQ(c.parallel.vpp(), 2);
-  EXPECT_EQ(c.parallel.pipeline_schedule, Schedule::interleaved);
-  EXPECT_EQ(c.parallel.expert_tensor_parallel_size, 2);
-  EXPECT_EQ(c.parallel.microbatch_group_size_per_vp_stage, 2);
-  EXPECT_EQ(c.parallel.ddp_bucket_size, 40000000);
-  EXPECT_EQ(c.optim.lr_decay_iters, 10);
-  EXPECT_EQ(c.optim.end_weight_decay, 0.01);
+  const Config config = resolved(good({"parallel.pipeline_model_parallel_layout=Ett|(tt|)*2,ttL"}), kWorld);
+  EXPECT_EQ(config.model.ffn_hidden_size, 256);
+  EXPECT_EQ(config.model.kv_channels, 16);
+  EXPECT_EQ(config.model.num_query_groups, 4);
+  EXPECT_EQ(config.model.max_position_embeddings, 32);
+  EXPECT_EQ(config.parallel.vpp(), 2);
+  EXPECT_EQ(config.parallel.pipeline_schedule, Schedule::interleaved);
+  EXPECT_EQ(config.parallel.expert_tensor_parallel_size, 2);
+  EXPECT_EQ(config.parallel.microbatch_group_size_per_vp_stage, 2);
+  EXPECT_EQ(config.parallel.ddp_bucket_size, 40000000);
+  EXPECT_EQ(config.optim.lr_decay_iters, 10);
+  EXPECT_EQ(config.optim.end_weight_decay, 0.01);
   EXPECT_EQ(resolved(good({"train.global_batch_size=0", "train.micro_batch_size=3"}), kWorld).train.global_batch_size,
             6);
   EXPECT_EQ(resolved(good({"parallel.tensor_model_parallel_size=1", "parallel.sequence_parallel=true"}), kWorld)
@@ -408,8 +408,8 @@ TEST(Resolved, GatedWidthIsMegatronsFormula) {
   const std::vector<std::pair<int64_t, int64_t>> widths = {
       {4096, 10880}, {5120, 13632}, {288, 768}, {64, 128}, {24, 64}};
   for (const auto& [hidden, ffn] : widths) {
-    const Config c = good({"model.hidden_size=" + std::to_string(hidden), "model.gated_linear_unit=true"});
-    EXPECT_EQ(resolved(c, kWorld).model.ffn_hidden_size, ffn) << hidden;
+    const Config config = good({"model.hidden_size=" + std::to_string(hidden), "model.gated_linear_unit=true"});
+    EXPECT_EQ(resolved(config, kWorld).model.ffn_hidden_size, ffn) << hidden;
   }
 }
 
@@ -456,19 +456,19 @@ TEST(TransformerRules, AgreeWithEveryRecordedPlacementOfLayers) {
   const auto file = nlohmann::json::parse(stream);
   int refused = 0;
   for (const auto& one : file.at("cases")) {
-    TransformerSettings s;
-    s.num_layers = one.at("num_layers");
-    s.num_attention_heads = 4;
-    s.pp = one.at("pp");
+    TransformerSettings settings;
+    settings.num_layers = one.at("num_layers");
+    settings.num_attention_heads = 4;
+    settings.pp = one.at("pp");
     const auto maybe = [&](const char* name, std::optional<int64_t>& member) {
       if (!one.at(name).is_null()) member = one.at(name).get<int64_t>();
     };
-    maybe("vpp", s.vpp);
-    maybe("num_layers_in_first", s.first_stage_layers);
-    maybe("num_layers_in_last", s.last_stage_layers);
-    s.account_for_embedding = one.at("account_for_embedding");
-    s.account_for_loss = one.at("account_for_loss");
-    const bool accepted = transformer_violations(s).empty();
+    maybe("vpp", settings.vpp);
+    maybe("num_layers_in_first", settings.first_stage_layers);
+    maybe("num_layers_in_last", settings.last_stage_layers);
+    settings.account_for_embedding = one.at("account_for_embedding");
+    settings.account_for_loss = one.at("account_for_loss");
+    const bool accepted = transformer_violations(settings).empty();
     EXPECT_EQ(accepted, one.at("config_ok").get<bool>()) << one.dump().substr(0, 300);
     refused += accepted ? 0 : 1;
   }

@@ -29,21 +29,22 @@ Json bounds_json(const data::SplitBounds& bounds) {
   return out;
 }
 
-std::string blend(const Json& c, const data::BlendIndex& index) {
-  if (auto problem = compare_list(list(index.dataset), c, "dataset_index"); !problem.empty()) return problem;
-  if (auto problem = compare_list(list(index.sample), c, "dataset_sample_index"); !problem.empty()) return problem;
-  if (!c.contains("counts")) return "";
-  std::vector<int64_t> counts(c.at("counts").size(), 0);
+std::string blend(const Json& test_case, const data::BlendIndex& index) {
+  if (auto problem = compare_list(list(index.dataset), test_case, "dataset_index"); !problem.empty()) return problem;
+  if (auto problem = compare_list(list(index.sample), test_case, "dataset_sample_index"); !problem.empty())
+    return problem;
+  if (!test_case.contains("counts")) return "";
+  std::vector<int64_t> counts(test_case.at("counts").size(), 0);
   for (const int16_t d : index.dataset) ++counts[static_cast<size_t>(d)];
-  return compare_list(counts, c, "counts");
+  return compare_list(counts, test_case, "counts");
 }
 
-std::string split(const Json& c) {
-  const auto shares = data::parse_split(c.at("split"));
+std::string split(const Json& test_case) {
+  const auto shares = data::parse_split(test_case.at("split"));
   const auto bounds = data::split_bounds(shares);
-  if (auto problem = compare_list(list(shares), c, "vector"); !problem.empty()) return problem;
-  if (auto problem = compare_list(bounds_json(bounds), c, "matrix"); !problem.empty()) return problem;
-  for (const auto& [key, expected] : c.items()) {  // ranges_for_<n>
+  if (auto problem = compare_list(list(shares), test_case, "vector"); !problem.empty()) return problem;
+  if (auto problem = compare_list(bounds_json(bounds), test_case, "matrix"); !problem.empty()) return problem;
+  for (const auto& [key, expected] : test_case.items()) {  // ranges_for_<n>
     int n = 0;
     if (std::sscanf(key.c_str(), "ranges_for_%d", &n) != 1) continue;
     Json got = Json::array();
@@ -108,35 +109,38 @@ std::string compare_split(const data::Dataset& dataset, const Json& expected) {
   return "";
 }
 
-data::Splits build(const Json& c, const Scratch& scratch) {
+data::Splits build(const Json& test_case, const Scratch& scratch) {
   config::Data config;
-  for (size_t i = 0; i < c.at("doc_lengths").size(); ++i) {
-    write_corpus(c.at("doc_lengths").at(i), i, scratch.prefix(i));
-    if (!c.at("weights").is_null()) config.data_path.push_back(c.at("weights").at(i).dump());
+  for (size_t i = 0; i < test_case.at("doc_lengths").size(); ++i) {
+    write_corpus(test_case.at("doc_lengths").at(i), i, scratch.prefix(i));
+    if (!test_case.at("weights").is_null()) config.data_path.push_back(test_case.at("weights").at(i).dump());
     config.data_path.push_back(scratch.prefix(i));
   }
-  config.split = c.at("split");
-  const auto sizes = c.at("sizes").get<std::vector<Json>>();
+  config.split = test_case.at("split");
+  const auto sizes = test_case.at("sizes").get<std::vector<Json>>();
   const auto size = [&](size_t i) { return sizes[i].is_null() ? int64_t{-1} : sizes[i].get<int64_t>(); };
   files::PosixFileSystem disk;
-  return data::build_datasets(
-      config,
-      {.sequence_length = c.at("sequence_length"), .seed = c.at("seed"), .sizes = {size(0), size(1), size(2)}}, disk);
+  return data::build_datasets(config,
+                              {.sequence_length = test_case.at("sequence_length"),
+                               .seed = test_case.at("seed"),
+                               .sizes = {size(0), size(1), size(2)}},
+                              disk);
 }
 
-std::string end_to_end(const Json& c) {
+std::string end_to_end(const Json& test_case) {
   const Scratch scratch;
   data::Splits splits;
   std::string refused;
   try {
-    splits = build(c, scratch);
+    splits = build(test_case, scratch);
   } catch (const base::Error& error) { refused = error.what(); }
-  if (c.contains("error")) return refused.empty() ? "accepted, should be refused with " + c.at("error").dump() : "";
+  if (test_case.contains("error"))
+    return refused.empty() ? "accepted, should be refused with " + test_case.at("error").dump() : "";
   if (!refused.empty()) return "refused: " + refused;
   const std::array<const data::Dataset*, 3> got{
       splits.train.get(), splits.valid.empty() ? nullptr : splits.valid[0].get(), splits.test.get()};
-  for (size_t i = 0; i < c.at("splits").size() && i < 3; ++i) {
-    const Json& expected = c.at("splits").at(i);
+  for (size_t i = 0; i < test_case.at("splits").size() && i < 3; ++i) {
+    const Json& expected = test_case.at("splits").at(i);
     const std::string name = data::kSplitNames[i];
     if (expected.is_null() != (got[i] == nullptr)) return name + (got[i] ? " should be empty" : " is missing");
     if (expected.is_null()) continue;
@@ -147,12 +151,12 @@ std::string end_to_end(const Json& c) {
 
 // A rejection is recorded only by its name: two datasets without weights, whose validation part is shorter than a
 // sample. It is the first case of two datasets without its weights.
-Json complete(const Json& c, const Json& file) {
-  if (c.contains("doc_lengths")) return c;
+Json complete(const Json& test_case, const Json& file) {
+  if (test_case.contains("doc_lengths")) return test_case;
   for (const Json& other : cases(file, "end_to_end")) {
     if (!other.contains("doc_lengths") || other.at("doc_lengths").size() != 2) continue;
     Json whole = other;
-    whole.update(c);
+    whole.update(test_case);
     whole["weights"] = nullptr;
     return whole;
   }
@@ -160,26 +164,28 @@ Json complete(const Json& c, const Json& file) {
 }
 
 void arithmetic(const Json& file, Report& report) {
-  for (const Json& c : cases(file, "split_matrix_two")) {
-    report.check("overlap of " + c.at("a").dump(), c, [&] {
-      return compare(bounds_json(data::split_bounds(c.at("a").get<std::array<double, 3>>(),
-                                                    c.at("b").get<std::array<double, 3>>())),
-                     c.at("matrix"));
+  for (const Json& test_case : cases(file, "split_matrix_two")) {
+    report.check("overlap of " + test_case.at("a").dump(), test_case, [&] {
+      return compare(bounds_json(data::split_bounds(test_case.at("a").get<std::array<double, 3>>(),
+                                                    test_case.at("b").get<std::array<double, 3>>())),
+                     test_case.at("matrix"));
     });
   }
-  for (const Json& c : cases(file, "get_blend_from_list")) {
-    report.check("blend " + c.at("input").dump(), c, [&] {
-      const auto got = data::parse_blend(c.at("input").is_null() ? std::vector<std::string>{}
-                                                                 : c.at("input").get<std::vector<std::string>>());
-      if (!got) return compare_list(Json(), c, "output");
-      return compare_list(Json{got->prefixes, got->weights ? Json(*got->weights) : Json()}, c, "output");
+  for (const Json& test_case : cases(file, "get_blend_from_list")) {
+    report.check("blend " + test_case.at("input").dump(), test_case, [&] {
+      const auto got =
+          data::parse_blend(test_case.at("input").is_null() ? std::vector<std::string>{}
+                                                            : test_case.at("input").get<std::vector<std::string>>());
+      if (!got) return compare_list(Json(), test_case, "output");
+      return compare_list(Json{got->prefixes, got->weights ? Json(*got->weights) : Json()}, test_case, "output");
     });
   }
-  for (const Json& c : cases(file, "sizes")) {
-    report.check("sizes " + c.at("weights").dump(), c, [&] {
-      return compare(list(data::sizes_per_dataset(c.at("weights"), c.at("target").get<std::array<int64_t, 3>>(),
-                                                  c.at("surplus"))),
-                     c.at("sizes"));
+  for (const Json& test_case : cases(file, "sizes")) {
+    report.check("sizes " + test_case.at("weights").dump(), test_case, [&] {
+      return compare(
+          list(data::sizes_per_dataset(test_case.at("weights"), test_case.at("target").get<std::array<int64_t, 3>>(),
+                                       test_case.at("surplus"))),
+          test_case.at("sizes"));
     });
   }
 }
@@ -187,15 +193,16 @@ void arithmetic(const Json& file, Report& report) {
 }  // namespace
 
 void run_blending(const Json& file, Report& report) {
-  for (const Json& c : cases(file, "blending"))
-    report.check("blend " + c.at("weights").dump(), c,
-                 [&] { return blend(c, data::build_blend_index(c.at("weights"), c.at("size"))); });
-  for (const Json& c : cases(file, "exhaustive")) {
-    report.check("exhaustive " + c.at("sizes").dump(), c,
-                 [&] { return blend(c, data::build_exhaustive_blend_index(c.at("sizes"))); });
+  for (const Json& test_case : cases(file, "blending"))
+    report.check("blend " + test_case.at("weights").dump(), test_case, [&] {
+      return blend(test_case, data::build_blend_index(test_case.at("weights"), test_case.at("size")));
+    });
+  for (const Json& json : cases(file, "exhaustive")) {
+    report.check("exhaustive " + json.at("sizes").dump(), json,
+                 [&] { return blend(json, data::build_exhaustive_blend_index(json.at("sizes"))); });
   }
-  for (const Json& c : cases(file, "splits"))
-    report.check("split " + c.at("split").dump(), c, [&] { return split(c); });
+  for (const Json& json : cases(file, "splits"))
+    report.check("split " + json.at("split").dump(), json, [&] { return split(json); });
   arithmetic(file, report);
   for (const Json& c : cases(file, "end_to_end")) {
     const Json whole = complete(c, file);

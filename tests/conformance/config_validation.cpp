@@ -45,80 +45,80 @@ std::string function_name(const std::string& repr) {
 }
 
 const std::map<std::string, Setter> kSetters = {
-    {"num_layers", [](auto& s, const Json& v) { s.num_layers = v; }},
-    {"hidden_size", [](auto& s, const Json& v) { s.hidden_size = v; }},
-    {"num_attention_heads", [](auto& s, const Json& v) { s.num_attention_heads = v; }},
-    {"num_query_groups", [](auto& s, const Json& v) { s.num_query_groups = maybe(v); }},
-    {"ffn_hidden_size", [](auto& s, const Json& v) { s.ffn_hidden_size = maybe(v); }},
-    {"kv_channels", [](auto& s, const Json& v) { s.kv_channels = maybe(v); }},
-    {"tensor_model_parallel_size", [](auto& s, const Json& v) { s.tp = v; }},
-    {"pipeline_model_parallel_size", [](auto& s, const Json& v) { s.pp = v; }},
-    {"virtual_pipeline_model_parallel_size", [](auto& s, const Json& v) { s.vpp = maybe(v); }},
-    {"expert_model_parallel_size", [](auto& s, const Json& v) { s.ep = v; }},
-    {"expert_tensor_parallel_size", [](auto& s, const Json& v) { s.etp = maybe(v); }},
+    {"num_layers", [](auto& s, const Json& value) { s.num_layers = value; }},
+    {"hidden_size", [](auto& s, const Json& value) { s.hidden_size = value; }},
+    {"num_attention_heads", [](auto& s, const Json& value) { s.num_attention_heads = value; }},
+    {"num_query_groups", [](auto& s, const Json& value) { s.num_query_groups = maybe(value); }},
+    {"ffn_hidden_size", [](auto& s, const Json& value) { s.ffn_hidden_size = maybe(value); }},
+    {"kv_channels", [](auto& s, const Json& value) { s.kv_channels = maybe(value); }},
+    {"tensor_model_parallel_size", [](auto& s, const Json& value) { s.tp = value; }},
+    {"pipeline_model_parallel_size", [](auto& s, const Json& value) { s.pp = value; }},
+    {"virtual_pipeline_model_parallel_size", [](auto& s, const Json& value) { s.vpp = maybe(value); }},
+    {"expert_model_parallel_size", [](auto& s, const Json& value) { s.ep = value; }},
+    {"expert_tensor_parallel_size", [](auto& s, const Json& value) { s.etp = maybe(value); }},
     {"cp_comm_type",
-     [](auto& s, const Json& v) {
-       if (v.is_array()) s.cp_comm_types = words(v);
+     [](auto& s, const Json& value) {
+       if (value.is_array()) s.cp_comm_types = words(value);
      }},
-    {"sequence_parallel", [](auto& s, const Json& v) { s.sequence_parallel = v; }},
-    {"pipeline_dtype", [](auto& s, const Json& v) { s.has_pipeline_dtype = !v.is_null(); }},
+    {"sequence_parallel", [](auto& s, const Json& value) { s.sequence_parallel = value; }},
+    {"pipeline_dtype", [](auto& s, const Json& value) { s.has_pipeline_dtype = !value.is_null(); }},
     {"microbatch_group_size_per_vp_stage",
-     [](auto& s, const Json& v) { s.microbatch_group_size_per_vp_stage = maybe(v); }},
-    {"num_layers_in_first_pipeline_stage", [](auto& s, const Json& v) { s.first_stage_layers = maybe(v); }},
-    {"num_layers_in_last_pipeline_stage", [](auto& s, const Json& v) { s.last_stage_layers = maybe(v); }},
-    {"account_for_embedding_in_pipeline_split", [](auto& s, const Json& v) { s.account_for_embedding = v; }},
-    {"account_for_loss_in_pipeline_split", [](auto& s, const Json& v) { s.account_for_loss = v; }},
+     [](auto& s, const Json& value) { s.microbatch_group_size_per_vp_stage = maybe(value); }},
+    {"num_layers_in_first_pipeline_stage", [](auto& s, const Json& value) { s.first_stage_layers = maybe(value); }},
+    {"num_layers_in_last_pipeline_stage", [](auto& s, const Json& value) { s.last_stage_layers = maybe(value); }},
+    {"account_for_embedding_in_pipeline_split", [](auto& s, const Json& value) { s.account_for_embedding = value; }},
+    {"account_for_loss_in_pipeline_split", [](auto& s, const Json& value) { s.account_for_loss = value; }},
     {"pipeline_model_parallel_layout",
-     [](auto& s, const Json& v) {
-       if (!v.is_null()) s.layout = v.get<std::string>();
+     [](auto& s, const Json& value) {
+       if (!value.is_null()) s.layout = value.get<std::string>();
      }},
-    {"activation_func", [](auto& s, const Json& v) { s.activation = function_name(v); }},
-    {"gated_linear_unit", [](auto& s, const Json& v) { s.gated_linear_unit = v; }},
-    {"add_bias_linear", [](auto& s, const Json& v) { s.add_bias_linear = v; }},
-    {"bias_activation_fusion", [](auto& s, const Json& v) { s.bias_activation_fusion = v; }},
-    {"defer_embedding_wgrad_compute", [](auto& s, const Json& v) { s.defer_embedding_wgrad_compute = v; }},
-    {"gradient_accumulation_fusion", [](auto& s, const Json& v) { s.gradient_accumulation_fusion = v; }},
-    {"wgrad_deferral_limit", [](auto& s, const Json& v) { s.wgrad_deferral_limit = v; }},
-    {"overlap_p2p_comm", [](auto& s, const Json& v) { s.overlap_p2p_comm = v; }},
-    {"batch_p2p_comm", [](auto& s, const Json& v) { s.batch_p2p_comm = v; }},
-    {"overlap_p2p_comm_warmup_flush", [](auto& s, const Json& v) { s.overlap_p2p_comm_warmup_flush = v; }},
-    {"fp16", [](auto& s, const Json& v) { s.fp16 = v; }},
-    {"bf16", [](auto& s, const Json& v) { s.bf16 = v; }},
-    {"recompute_granularity", [](auto& s, const Json& v) { s.recompute_granularity = maybe_text(v); }},
-    {"recompute_method", [](auto& s, const Json& v) { s.recompute_method = maybe_text(v); }},
-    {"recompute_num_layers", [](auto& s, const Json& v) { s.recompute_num_layers = maybe(v); }},
+    {"activation_func", [](auto& s, const Json& value) { s.activation = function_name(value); }},
+    {"gated_linear_unit", [](auto& s, const Json& value) { s.gated_linear_unit = value; }},
+    {"add_bias_linear", [](auto& s, const Json& value) { s.add_bias_linear = value; }},
+    {"bias_activation_fusion", [](auto& s, const Json& value) { s.bias_activation_fusion = value; }},
+    {"defer_embedding_wgrad_compute", [](auto& s, const Json& value) { s.defer_embedding_wgrad_compute = value; }},
+    {"gradient_accumulation_fusion", [](auto& s, const Json& value) { s.gradient_accumulation_fusion = value; }},
+    {"wgrad_deferral_limit", [](auto& s, const Json& value) { s.wgrad_deferral_limit = value; }},
+    {"overlap_p2p_comm", [](auto& s, const Json& value) { s.overlap_p2p_comm = value; }},
+    {"batch_p2p_comm", [](auto& s, const Json& value) { s.batch_p2p_comm = value; }},
+    {"overlap_p2p_comm_warmup_flush", [](auto& s, const Json& value) { s.overlap_p2p_comm_warmup_flush = value; }},
+    {"fp16", [](auto& s, const Json& value) { s.fp16 = value; }},
+    {"bf16", [](auto& s, const Json& value) { s.bf16 = value; }},
+    {"recompute_granularity", [](auto& s, const Json& value) { s.recompute_granularity = maybe_text(value); }},
+    {"recompute_method", [](auto& s, const Json& value) { s.recompute_method = maybe_text(value); }},
+    {"recompute_num_layers", [](auto& s, const Json& value) { s.recompute_num_layers = maybe(value); }},
     {"recompute_modules",
-     [](auto& s, const Json& v) {
-       if (!v.is_null()) s.recompute_modules = words(v);
+     [](auto& s, const Json& value) {
+       if (!value.is_null()) s.recompute_modules = words(value);
      }},
-    {"distribute_saved_activations", [](auto& s, const Json& v) { s.distribute_saved_activations = v; }},
-    {"cpu_offloading", [](auto& s, const Json& v) { s.cpu_offloading = v; }},
-    {"cpu_offloading_num_layers", [](auto& s, const Json& v) { s.cpu_offloading_num_layers = v; }},
-    {"fine_grained_activation_offloading", [](auto& s, const Json& v) { s.fine_grained_activation_offloading = v; }},
-    {"offload_modules", [](auto& s, const Json& v) { s.offload_modules = words(v); }},
+    {"distribute_saved_activations", [](auto& s, const Json& value) { s.distribute_saved_activations = value; }},
+    {"cpu_offloading", [](auto& s, const Json& value) { s.cpu_offloading = value; }},
+    {"cpu_offloading_num_layers", [](auto& s, const Json& value) { s.cpu_offloading_num_layers = value; }},
+    {"fine_grained_activation_offloading", [](auto& s, const Json& value) { s.fine_grained_activation_offloading = value; }},
+    {"offload_modules", [](auto& s, const Json& value) { s.offload_modules = words(value); }},
     {"fine_grained_offloading_max_inflight_offloads",
-     [](auto& s, const Json& v) { s.max_inflight_offloads = maybe(v); }},
-    {"hidden_dropout", [](auto& s, const Json& v) { s.hidden_dropout = v; }},
-    {"attention_dropout", [](auto& s, const Json& v) { s.attention_dropout = v; }},
-    {"enable_cuda_graph", [](auto& s, const Json& v) { s.cuda_graphs.enable_cuda_graph = v; }},
-    {"external_cuda_graph", [](auto& s, const Json& v) { s.cuda_graphs.external_cuda_graph = v; }},
-    {"cuda_graph_impl", [](auto& s, const Json& v) { s.cuda_graphs.impl = v; }},
-    {"cuda_graph_modules", [](auto& s, const Json& v) { s.cuda_graphs.modules = word_or_words(v); }},
+     [](auto& s, const Json& value) { s.max_inflight_offloads = maybe(value); }},
+    {"hidden_dropout", [](auto& s, const Json& value) { s.hidden_dropout = value; }},
+    {"attention_dropout", [](auto& s, const Json& value) { s.attention_dropout = value; }},
+    {"enable_cuda_graph", [](auto& s, const Json& value) { s.cuda_graphs.enable_cuda_graph = value; }},
+    {"external_cuda_graph", [](auto& s, const Json& value) { s.cuda_graphs.external_cuda_graph = value; }},
+    {"cuda_graph_impl", [](auto& s, const Json& value) { s.cuda_graphs.impl = value; }},
+    {"cuda_graph_modules", [](auto& s, const Json& value) { s.cuda_graphs.modules = word_or_words(value); }},
     {"cuda_graph_scope",
-     [](auto& s, const Json& v) {
-       if (!v.is_null()) s.cuda_graphs.scope = word_or_words(v);
+     [](auto& s, const Json& value) {
+       if (!value.is_null()) s.cuda_graphs.scope = word_or_words(value);
      }},
-    {"cuda_graph_warmup_steps", [](auto& s, const Json& v) { s.cuda_graphs.warmup_steps = v; }},
-    {"inference_cuda_graph_scope", [](auto& s, const Json& v) { s.cuda_graphs.inference_scope = maybe_text(v); }},
+    {"cuda_graph_warmup_steps", [](auto& s, const Json& value) { s.cuda_graphs.warmup_steps = value; }},
+    {"inference_cuda_graph_scope", [](auto& s, const Json& value) { s.cuda_graphs.inference_scope = maybe_text(value); }},
 };
 
-void set_balancing(TransformerConfig& s, const Json& v) {
-  s.experts.balancing = v.is_array() ? words(v) : std::vector<std::string>{v.get<std::string>()};
+void set_balancing(TransformerConfig& config, const Json& value) {
+  config.experts.balancing = value.is_array() ? words(value) : std::vector<std::string>{value.get<std::string>()};
 }
 
-void set_layer_freq(TransformerConfig& s, const Json& v) {
-  s.experts.some_layers_dense =
-      v.is_array() ? std::find(v.begin(), v.end(), Json(0)) != v.end() : v.is_number() && v.get<int64_t>() > 1;
+void set_layer_freq(TransformerConfig& config, const Json& value) {
+  config.experts.some_layers_dense = value.is_array() ? std::find(value.begin(), value.end(), Json(0)) != value.end()
+                                                      : value.is_number() && value.get<int64_t>() > 1;
 }
 
 std::optional<double> maybe_real(const Json& value) {
@@ -126,55 +126,59 @@ std::optional<double> maybe_real(const Json& value) {
 }
 
 const std::map<std::string, Setter> kExpertSetters = {
-    {"num_moe_experts", [](auto& s, const Json& v) { s.experts.num_moe_experts = maybe(v); }},
-    {"moe_ffn_hidden_size", [](auto& s, const Json& v) { s.experts.moe_ffn_hidden_size = maybe(v); }},
+    {"num_moe_experts", [](auto& s, const Json& value) { s.experts.num_moe_experts = maybe(value); }},
+    {"moe_ffn_hidden_size", [](auto& s, const Json& value) { s.experts.moe_ffn_hidden_size = maybe(value); }},
     {"moe_layer_freq", set_layer_freq},
-    {"moe_router_topk", [](auto& s, const Json& v) { s.experts.topk = v; }},
-    {"moe_router_score_function", [](auto& s, const Json& v) { s.experts.score_function = v; }},
-    {"moe_router_pre_softmax", [](auto& s, const Json& v) { s.experts.pre_softmax = v; }},
-    {"moe_router_num_groups", [](auto& s, const Json& v) { s.experts.num_groups = maybe(v); }},
+    {"moe_router_topk", [](auto& s, const Json& value) { s.experts.topk = value; }},
+    {"moe_router_score_function", [](auto& s, const Json& value) { s.experts.score_function = value; }},
+    {"moe_router_pre_softmax", [](auto& s, const Json& value) { s.experts.pre_softmax = value; }},
+    {"moe_router_num_groups", [](auto& s, const Json& value) { s.experts.num_groups = maybe(value); }},
     {"moe_router_group_topk",
-     [](auto& s, const Json& v) {
-       if (!v.is_null() && v != 0) s.experts.group_topk = v.get<int64_t>();
+     [](auto& s, const Json& value) {
+       if (!value.is_null() && value != 0) s.experts.group_topk = value.get<int64_t>();
      }},
     {"moe_router_topk_limited_devices",
-     [](auto& s, const Json& v) { s.expert_options.topk_limited_devices = maybe(v); }},
-    {"moe_router_enable_expert_bias", [](auto& s, const Json& v) { s.experts.expert_bias = v; }},
+     [](auto& s, const Json& value) { s.expert_options.topk_limited_devices = maybe(value); }},
+    {"moe_router_enable_expert_bias", [](auto& s, const Json& value) { s.experts.expert_bias = value; }},
     {"moe_router_load_balancing_type", set_balancing},
-    {"moe_expert_capacity_factor", [](auto& s, const Json& v) { s.experts.capacity_factor = maybe_real(v); }},
-    {"moe_pad_expert_input_to_capacity", [](auto& s, const Json& v) { s.experts.pad_to_capacity = v; }},
+    {"moe_expert_capacity_factor", [](auto& s, const Json& value) { s.experts.capacity_factor = maybe_real(value); }},
+    {"moe_pad_expert_input_to_capacity", [](auto& s, const Json& value) { s.experts.pad_to_capacity = value; }},
     {"moe_expert_rank_capacity_factor",
-     [](auto& s, const Json& v) { s.expert_options.rank_capacity_factor = maybe_real(v); }},
-    {"moe_token_dispatcher_type", [](auto& s, const Json& v) { s.experts.dispatcher = v; }},
-    {"moe_flex_dispatcher_backend", [](auto& s, const Json& v) { s.expert_options.flex_backend = v; }},
-    {"moe_enable_deepep", [](auto& s, const Json& v) { s.expert_options.enable_deepep = v; }},
-    {"moe_deepep_num_sms", [](auto& s, const Json& v) { s.expert_options.deepep_num_sms = maybe(v); }},
-    {"moe_hybridep_num_sms", [](auto& s, const Json& v) { s.expert_options.hybridep_num_sms = maybe(v); }},
-    {"moe_flex_dispatcher_num_sms", [](auto& s, const Json& v) { s.expert_options.flex_num_sms = maybe(v); }},
-    {"moe_dispatch_fwd_dtype", [](auto& s, const Json& v) { s.expert_options.dispatch_fwd_dtype = v; }},
-    {"moe_combine_bwd_dtype", [](auto& s, const Json& v) { s.expert_options.combine_bwd_dtype = v; }},
-    {"moe_grouped_gemm", [](auto& s, const Json& v) { s.experts.grouped_gemm = v; }},
-    {"moe_use_grouped_tensor", [](auto& s, const Json& v) { s.expert_options.use_grouped_tensor = v; }},
-    {"use_transformer_engine_op_fuser", [](auto& s, const Json& v) { s.expert_options.op_fuser = v; }},
-    {"moe_single_grouped_weight", [](auto& s, const Json& v) { s.expert_options.single_grouped_weight = v; }},
-    {"moe_single_grouped_bias", [](auto& s, const Json& v) { s.expert_options.single_grouped_bias = v; }},
+     [](auto& s, const Json& value) { s.expert_options.rank_capacity_factor = maybe_real(value); }},
+    {"moe_token_dispatcher_type", [](auto& s, const Json& value) { s.experts.dispatcher = value; }},
+    {"moe_flex_dispatcher_backend", [](auto& s, const Json& value) { s.expert_options.flex_backend = value; }},
+    {"moe_enable_deepep", [](auto& s, const Json& value) { s.expert_options.enable_deepep = value; }},
+    {"moe_deepep_num_sms", [](auto& s, const Json& value) { s.expert_options.deepep_num_sms = maybe(value); }},
+    {"moe_hybridep_num_sms", [](auto& s, const Json& value) { s.expert_options.hybridep_num_sms = maybe(value); }},
+    {"moe_flex_dispatcher_num_sms", [](auto& s, const Json& value) { s.expert_options.flex_num_sms = maybe(value); }},
+    {"moe_dispatch_fwd_dtype", [](auto& s, const Json& value) { s.expert_options.dispatch_fwd_dtype = value; }},
+    {"moe_combine_bwd_dtype", [](auto& s, const Json& value) { s.expert_options.combine_bwd_dtype = value; }},
+    {"moe_grouped_gemm", [](auto& s, const Json& value) { s.experts.grouped_gemm = value; }},
+    {"moe_use_grouped_tensor", [](auto& s, const Json& value) { s.expert_options.use_grouped_tensor = value; }},
+    {"use_transformer_engine_op_fuser", [](auto& s, const Json& value) { s.expert_options.op_fuser = value; }},
+    {"moe_single_grouped_weight", [](auto& s, const Json& value) { s.expert_options.single_grouped_weight = value; }},
+    {"moe_single_grouped_bias", [](auto& s, const Json& value) { s.expert_options.single_grouped_bias = value; }},
     {"moe_router_padding_for_quantization",
-     [](auto& s, const Json& v) { s.expert_options.padding_for_quantization |= v.is_boolean() && v.get<bool>(); }},
+     [](auto& s, const Json& value) {
+       s.expert_options.padding_for_quantization |= value.is_boolean() && value.get<bool>();
+     }},
     {"moe_router_padding_for_fp8",
-     [](auto& s, const Json& v) { s.expert_options.padding_for_quantization |= v.is_boolean() && v.get<bool>(); }},
-    {"moe_permute_fusion", [](auto& s, const Json& v) { s.expert_options.permute_fusion = v; }},
-    {"moe_shared_expert_intermediate_size", [](auto& s, const Json& v) { s.experts.shared_size = maybe(v); }},
-    {"moe_shared_expert_overlap", [](auto& s, const Json& v) { s.experts.shared_overlap = v; }},
-    {"moe_layer_recompute", [](auto& s, const Json& v) { s.expert_options.layer_recompute = v; }},
-    {"moe_input_jitter_eps", [](auto& s, const Json& v) { s.expert_options.input_jitter = !v.is_null(); }},
-    {"moe_paged_stash", [](auto& s, const Json& v) { s.expert_options.paged_stash = v; }},
-    {"overlap_moe_expert_parallel_comm", [](auto& s, const Json& v) { s.expert_options.overlap_comm = v; }},
+     [](auto& s, const Json& value) {
+       s.expert_options.padding_for_quantization |= value.is_boolean() && value.get<bool>();
+     }},
+    {"moe_permute_fusion", [](auto& s, const Json& value) { s.expert_options.permute_fusion = value; }},
+    {"moe_shared_expert_intermediate_size", [](auto& s, const Json& value) { s.experts.shared_size = maybe(value); }},
+    {"moe_shared_expert_overlap", [](auto& s, const Json& value) { s.experts.shared_overlap = value; }},
+    {"moe_layer_recompute", [](auto& s, const Json& value) { s.expert_options.layer_recompute = value; }},
+    {"moe_input_jitter_eps", [](auto& s, const Json& value) { s.expert_options.input_jitter = !value.is_null(); }},
+    {"moe_paged_stash", [](auto& s, const Json& value) { s.expert_options.paged_stash = value; }},
+    {"overlap_moe_expert_parallel_comm", [](auto& s, const Json& value) { s.expert_options.overlap_comm = value; }},
     {"ep_overlap_early_attn_memory_release",
-     [](auto& s, const Json& v) { s.expert_options.early_memory_release = v; }},
+     [](auto& s, const Json& value) { s.expert_options.early_memory_release = value; }},
     {"overlap_dispatch_backward_with_experts_wgrad",
-     [](auto& s, const Json& v) { s.expert_options.overlap_dispatch_wgrad = v; }},
-    {"delay_wgrad_compute", [](auto& s, const Json& v) { s.expert_options.delay_wgrad = v; }},
-    {"variable_seq_lengths", [](auto& s, const Json& v) { s.expert_options.variable_seq_lengths = v; }},
+     [](auto& s, const Json& value) { s.expert_options.overlap_dispatch_wgrad = value; }},
+    {"delay_wgrad_compute", [](auto& s, const Json& value) { s.expert_options.delay_wgrad = value; }},
+    {"variable_seq_lengths", [](auto& s, const Json& value) { s.expert_options.variable_seq_lengths = value; }},
 };
 
 const Setter* find_setter(const std::string& name) {
@@ -237,7 +241,7 @@ const std::pair<const char*, const char*> kLater[] = {
 };
 
 // "" if every argument is known, else the part that the case waits for.
-std::string waits_for(const Json& kwargs) {
+std::string needs_key(const Json& kwargs) {
   std::string unknown;
   // Modules of layers that belong to unsupported parts.
   static const std::vector<std::string> kOtherLayers{"mla_up_proj", "gdn_norm_out", "gdp_in_proj", "gdp_qkv", "mhc"};
@@ -257,20 +261,20 @@ std::string waits_for(const Json& kwargs) {
 
 Json optional_json(const std::optional<int64_t>& value) { return value ? Json(*value) : Json(nullptr); }
 
-std::string compare_resolved(const TransformerConfig& s, const Json& expected) {
+std::string compare_resolved(const TransformerConfig& config, const Json& expected) {
   const std::map<std::string, Json> got = {
-      {"ffn_hidden_size", optional_json(s.ffn_hidden_size)},
-      {"kv_channels", optional_json(s.kv_channels)},
-      {"num_query_groups", optional_json(s.num_query_groups)},
-      {"virtual_pipeline_model_parallel_size", optional_json(s.vpp)},
-      {"expert_tensor_parallel_size", optional_json(s.etp)},
-      {"microbatch_group_size_per_vp_stage", optional_json(s.microbatch_group_size_per_vp_stage)},
-      {"recompute_granularity", s.recompute_granularity ? Json(*s.recompute_granularity) : Json()},
-      {"recompute_modules", s.recompute_modules.value_or(std::vector<std::string>{})},
-      {"moe_ffn_hidden_size", optional_json(s.experts.moe_ffn_hidden_size)},
-      {"cuda_graph_impl", s.graphs.impl},
-      {"cuda_graph_modules", s.graphs.modules},
-      {"cuda_graph_warmup_steps", s.cuda_graphs.warmup_steps},
+      {"ffn_hidden_size", optional_json(config.ffn_hidden_size)},
+      {"kv_channels", optional_json(config.kv_channels)},
+      {"num_query_groups", optional_json(config.num_query_groups)},
+      {"virtual_pipeline_model_parallel_size", optional_json(config.vpp)},
+      {"expert_tensor_parallel_size", optional_json(config.etp)},
+      {"microbatch_group_size_per_vp_stage", optional_json(config.microbatch_group_size_per_vp_stage)},
+      {"recompute_granularity", config.recompute_granularity ? Json(*config.recompute_granularity) : Json()},
+      {"recompute_modules", config.recompute_modules.value_or(std::vector<std::string>{})},
+      {"moe_ffn_hidden_size", optional_json(config.experts.moe_ffn_hidden_size)},
+      {"cuda_graph_impl", config.graphs.impl},
+      {"cuda_graph_modules", config.graphs.modules},
+      {"cuda_graph_warmup_steps", config.cuda_graphs.warmup_steps},
   };
   for (const auto& [name, value] : got) {  // the other recorded values belong to parts that wait
     if (!expected.contains(name)) continue;
@@ -296,14 +300,14 @@ std::string run_case(const Json& one) {
   const bool expected = one.at("ok");
   if (expected && !found.empty()) return "refused: " + found[0].key + " " + found[0].rule;
   if (!expected && found.empty()) return "accepted, expected " + one.value("error", std::string("a refusal"));
-  return expected ? compare_resolved(megatron::resolved(settings), one.value("resolved", Json::object())) : "";
+  return expected ? compare_resolved(megatron::resolve(settings), one.value("resolved", Json::object())) : "";
 }
 
 }  // namespace
 
 void run_config_validation(const Json& file, Report& report) {
   for (const Json& one : cases(file, "cases")) {
-    const std::string name = one.value("name", std::string("case")), part = waits_for(one.at("kwargs"));
+    const std::string name = one.value("name", std::string("case")), part = needs_key(one.at("kwargs"));
     if (part.empty()) {
       report.check(name, [&] { return run_case(one); });
     } else {

@@ -15,26 +15,26 @@ namespace metroplex::conformance {
 
 namespace {
 
-data::SamplerOptions options_of(const Json& c, int64_t rank) {
+data::SamplerOptions read_options(const Json& test_case, int64_t rank) {
   data::SamplerOptions options;
-  options.total_samples = c.at("total");
-  options.consumed_samples = c.value("consumed", 0);
-  options.micro_batch_size = c.value("micro_batch", 1);
-  options.dp_size = c.at("dp");
+  options.total_samples = test_case.at("total");
+  options.consumed_samples = test_case.value("consumed", 0);
+  options.micro_batch_size = test_case.value("micro_batch", 1);
+  options.dp_size = test_case.at("dp");
   options.dp_index = rank;
-  options.type = c.at("type") == "cyclic" ? data::SamplerType::cyclic : data::SamplerType::single;
-  options.data_sharding = c.value("data_sharding", true);
+  options.type = test_case.at("type") == "cyclic" ? data::SamplerType::cyclic : data::SamplerType::single;
+  options.data_sharding = test_case.value("data_sharding", true);
   return options;
 }
 
-Json batches_of(const Json& c, int64_t rank) {
-  const auto options = options_of(c, rank);
+Json list_batches(const Json& test_case, int64_t rank) {
+  const auto options = read_options(test_case, rank);
   Json out = Json::array();
-  if (c.at("type") == "full_validation") {
+  if (test_case.at("type") == "full_validation") {
     for (const int64_t i : test::full_validation_indices(options.total_samples, rank, options.dp_size))
       out.push_back({i});
-  } else if (c.at("type") == "hybrid_cp") {
-    const int64_t global = c.at("global_batch");
+  } else if (test_case.at("type") == "hybrid_cp") {
+    const int64_t global = test_case.at("global_batch");
     for (int64_t first = options.consumed_samples; first + global <= options.total_samples; first += global)
       out.push_back(test::global_batch_indices(first, global, options));
   } else {
@@ -46,22 +46,24 @@ Json batches_of(const Json& c, int64_t rank) {
       out.push_back(batch);
     const int64_t step = options.micro_batch_size * options.dp_size;
     const bool partial = (options.total_samples - options.consumed_samples) % step != 0;
-    if (!c.value("drop_last", true) && partial) out.push_back(test::partial_batch(options));
+    if (!test_case.value("drop_last", true) && partial) out.push_back(test::partial_batch(options));
   }
   return out;
 }
 
-std::string sampler(const Json& c) {
+std::string sampler(const Json& test_case) {
   Json got = Json::array(), lengths = Json::array();
   try {
-    for (int64_t rank = 0; rank < c.at("dp").get<int64_t>(); ++rank) {
-      got.push_back(batches_of(c, rank));
+    for (int64_t rank = 0; rank < test_case.at("dp").get<int64_t>(); ++rank) {
+      got.push_back(list_batches(test_case, rank));
       lengths.push_back(got.back().size());
     }
-  } catch (const base::Error& error) { return c.contains("error") ? "" : std::string("refused: ") + error.what(); }
-  if (c.contains("error")) return "accepted, should be refused with " + c.at("error").dump();
-  Json expected = c.at("batches_per_rank");
-  if (c.at("type") == "cyclic") {
+  } catch (const base::Error& error) {
+    return test_case.contains("error") ? "" : std::string("refused: ") + error.what();
+  }
+  if (test_case.contains("error")) return "accepted, should be refused with " + test_case.at("error").dump();
+  Json expected = test_case.at("batches_per_rank");
+  if (test_case.at("type") == "cyclic") {
     // If the epoch does not divide evenly, Megatron gives the first ranks one batch more than the last one, which
     // would leave them waiting. Here every rank has as many as the last.
     const size_t fewest = expected.empty() ? 0 : expected.back().size();
@@ -69,12 +71,12 @@ std::string sampler(const Json& c) {
       rank.erase(rank.begin() + static_cast<int64_t>(std::min(fewest, rank.size())), rank.end());
   }
   if (auto problem = compare(got, expected); !problem.empty()) return problem;
-  return c.contains("len_per_rank") ? compare_list(lengths, c, "len_per_rank") : "";
+  return test_case.contains("len_per_rank") ? compare_list(lengths, test_case, "len_per_rank") : "";
 }
 
-std::string sample_counts(const Json& defaults, const Json& c) {
+std::string sample_counts(const Json& defaults, const Json& test_case) {
   Json args = defaults;
-  args.update(c.at("args"));
+  args.update(test_case.at("args"));
   const auto number = [&](const char* key) {
     return args.contains(key) && !args[key].is_null() ? args[key].get<int64_t>() : int64_t{0};
   };
@@ -94,56 +96,62 @@ std::string sample_counts(const Json& defaults, const Json& c) {
   const auto counts = options.counts(), here = data::sample_counts(options);
   if (options.plain() && (here.train != counts.train || here.valid != counts.valid || here.test != counts.test))
     return "sample_counts() has another result";
-  return compare_list({counts.train, counts.valid < 0 ? Json() : Json(counts.valid), counts.test}, c, "result");
+  return compare_list({counts.train, counts.valid < 0 ? Json() : Json(counts.valid), counts.test}, test_case,
+                      "result");
 }
 
 }  // namespace
 
 void run_data_parallel_misc(const Json& file, Report& report) {
-  for (const Json& c : cases(file, "cp_zigzag")) {
-    report.check(base::concat("zigzag ", c.at("seq"), " over ", c.at("cp")), c, [&] {
+  for (const Json& test_case : cases(file, "cp_zigzag")) {
+    report.check(base::concat("zigzag ", test_case.at("seq"), " over ", test_case.at("cp")), test_case, [&] {
       Json got = Json::array();
-      for (int64_t rank = 0; rank < c.at("cp").get<int64_t>(); ++rank)
-        got.push_back(data::zigzag_positions(c.at("seq"), c.at("cp"), rank));
-      return compare_list(got, c, "positions_per_rank");
+      for (int64_t rank = 0; rank < test_case.at("cp").get<int64_t>(); ++rank)
+        got.push_back(data::zigzag_positions(test_case.at("seq"), test_case.at("cp"), rank));
+      return compare_list(got, test_case, "positions_per_rank");
     });
   }
-  for (const Json& c : cases(file, "merge_cu_seqlens")) {
-    report.check("merged borders " + c.at("cu_seqlens").dump(), c, [&] {
-      return compare(
-          data::merge_borders(c.at("cu_seqlens").get<std::vector<std::vector<int32_t>>>(), c.at("seq_length")),
-          c.at("merged"));
+  for (const Json& test_case : cases(file, "merge_cu_seqlens")) {
+    report.check("merged borders " + test_case.at("cu_seqlens").dump(), test_case, [&] {
+      return compare(data::merge_borders(test_case.at("cu_seqlens").get<std::vector<std::vector<int32_t>>>(),
+                                         test_case.at("seq_length")),
+                     test_case.at("merged"));
     });
   }
-  for (const Json& c : cases(file, "samplers")) {
-    report.check(
-        base::concat("sampler ", c.at("type"), " total ", c.at("total"), " consumed ", c.value("consumed", 0)),
-        [&] { return sampler(c); });
+  for (const Json& test_case : cases(file, "samplers")) {
+    report.check(base::concat("sampler ", test_case.at("type"), " total ", test_case.at("total"), " consumed ",
+                              test_case.value("consumed", 0)),
+                 [&] { return sampler(test_case); });
   }
-  for (const Json& c : cases(file, "torch_randperm")) {
-    report.check(base::concat("randperm ", c.at("n"), " seed ", c.at("seed")), c,
-                 [&] { return compare_list(data::torch_randperm(c.at("n"), c.at("seed")), c, "randperm"); });
+  for (const Json& test_case : cases(file, "torch_randperm")) {
+    report.check(base::concat("randperm ", test_case.at("n"), " seed ", test_case.at("seed")), test_case, [&] {
+      return compare_list(data::torch_randperm(test_case.at("n"), test_case.at("seed")), test_case, "randperm");
+    });
   }
-  for (const Json& c : cases(file, "padded_vocab")) {
-    report.check(base::concat("padded vocabulary ", c.at("vocab")), c, [&] {
-      return compare_list(config::padded_vocab_size(c.at("vocab"), c.at("divisible_by"), c.at("tp")), c, "padded");
+  for (const Json& test_case : cases(file, "padded_vocab")) {
+    report.check(base::concat("padded vocabulary ", test_case.at("vocab")), test_case, [&] {
+      return compare_list(
+          config::padded_vocab_size(test_case.at("vocab"), test_case.at("divisible_by"), test_case.at("tp")),
+          test_case, "padded");
     });
   }
   const Json counts = file.contains("num_samples") ? file.at("num_samples") : Json::object();
-  for (const Json& c : cases(counts, "cases"))
-    report.check("samples " + c.at("args").dump(), c, [&] { return sample_counts(counts.at("defaults"), c); });
-  for (const Json& c : cases(file, "ddp_bucket_size")) {
-    report.check(
-        base::concat("bucket size for dp ", c.at("dp"), ", ", c.at("num_parameters"), " parameters"), c, [&] {
-          config::Parallel parallel;
-          parallel.overlap_grad_reduce = c.at("overlap_grad_reduce");
-          // Megatron's num_buckets, which has no key here, is another way to specify the size.
-          if (!c["num_buckets"].is_null())
-            parallel.ddp_bucket_size = c.at("num_parameters").get<int64_t>() / c["num_buckets"].get<int64_t>();
-          else if (!c["bucket_size"].is_null()) parallel.ddp_bucket_size = c["bucket_size"];
-          const int64_t size = plan::gradient_bucket_size(parallel, config::Sharding{}, c.at("dp"));
-          return compare_list(size > 0 ? Json(size) : Json(), c, "result");
-        });
+  for (const Json& test_case : cases(counts, "cases"))
+    report.check("samples " + test_case.at("args").dump(), test_case,
+                 [&] { return sample_counts(counts.at("defaults"), test_case); });
+  for (const Json& json : cases(file, "ddp_bucket_size")) {
+    report.check(base::concat("bucket size for dp ", json.at("dp"), ", ", json.at("num_parameters"), " parameters"),
+                 json, [&] {
+                   config::Parallel parallel;
+                   parallel.overlap_grad_reduce = json.at("overlap_grad_reduce");
+                   // Megatron's num_buckets, which has no key here, is another way to specify the size.
+                   if (!json["num_buckets"].is_null())
+                     parallel.ddp_bucket_size =
+                         json.at("num_parameters").get<int64_t>() / json["num_buckets"].get<int64_t>();
+                   else if (!json["bucket_size"].is_null()) parallel.ddp_bucket_size = json["bucket_size"];
+                   const int64_t size = plan::gradient_bucket_size(parallel, config::Sharding{}, json.at("dp"));
+                   return compare_list(size > 0 ? Json(size) : Json(), json, "result");
+                 });
   }
 }
 

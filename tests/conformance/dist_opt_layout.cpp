@@ -15,14 +15,14 @@ namespace {
 using plan::Bucket;
 using plan::BucketPlan;
 
-std::vector<plan::BucketParam> params_of(const Json& test) {
+std::vector<plan::BucketParam> read_params(const Json& test) {
   std::vector<plan::BucketParam> params;
   for (const Json& size : test.at("param_numels")) params.push_back({size.get<int64_t>(), false});
   for (const Json& index : test.at("shared_embedding")) params.at(index.get<size_t>()).shared_embedding = true;
   return params;
 }
 
-int64_t bucket_size_of(const Json& test) {
+int64_t read_bucket_size(const Json& test) {
   return test.at("bucket_size").is_null() ? 0 : test.at("bucket_size").get<int64_t>();
 }
 
@@ -95,15 +95,15 @@ Json sorted_by_parameter(Json ranks) {
 void check_case(const Json& test, Report& report) {
   const std::string name = test.at("name");
   const int64_t dp = test.at("dp");
-  const auto params = params_of(test);
-  const auto options = buckets(bucket_size_of(test), dp, test.at("pad_for_high_nccl_busbw"));
+  const auto params = read_params(test);
+  const auto options = buckets(read_bucket_size(test), dp, test.at("pad_for_high_nccl_busbw"));
   const BucketPlan sharded = plan::plan_buckets(params, options);
   report.check(name + ": bucket ends",
                [&] { return compare_list(options.bucket_end_multiple, test, "bucket_end_divisor"); });
   report.check(name + ": distributed optimizer", [&] { return compare_plan(sharded, test.at("dist_opt")); });
   report.check(name + ": default", [&] {
     plan::BucketOptions plain;
-    plain.bucket_size = bucket_size_of(test);
+    plain.bucket_size = read_bucket_size(test);
     return compare_plan(plan::plan_buckets(params, plain), test.at("default"));
   });
   report.check(name + ": shards",

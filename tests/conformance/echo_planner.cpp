@@ -34,7 +34,7 @@ struct EchoCase {
   Rows counts;
 };
 
-EchoOptions as_upstream(EchoPlanner planner, double threshold) {
+EchoOptions to_upstream(EchoPlanner planner, double threshold) {
   EchoOptions options;
   options.planner = planner;
   options.split = plan::EchoSplit::breadth_then_depth;
@@ -53,7 +53,7 @@ std::string check_spills(const Json& json) {
   const EchoCase given(json);
   plan::EchoWorkspace work;
   EchoPlan plan;
-  const EchoOptions options = as_upstream(EchoPlanner::greedy, 0);
+  const EchoOptions options = to_upstream(EchoPlanner::greedy, 0);
   plan::plan_echo(given.with(1), options, work, plan);
   const plan::EchoTask task{given.with(1).sizes, options, work};
   plan::echo_spills(task);
@@ -66,15 +66,15 @@ std::string check_spills(const Json& json) {
 
 std::string check_plan(const EchoCase& given, EchoPlanner planner, const Json& entry) {
   const EchoCounts counts = given.with(entry.value("num_spare_per_rank", 1));
-  const EchoOptions options = as_upstream(planner, entry.value("threshold", 0.0));
+  const EchoOptions options = to_upstream(planner, entry.value("threshold", 0.0));
   const EchoPlan plan = plan_echo(counts, options);
   const EchoSizes sizes = counts.sizes;
   if (const std::string problem = test::echo_problem(counts, options, plan); !problem.empty()) return problem;
   if (entry.contains("undefined")) return "";
-  Matrix assign = zeros(sizes.experts, sizes.clones());
-  Matrix breadth = zeros(sizes.ranks, sizes.clones()), depth = breadth, from = breadth;
-  for (int clone = 0; clone < sizes.clones(); ++clone) {
-    const size_t k = static_cast<size_t>(clone);
+  Matrix assign = zeros(sizes.experts, sizes.replicas());
+  Matrix breadth = zeros(sizes.ranks, sizes.replicas()), depth = breadth, from = breadth;
+  for (int replica = 0; replica < sizes.replicas(); ++replica) {
+    const size_t k = static_cast<size_t>(replica);
     const int32_t owner = plan.owner[k];
     if (owner < 0) continue;
     assign[static_cast<size_t>(owner)][k] = plan.rows[k];
@@ -83,7 +83,7 @@ std::string check_plan(const EchoCase& given, EchoPlanner planner, const Json& e
     for (int rank = 0; rank < sizes.ranks; ++rank) {
       const size_t r = static_cast<size_t>(rank);
       breadth[r][k] = plan::echo_breadth(counts.at(rank, owner), all, plan.rows[k], true);
-      from[r][k] = plan.from(rank, clone);
+      from[r][k] = plan.from(rank, replica);
       depth[r][k] = from[r][k] - breadth[r][k];
     }
   }
@@ -134,8 +134,8 @@ std::string check_reroute(const EchoCase& given, const Json& choices, const Json
   if (algorithm != "one_shot_greedy" && algorithm != "approx_bin_packing") return "no planner is called " + algorithm;
   const EchoPlanner planner = algorithm == "one_shot_greedy" ? EchoPlanner::greedy : EchoPlanner::binpack;
   const EchoCounts counts = given.with(entry.at("num_spare_per_rank").get<int>());
-  const EchoPlan plan = plan_echo(counts, as_upstream(planner, 0));
-  Matrix owners = zeros(counts.sizes.experts, counts.sizes.clones());
+  const EchoPlan plan = plan_echo(counts, to_upstream(planner, 0));
+  Matrix owners = zeros(counts.sizes.experts, counts.sizes.replicas());
   for (size_t k = 0; k < plan.owner.size(); ++k) {
     if (plan.owner[k] >= 0) owners[static_cast<size_t>(plan.owner[k])][k] = 1;
   }
@@ -170,7 +170,7 @@ std::string check_packing(const Json& json) {
 }
 
 // S1, S2, ... with the threshold if there is one.
-std::string name_of(const std::string& case_name, const char* planner, const Json& entry) {
+std::string entry_name(const std::string& case_name, const char* planner, const Json& entry) {
   return case_name + " " + planner + " S" + entry.value("num_spare_per_rank", Json(1)).dump() +
          (entry.contains("threshold") ? " mu " + entry.at("threshold").dump() : "");
 }
@@ -183,14 +183,14 @@ void run_echo_planner(const Json& file, Report& report) {
     report.check(name + " spills", json, [&] { return check_spills(json); });
     if (is_refusal(json)) continue;
     for (const Json& entry : json.at("greedy")) {
-      report.check(name_of(name, "greedy", entry), entry,
+      report.check(entry_name(name, "greedy", entry), entry,
                    [&] { return check_plan(EchoCase(json), EchoPlanner::greedy, entry); });
     }
     const Json& packing = json.at("approx_bin_packing");
-    report.check(name_of(name, "binpack", packing), packing,
+    report.check(entry_name(name, "binpack", packing), packing,
                  [&] { return check_plan(EchoCase(json), EchoPlanner::binpack, packing); });
     for (const Json& entry : cases(json, "reroute")) {
-      report.check(name_of(name, "reroute", entry) + " " + entry.at("algorithm").dump(), entry,
+      report.check(entry_name(name, "reroute", entry) + " " + entry.at("algorithm").dump(), entry,
                    [&] { return check_reroute(EchoCase(json), json.at("routing_choices"), entry); });
     }
   }

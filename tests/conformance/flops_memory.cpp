@@ -29,7 +29,7 @@ std::vector<bool> pattern(const Json& every, int64_t num_layers, const std::func
   return result;
 }
 
-std::optional<test::MegatronExperts> experts_of(const Json& args) {
+std::optional<test::MegatronExperts> read_experts(const Json& args) {
   const bool hybrid = has(args, "hybrid_layer_pattern");
   if (!has(args, "num_experts") && !hybrid) return std::nullopt;
   test::MegatronExperts experts;
@@ -44,7 +44,7 @@ std::optional<test::MegatronExperts> experts_of(const Json& args) {
   return experts;
 }
 
-test::MegatronShape shape_of(const Json& args) {
+test::MegatronShape read_shape(const Json& args) {
   test::MegatronShape shape;
   shape.num_layers = number(args, "num_layers");
   shape.hidden_size = number(args, "hidden_size");
@@ -70,7 +70,7 @@ test::MegatronShape shape_of(const Json& args) {
     latent.v_head_dim = number(args, "v_head_dim");
     shape.latent = latent;
   }
-  shape.all_experts = experts_of(args);
+  shape.all_experts = read_experts(args);
   if (shape.all_experts) shape.experts = *shape.all_experts;
   if (has(args, "experimental_attention_variant")) {
     test::LinearAttention linear{number(args, "linear_key_head_dim"),
@@ -92,7 +92,7 @@ test::MegatronShape shape_of(const Json& args) {
   return shape;
 }
 
-test::MemoryLayout layout_of(const Json& args) {
+test::MemoryLayout read_layout(const Json& args) {
   test::MemoryLayout layout;
   layout.tp = number(args, "tensor_model_parallel_size", 1);
   layout.pp = number(args, "pipeline_model_parallel_size", 1);
@@ -120,7 +120,7 @@ std::string check_flops(const Json& args, const Json& json) {
   if (has(extra, "seqlen_squared_sum_in_batch")) {
     tokens.squared_length_sum = extra.at("seqlen_squared_sum_in_batch").get<double>();
   }
-  const test::MegatronShape shape = shape_of(args);
+  const test::MegatronShape shape = read_shape(args);
   if (shape.plain()) {
     if (auto problem = near("flops", plan::step_flops(shape, tokens), json.at("flops")); !problem.empty())
       return problem;
@@ -129,8 +129,8 @@ std::string check_flops(const Json& args, const Json& json) {
 }
 
 std::string check_memory(const Json& args, const Json& json) {
-  const auto shape = shape_of(args);
-  auto layout = layout_of(args);
+  const auto shape = read_shape(args);
+  auto layout = read_layout(args);
   std::string problem = near("weight_and_optimizer_bytes", test::weight_and_optimizer_bytes(shape, layout),
                              json.at("weight_and_optimizer_bytes"));
   const auto each = [&](const char* list, double (*bytes)(const test::MegatronShape&, const test::MemoryLayout&)) {

@@ -225,26 +225,26 @@ constexpr Form kForms[] = {
     {"tensor_parallel.vocab_ranges", "global_vocab tp", "ranges", ""},
 };
 
-const Form* form_of(const std::string& path) {
+const Form* find_form(const std::string& path) {
   const auto* found =
-      std::find_if(std::begin(kForms), std::end(kForms), [&](const Form& f) { return path == f.path; });
+      std::find_if(std::begin(kForms), std::end(kForms), [&](const Form& form) { return path == form.path; });
   return found == std::end(kForms) ? nullptr : found;
 }
 
-std::vector<std::string> words_of(const std::string& text) {
+std::vector<std::string> split_words(const std::string& text) {
   std::istringstream stream(text);
   return {std::istream_iterator<std::string>(stream), {}};
 }
 
 // Comments on a case that affect nothing, and the full length of truncated lists.
-constexpr const char* kEverywhere = "source note notes terms name comment length";
+constexpr const char* kCommonKeys = "source note notes terms name comment length";
 
 bool fits(const std::string& key, const std::string& word) {
   return word == key || (word.back() == '*' && key.compare(0, word.size() - 1, word, 0, word.size() - 1) == 0);
 }
 
 bool names(const std::string& list, const std::string& key) {
-  const auto all = words_of(list);
+  const auto all = split_words(list);
   return std::any_of(all.begin(), all.end(), [&](const std::string& word) { return fits(key, word); });
 }
 
@@ -257,72 +257,71 @@ bool has(const Json& json, const std::string& word) {
 }
 
 // "" if `json` and all of its contents have the form of `path`, else the missing or unknown key.
-std::string problem_of(const std::string& path, const Json& json) {
-  const Form* form = form_of(path);
+std::string find_problem(const std::string& path, const Json& json) {
+  const Form* form = find_form(path);
   if (form == nullptr || !json.is_object()) return "";
   const std::string in = " in " + path;
-  for (const std::string& key : words_of(form->given)) {
+  for (const std::string& key : split_words(form->given)) {
     if (!has(json, key)) return "the key " + key + " is missing" + in;
   }
-  for (const std::string& key : words_of(form->result)) {
+  for (const std::string& key : split_words(form->result)) {
     if (!has(json, key) && !is_refusal(json)) return "the key " + key + " is missing" + in;
   }
   for (const auto& [key, value] : json.items()) {
     const bool known = names(form->given, key) || names(form->result, key) || names(form->optional, key) ||
-                       names(kEverywhere, key) || is_refusal_key(key);
+                       names(kCommonKeys, key) || is_refusal_key(key);
     if (!known) return "the key " + key + " is unknown" + in;
     const std::string inside = path + "." + key;
-    if (form_of(inside) == nullptr) continue;
+    if (find_form(inside) == nullptr) continue;
     if (!value.is_array()) {
-      if (const std::string problem = problem_of(inside, value); !problem.empty()) return problem;
+      if (const std::string problem = find_problem(inside, value); !problem.empty()) return problem;
       continue;
     }
     for (const Json& part : value) {
-      if (const std::string problem = problem_of(inside, part); !problem.empty()) return problem;
+      if (const std::string problem = find_problem(inside, part); !problem.empty()) return problem;
     }
   }
   return "";
 }
 
 Json with_nulls(const std::string& path, Json json) {
-  const Form* form = form_of(path);
+  const Form* form = find_form(path);
   if (form != nullptr && json.is_object() && is_refusal(json)) {
-    for (const std::string& key : words_of(form->result)) {
+    for (const std::string& key : split_words(form->result)) {
       if (!has(json, key)) json[key] = nullptr;
     }
   }
   return json;
 }
 
-std::string name_of(const Json& json, size_t index) {
+std::string case_label(const Json& json, size_t index) {
   const bool named = json.is_object() && json.contains("name") && json.at("name").is_string();
   return "[" + std::to_string(index) + "]" + (named ? " " + json.at("name").get<std::string>() : "");
 }
 
 // The cases of a list, or of the lists in an object that is no case itself ("rng", "num_samples").
-Json whole_cases(const std::string& path, const Json& value, Report& report) {
+Json all_cases(const std::string& path, const Json& value, Report& report) {
   if (value.is_array()) {
     Json kept = Json::array();
     for (size_t i = 0; i < value.size(); ++i) {
-      const std::string problem = problem_of(path, value[i]);
+      const std::string problem = find_problem(path, value[i]);
       if (problem.empty()) kept.push_back(with_nulls(path, value[i]));
-      else report.failures.push_back(path + name_of(value[i], i) + ": " + problem);
+      else report.failures.push_back(path + case_label(value[i], i) + ": " + problem);
     }
     return kept;
   }
-  if (!value.is_object() || form_of(path) == nullptr) return value;
-  const Form& form = *form_of(path);
+  if (!value.is_object() || find_form(path) == nullptr) return value;
+  const Form& form = *find_form(path);
   const bool holds_lists = *form.given == '\0' && *form.result == '\0';
   if (!holds_lists) {
-    const std::string problem = value.empty() ? "" : problem_of(path, value);
+    const std::string problem = value.empty() ? "" : find_problem(path, value);
     if (problem.empty()) return value;
     report.failures.push_back(path + ": " + problem);
     return Json::object();
   }
   Json kept = Json::object();
   for (const auto& [key, inside] : value.items()) {
-    if (names(form.optional, key) || names(kEverywhere, key))
-      kept[key] = whole_cases(path + "." + key, inside, report);
+    if (names(form.optional, key) || names(kCommonKeys, key)) kept[key] = all_cases(path + "." + key, inside, report);
     else report.failures.push_back(path + ": the key " + key + " is unknown");
   }
   return kept;
@@ -330,8 +329,6 @@ Json whole_cases(const std::string& path, const Json& value, Report& report) {
 
 }  // namespace
 
-Json well_formed(const std::string& stem, const Json& file, Report& report) {
-  return whole_cases(stem, file, report);
-}
+Json well_formed(const std::string& stem, const Json& file, Report& report) { return all_cases(stem, file, report); }
 
 }  // namespace metroplex::conformance

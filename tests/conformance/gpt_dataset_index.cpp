@@ -41,7 +41,7 @@ Json pairs(std::span<const int64_t> rows) {
   return out;
 }
 
-Json list_of(const auto& values) {
+Json to_json_list(const auto& values) {
   Json out = Json::array();
   for (const auto& value : values) out.push_back(value);
   return out;
@@ -54,32 +54,34 @@ std::string starts_with(const Json& got, const Json& expected) {
 }
 
 void random_numbers(const Json& rng, Report& report) {
-  for (const Json& c : cases(rng, "randomstate_shuffle")) {
-    report.check(base::concat("shuffle seed ", c.at("seed"), " n ", c.at("n")), c, [&] {
-      data::RandomState random(c.at("seed").get<uint32_t>());
-      auto values = counting(c.at("n"));
+  for (const Json& test_case : cases(rng, "randomstate_shuffle")) {
+    report.check(base::concat("shuffle seed ", test_case.at("seed"), " n ", test_case.at("n")), test_case, [&] {
+      data::RandomState random(test_case.at("seed").get<uint32_t>());
+      auto values = counting(test_case.at("n"));
       random.shuffle(values);
-      const std::string problem = compare_list(list_of(values), c, "out");
-      return problem.empty() && c.contains("next_u32") ? compare_list(random.next_u32(), c, "next_u32") : problem;
+      const std::string problem = compare_list(to_json_list(values), test_case, "out");
+      return problem.empty() && test_case.contains("next_u32")
+                 ? compare_list(random.next_u32(), test_case, "next_u32")
+                 : problem;
     });
   }
-  for (const Json& c : cases(rng, "randomstate_u32")) {
-    report.check(base::concat("u32 seed ", c.at("seed")), c, [&] {
-      data::RandomState random(c.at("seed").get<uint32_t>());
+  for (const Json& test_case : cases(rng, "randomstate_u32")) {
+    report.check(base::concat("u32 seed ", test_case.at("seed")), test_case, [&] {
+      data::RandomState random(test_case.at("seed").get<uint32_t>());
       Json got = Json::array();
-      for (size_t i = 0; i < c.at("out").size(); ++i) got.push_back(random.next_u32());
-      return compare_list(got, c, "out");
+      for (size_t i = 0; i < test_case.at("out").size(); ++i) got.push_back(random.next_u32());
+      return compare_list(got, test_case, "out");
     });
   }
-  for (const Json& c : cases(rng, "default_rng_integers")) {
-    report.check(base::concat("default_rng seed ", c.at("seed")), c, [&]() -> std::string {
-      const auto values =
-          data::DefaultRng(c.at("seed").get<uint64_t>()).integers(c.at("low"), c.at("high"), c.at("size"));
-      for (const auto& [key, value] : c.items()) {
+  for (const Json& test_case : cases(rng, "default_rng_integers")) {
+    report.check(base::concat("default_rng seed ", test_case.at("seed")), test_case, [&]() -> std::string {
+      const auto values = data::DefaultRng(test_case.at("seed").get<uint64_t>())
+                              .integers(test_case.at("low"), test_case.at("high"), test_case.at("size"));
+      for (const auto& [key, value] : test_case.items()) {
         if (key == "first") {
-          if (auto problem = starts_with(list_of(values), value); !problem.empty()) return problem;
+          if (auto problem = starts_with(to_json_list(values), value); !problem.empty()) return problem;
         } else if (key == "last") {
-          if (auto problem = compare(list_of(std::span(values).last(value.size())), value); !problem.empty())
+          if (auto problem = compare(to_json_list(std::span(values).last(value.size())), value); !problem.empty())
             return problem;
         } else if (key == "sum") {
           int64_t sum = 0;
@@ -98,8 +100,9 @@ void random_numbers(const Json& rng, Report& report) {
       data::RandomState random(seed);
       auto values = counting(n);
       random.shuffle(values);
-      const auto problem = starts_with(list_of(values), c.at("first"));
-      return problem.empty() ? compare(list_of(std::span(values).last(c.at("last").size())), c.at("last")) : problem;
+      const auto problem = starts_with(to_json_list(values), c.at("first"));
+      return problem.empty() ? compare(to_json_list(std::span(values).last(c.at("last").size())), c.at("last"))
+                             : problem;
     });
   }
 }
@@ -120,9 +123,9 @@ std::vector<std::string> masked_lines(const data::Sample& sample) {
 
 // A recorded mask in that form. It is recorded as lines, or as rows of numbers or booleans, possibly inside a head
 // dimension of size one.
-Json lines_of(const Json& mask) {
+Json mask_lines(const Json& mask) {
   if (mask.is_array() && mask.size() == 1 && mask.front().is_array() && mask.front().front().is_array())
-    return lines_of(mask.front());
+    return mask_lines(mask.front());
   Json lines = Json::array();
   for (const Json& row : mask) {
     if (row.is_string()) {
@@ -137,7 +140,7 @@ Json lines_of(const Json& mask) {
   return lines;
 }
 
-Json item_of(const data::Sample& sample, const Json& expected, int64_t sequence_length) {
+Json sample_to_json(const data::Sample& sample, const Json& expected, int64_t sequence_length) {
   Json got{{"tokens", sample.tokens},
            {"labels", sample.labels},
            {"loss_mask", sample.loss_mask},
@@ -159,101 +162,106 @@ std::string compare_item(const data::GptDataset& dataset, const Json& expected, 
     dataset.get(expected.at("idx").is_null() ? -1 : expected.at("idx").get<int64_t>(), sample);
   } catch (const base::Error& error) { return is_refusal(expected) ? "" : std::string("refused: ") + error.what(); }
   if (is_refusal(expected)) return "accepted, expected a refusal";
-  const Json got = item_of(sample, expected, sequence_length);
+  const Json got = sample_to_json(sample, expected, sequence_length);
   for (const auto& [key, value] : got.items()) {
     if (auto problem = compare_list(value, expected, key); !problem.empty()) return problem;
   }
   for (const char* key : {"attention_mask_true_is_masked", "attention_mask"}) {
     if (!expected.contains(key)) continue;
-    if (auto problem = compare(masked_lines(sample), lines_of(expected.at(key))); !problem.empty())
+    if (auto problem = compare(masked_lines(sample), mask_lines(expected.at(key))); !problem.empty())
       return std::string(key) + ": " + problem;
   }
   return "";
 }
 
-std::string whole_dataset(const Json& c) {
+std::string whole_dataset(const Json& test_case) {
   data::GptOptions options;
-  options.index = {c.at("sequence_length"), c.at("num_samples").is_null() ? -1 : c.at("num_samples").get<int64_t>(),
-                   c.at("seed").get<uint32_t>(), c.at("add_extra_token"),
-                   c.at("split") != "valid" || c.at("drop_last_partial_validation_sequence").get<bool>()};
-  options.split = c.at("split");
-  options.eod = c.at("eod");
-  options.pad = c.at("pad");
-  options.reset_position_ids = c.at("reset_position_ids");
-  options.reset_attention_mask = c.at("reset_attention_mask");
-  options.eod_mask_loss = c.at("eod_mask_loss");
-  options.inter_document_masking = c.value("inter_document_masking", false);
-  const auto lengths = c.at("doc_lengths").get<std::vector<int32_t>>();
-  const auto documents = c.at("indices").get<std::vector<int32_t>>();
+  options.index = {
+      test_case.at("sequence_length"),
+      test_case.at("num_samples").is_null() ? -1 : test_case.at("num_samples").get<int64_t>(),
+      test_case.at("seed").get<uint32_t>(), test_case.at("add_extra_token"),
+      test_case.at("split") != "valid" || test_case.at("drop_last_partial_validation_sequence").get<bool>()};
+  options.split = test_case.at("split");
+  options.eod = test_case.at("eod");
+  options.pad = test_case.at("pad");
+  options.reset_position_ids = test_case.at("reset_position_ids");
+  options.reset_attention_mask = test_case.at("reset_attention_mask");
+  options.eod_mask_loss = test_case.at("eod_mask_loss");
+  options.inter_document_masking = test_case.value("inter_document_masking", false);
+  const auto lengths = test_case.at("doc_lengths").get<std::vector<int32_t>>();
+  const auto documents = test_case.at("indices").get<std::vector<int32_t>>();
 
   const auto index = data::build_gpt_index(lengths, documents, options.index);
   Json got{{"tokens_per_epoch", index.tokens_per_epoch}, {"num_epochs", index.num_epochs},
            {"length", index.shuffle_index.size()},       {"document_index", index.document_index},
            {"shuffle_index", index.shuffle_index},       {"sample_index", pairs(index.sample_index)}};
-  if (c.contains("separate_final_epoch")) {
+  if (test_case.contains("separate_final_epoch")) {
     got["separate_final_epoch"] = index.separate_final_epoch;
     got["num_samples_sans_final_epoch"] = index.samples_sans_final_epoch;
     got["num_samples_per_epoch"] = index.samples_per_epoch;
     got["num_samples_from_final_epoch"] = options.index.num_samples - index.samples_sans_final_epoch;
   }
   for (const auto& [key, value] : got.items()) {
-    if (!c.contains(key)) continue;
-    if (auto problem = compare_list(value, c, key); !problem.empty()) return problem;
+    if (!test_case.contains(key)) continue;
+    if (auto problem = compare_list(value, test_case, key); !problem.empty()) return problem;
   }
   files::PosixFileSystem disk;
   const data::GptDataset dataset(std::make_shared<RuleSource>(lengths, options.eod), documents, options,
                                  data::IndexCache(disk, ""));
-  for (const Json& item : cases(c, "items")) {
+  for (const Json& item : cases(test_case, "items")) {
     if (auto problem = compare_item(dataset, item, options.index.sequence_length); !problem.empty())
       return "item " + item.at("idx").dump() + ": " + problem;
   }
   return "";
 }
 
-std::string masks(const Json& c) {
+std::string masks(const Json& test_case) {
   data::GptOptions options;
-  options.eod = c.at("eod");
-  options.reset_position_ids = c.at("reset_position_ids");
-  options.reset_attention_mask = c.at("reset_attention_mask");
-  options.eod_mask_loss = c.at("eod_mask_loss");
+  options.eod = test_case.at("eod");
+  options.reset_position_ids = test_case.at("reset_position_ids");
+  options.reset_attention_mask = test_case.at("reset_attention_mask");
+  options.eod_mask_loss = test_case.at("eod_mask_loss");
   data::Sample sample;
-  sample.tokens = c.at("data").get<std::vector<int64_t>>();
+  sample.tokens = test_case.at("data").get<std::vector<int64_t>>();
   data::fill_masks(options, sample);
   const Json got{{"loss_mask", sample.loss_mask},
                  {"position_ids", sample.position_ids},
                  {"attention_mask_true_is_masked", masked_lines(sample)}};
   for (const auto& [key, value] : got.items()) {
-    if (auto problem = compare_list(value, c, key); !problem.empty()) return problem;
+    if (auto problem = compare_list(value, test_case, key); !problem.empty()) return problem;
   }
   return "";
 }
 
-std::string mock(const Json& c) {
-  const data::MockSource source(c.at("vocab_size"), c.at("eod"));
+std::string mock(const Json& test_case) {
+  const data::MockSource source(test_case.at("vocab_size"), test_case.at("eod"));
   Json lengths = Json::array();
   int64_t total = 0;
   for (int64_t i = 0; i < source.num_sequences(); ++i) {
-    if (lengths.size() < c.at("sequence_lengths_first").size()) lengths.push_back(source.length(i));
+    if (lengths.size() < test_case.at("sequence_lengths_first").size()) lengths.push_back(source.length(i));
     total += source.length(i);
   }
   std::vector<int64_t> tokens(7);
   source.read(0, 5, 7, tokens.data());
   return compare({source.num_sequences(), lengths, tokens, total},
-                 {c.at("size"), c.at("sequence_lengths_first"), c.at("get_0_5_7"), c.at("total_tokens")});
+                 {test_case.at("size"), test_case.at("sequence_lengths_first"), test_case.at("get_0_5_7"),
+                  test_case.at("total_tokens")});
 }
 
 }  // namespace
 
 void run_gpt_dataset_index(const Json& file, Report& report) {
   if (file.contains("rng")) random_numbers(file.at("rng"), report);
-  for (const Json& c : cases(file, "cases")) report.check(c.at("name"), c, [&] { return whole_dataset(c); });
-  for (const Json& c : cases(file, "document_index_direct")) {
-    report.check("document index of " + c.at("documents").dump(), c, [&] {
-      data::RandomState random(c.at("seed").get<uint32_t>());
-      const auto documents = data::build_document_index(c.at("documents").get<std::vector<int32_t>>(),
-                                                        c.at("num_epochs"), c.at("separate_final_epoch"), random);
-      Json got{documents, Json::array()}, expected{c.at("document_index"), Json::array()};
-      for (const auto& [key, value] : c.items()) {  // shuffle_index_<first>_<total>
+  for (const Json& test_case : cases(file, "cases"))
+    report.check(test_case.at("name"), test_case, [&] { return whole_dataset(test_case); });
+  for (const Json& json : cases(file, "document_index_direct")) {
+    report.check("document index of " + json.at("documents").dump(), json, [&] {
+      data::RandomState random(json.at("seed").get<uint32_t>());
+      const auto documents =
+          data::build_document_index(json.at("documents").get<std::vector<int32_t>>(), json.at("num_epochs"),
+                                     json.at("separate_final_epoch"), random);
+      Json got{documents, Json::array()}, expected{json.at("document_index"), Json::array()};
+      for (const auto& [key, value] : json.items()) {  // shuffle_index_<first>_<total>
         int first = 0, total = 0;
         if (std::sscanf(key.c_str(), "shuffle_index_%d_%d", &first, &total) != 2) continue;
         got[1].push_back(data::build_shuffle_index(first, total, random));  // continues with the same random numbers
@@ -262,8 +270,8 @@ void run_gpt_dataset_index(const Json& file, Report& report) {
       return compare(got, expected);
     });
   }
-  for (const Json& c : cases(file, "masks"))
-    report.check("mask of " + c.at("data").dump(), c, [&] { return masks(c); });
+  for (const Json& json : cases(file, "masks"))
+    report.check("mask of " + json.at("data").dump(), json, [&] { return masks(json); });
   for (const Json& c : cases(file, "build_sample_idx_raw")) {
     report.check("sample index of " + c.at("sizes").dump(), c, [&] {
       data::GptIndexOptions options;

@@ -22,7 +22,7 @@ std::string hex(const files::Bytes& bytes) {
   return out;
 }
 
-files::TokenType token_type_of(const std::string& numpy_name) {
+files::TokenType find_token_type(const std::string& numpy_name) {
   for (int code = 1; code <= 8; ++code) {
     const auto type = static_cast<files::TokenType>(code);
     if (numpy_name == files::token_type_name(type)) return type;
@@ -30,19 +30,19 @@ files::TokenType token_type_of(const std::string& numpy_name) {
   base::throw_error("files", "no token type " + numpy_name);
 }
 
-void write_case(files::FileSystem& disk, const Json& c, const std::string& prefix) {
-  const auto type = token_type_of(c.at("dtype"));
+void write_case(files::FileSystem& disk, const Json& test_case, const std::string& prefix) {
+  const auto type = find_token_type(test_case.at("dtype"));
   const bool whole = type != files::TokenType::f32 && type != files::TokenType::f64;
-  files::IndexedDatasetWriter writer(disk, prefix, type, c.value("multimodal", false));
-  for (size_t d = 0; d < c.at("docs").size(); ++d) {
-    const Json& document = c.at("docs").at(d);
-    const bool split = c.contains("split_docs") && !c.at("split_docs").is_null();
+  files::IndexedDatasetWriter writer(disk, prefix, type, test_case.value("multimodal", false));
+  for (size_t d = 0; d < test_case.at("docs").size(); ++d) {
+    const Json& document = test_case.at("docs").at(d);
+    const bool split = test_case.contains("split_docs") && !test_case.at("split_docs").is_null();
     const auto lengths =
-        split ? c.at("split_docs").at(d).get<std::vector<size_t>>() : std::vector<size_t>{document.size()};
+        split ? test_case.at("split_docs").at(d).get<std::vector<size_t>>() : std::vector<size_t>{document.size()};
     size_t at = 0;
     for (size_t s = 0; s < lengths.size(); ++s) {
-      const bool modes = c.contains("modes") && !c.at("modes").is_null();
-      const int8_t mode = modes ? c.at("modes").at(d).at(s).get<int8_t>() : int8_t{0};
+      const bool modes = test_case.contains("modes") && !test_case.at("modes").is_null();
+      const int8_t mode = modes ? test_case.at("modes").at(d).at(s).get<int8_t>() : int8_t{0};
       std::vector<int64_t> tokens;
       std::vector<double> values;
       for (size_t i = 0; i < lengths[s]; ++i, ++at) {
@@ -64,14 +64,15 @@ std::string check_bytes(files::FileSystem& disk, const Json& expected, const std
   return problem;
 }
 
-std::vector<double> values_of(const files::IndexedDataset& dataset, int64_t sequence, int64_t offset, int64_t count) {
+std::vector<double> read_values(const files::IndexedDataset& dataset, int64_t sequence, int64_t offset,
+                                int64_t count) {
   std::vector<double> out(static_cast<size_t>(count));
   dataset.read(sequence, offset, count, out.data());
   return out;
 }
 
-std::string check_gets(const files::IndexedDataset& dataset, const Json& c) {
-  for (const Json& get : cases(c, "get")) {
+std::string check_gets(const files::IndexedDataset& dataset, const Json& test_case) {
+  for (const Json& get : cases(test_case, "get")) {
     const int64_t sequence = get.at("idx"), offset = get.at("offset");
     // Without a length: to the end of the sequence. Past that end numpy's count of -1 would mean "all that follows";
     // here nothing is left there.
@@ -79,27 +80,27 @@ std::string check_gets(const files::IndexedDataset& dataset, const Json& c) {
                                                      : get.at("length").get<int64_t>();
     Json got;
     try {
-      got = values_of(dataset, sequence, offset, count);
+      got = read_values(dataset, sequence, offset, count);
     } catch (const base::Error&) { got = nullptr; }
     const bool past_end = get.at("length").is_null() && offset > dataset.length(sequence);
     const Json expected = past_end ? Json::array() : get.contains("error") ? Json() : get.at("out");
     if (auto problem = compare(got, expected); !problem.empty()) return "get " + get.dump() + ": " + problem;
   }
-  for (const Json& slice : cases(c, "slices")) {
+  for (const Json& slice : cases(test_case, "slices")) {
     Json got = Json::array();
     const int64_t end = std::min(slice.at("slice")[1].get<int64_t>(), dataset.num_sequences());
-    for (int64_t i = slice.at("slice")[0]; i < end; ++i) got.push_back(values_of(dataset, i, 0, dataset.length(i)));
+    for (int64_t i = slice.at("slice")[0]; i < end; ++i) got.push_back(read_values(dataset, i, 0, dataset.length(i)));
     if (auto problem = compare_list(got, slice, "out"); !problem.empty())
       return "slice " + slice.at("slice").dump() + ": " + problem;
   }
   return "";
 }
 
-std::string check_reader(const files::IndexedDataset& dataset, const Json& c) {
+std::string check_reader(const files::IndexedDataset& dataset, const Json& test_case) {
   Json lengths = Json::array(), documents = Json::array(), sequences = Json::array();
   for (int64_t i = 0; i < dataset.num_sequences(); ++i) {
     lengths.push_back(dataset.length(i));
-    sequences.push_back(values_of(dataset, i, 0, dataset.length(i)));
+    sequences.push_back(read_values(dataset, i, 0, dataset.length(i)));
   }
   for (int64_t i = 0; i <= dataset.num_documents(); ++i) documents.push_back(dataset.document_begin(i));
   const Json got{{"num_sequences", dataset.num_sequences()},
@@ -109,8 +110,8 @@ std::string check_reader(const files::IndexedDataset& dataset, const Json& c) {
                  {"dtype", files::token_type_name(dataset.type())},
                  {"dtype_code", static_cast<int>(dataset.type())}};
   for (const auto& [key, value] : got.items()) {
-    if (!c.contains(key)) continue;
-    if (auto problem = compare_list(value, c, key); !problem.empty()) return problem;
+    if (!test_case.contains(key)) continue;
+    if (auto problem = compare_list(value, test_case, key); !problem.empty()) return problem;
   }
   return "";
 }
@@ -140,8 +141,8 @@ std::string check_merge(const Json& file) {
   size_t sequences = 0;
   for (const Json& name : merge.at("inputs")) {
     Json input;
-    for (const Json& c : cases(file, "cases")) {
-      if (c.at("name") == name) input = c;
+    for (const Json& test_case : cases(file, "cases")) {
+      if (test_case.at("name") == name) input = test_case;
     }
     if (input.is_null()) input = missing_input(merge, sequences);
     write_case(disk, input, "/" + name.get<std::string>());
@@ -161,24 +162,25 @@ void run_indexed_dataset(const Json& file, Report& report) {
   if (file.contains("dtype_codes")) {
     for (const auto& [name, code] : file.at("dtype_codes").items())
       report.check("code of " + name,
-                   [&name = name, &code = code] { return compare(static_cast<int>(token_type_of(name)), code); });
+                   [&name = name, &code = code] { return compare(static_cast<int>(find_token_type(name)), code); });
   }
-  for (const Json& c : cases(file, "cases")) {
-    report.check(c.at("name"), [&] {
+  for (const Json& test_case : cases(file, "cases")) {
+    report.check(test_case.at("name"), [&] {
       files::MemoryFileSystem disk;
-      write_case(disk, c, "/set");
-      auto problem = check_bytes(disk, c, "/set");
+      write_case(disk, test_case, "/set");
+      auto problem = check_bytes(disk, test_case, "/set");
       const files::IndexedDataset dataset(disk, "/set");
-      if (problem.empty()) problem = check_reader(dataset, c);
-      return problem.empty() ? check_gets(dataset, c) : problem;
+      if (problem.empty()) problem = check_reader(dataset, test_case);
+      return problem.empty() ? check_gets(dataset, test_case) : problem;
     });
   }
   if (file.contains("merge") && !file.at("merge").empty()) report.check("merge", [&] { return check_merge(file); });
-  for (const Json& c : cases(file, "optimal_dtype")) {
-    report.check("type for " + c.at("cardinality").dump(), [&] {
-      const auto size = c.at("cardinality").is_null() ? std::optional<int64_t>{}
-                                                      : std::optional<int64_t>{c.at("cardinality").get<int64_t>()};
-      return compare_list(files::token_type_name(files::token_type_for_vocabulary(size)), c, "dtype");
+  for (const Json& test_case : cases(file, "optimal_dtype")) {
+    report.check("type for " + test_case.at("cardinality").dump(), [&] {
+      const auto size = test_case.at("cardinality").is_null()
+                            ? std::optional<int64_t>{}
+                            : std::optional<int64_t>{test_case.at("cardinality").get<int64_t>()};
+      return compare_list(files::token_type_name(files::token_type_for_vocabulary(size)), test_case, "dtype");
     });
   }
 }

@@ -46,7 +46,7 @@ std::string check_split(const Json& json) {
   } catch (const base::Error& error) { return refused ? "" : std::string("refused: ") + error.what(); }
 }
 
-Json names_of(const std::vector<plan::LayerKind>& kinds) {
+Json layer_names(const std::vector<plan::LayerKind>& kinds) {
   Json names = Json::array();
   for (const auto kind : kinds) names.push_back(test::layer_kind_name(kind));
   return names;
@@ -59,11 +59,11 @@ std::string check_layout_shape(const plan::PipelineLayout& layout, const Json& j
   for (int64_t rank = 0; rank < layout.num_stages; ++rank) {
     Json chunks = Json::array();
     for (int64_t chunk = 0; chunk < layout.num_chunks(); ++chunk)
-      chunks.push_back(names_of(layout.stage(rank, chunk)));
+      chunks.push_back(layer_names(layout.stage(rank, chunk)));
     ranks.push_back(chunks);
   }
   for (const auto& stage : layout.stages) {
-    for (const Json& name : names_of(stage)) flat.push_back(name);
+    for (const Json& name : layer_names(stage)) flat.push_back(name);
   }
   if (problem.empty() && json.contains("by_pp_vpp")) problem = compare(ranks, json.at("by_pp_vpp"));
   if (problem.empty() && json.contains("flatten")) problem = compare(flat, json.at("flatten"));

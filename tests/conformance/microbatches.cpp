@@ -10,7 +10,7 @@ using plan::MicrobatchCount;
 using plan::MicrobatchSchedule;
 using plan::MicrobatchSizes;
 
-MicrobatchSizes sizes_of(const Json& json) {
+MicrobatchSizes read_sizes(const Json& json) {
   return {json.at("micro_batch_size").get<int64_t>(), json.at("data_parallel_size").get<int64_t>(),
           json.value("decrease_batch_size_if_needed", false)};
 }
@@ -66,7 +66,7 @@ std::string check_free_run(const MicrobatchSchedule& schedule, const Json& run) 
 
 std::string check_constant(const Json& json) {
   return with_refusal(json, [&] {
-    const auto schedule = MicrobatchSchedule::constant(json.at("global_batch_size").get<int64_t>(), sizes_of(json));
+    const auto schedule = MicrobatchSchedule::constant(json.at("global_batch_size").get<int64_t>(), read_sizes(json));
     return json.contains("error") ? "" : compare_count(schedule.at(0), json, "current_global", "running_global");
   });
 }
@@ -75,7 +75,7 @@ std::string check_steps(const Json& json) {
   return with_refusal(json, [&]() -> std::string {
     const Json& length = json.at("seq_length");
     const auto schedule = MicrobatchSchedule::steps(json.at("schedule").get<std::string>(),
-                                                    length.is_null() ? 0 : length.get<int64_t>(), sizes_of(json));
+                                                    length.is_null() ? 0 : length.get<int64_t>(), read_sizes(json));
     if (json.contains("error")) return "";
     const auto problem = compare(schedule.thresholds(), json.at("parsed"));
     return problem.empty() ? check_updates(schedule, json) : "parsed: " + problem;
@@ -86,7 +86,7 @@ std::string check_rampup(const Json& json) {
   return with_refusal(json, [&]() -> std::string {
     const plan::Rampup rampup{json.at("start").get<int64_t>(), json.at("increment").get<int64_t>(),
                               json.at("ramup_samples").get<int64_t>(), json.at("global_batch_size").get<int64_t>()};
-    const auto schedule = MicrobatchSchedule::rampup(rampup, sizes_of(json));
+    const auto schedule = MicrobatchSchedule::rampup(rampup, read_sizes(json));
     if (json.contains("error")) return "";
     const auto problem = check_updates(schedule, json);
     return problem.empty() ? check_free_run(schedule, cases(json, "free_run_[consumed,gbs,nmb,running]")) : problem;

@@ -38,7 +38,7 @@ def replay_all(contents):
             results[counts[1]] = int(counts[2]), failures
         elif line.startswith("  FAILED "):
             failures.append(line)
-    # A binary without tensors says of some files that no runner knows them.
+    # A binary without tensors reports that no runner exists for some files.
     unknown = {name for name in contents if f"{name}: needs the build with torch" in run.stdout}
     check(set(results) | unknown == set(contents), f"results of {sorted(results)} for {sorted(contents)}")
     return results

@@ -17,7 +17,7 @@ int integer(const Json& from, const char* key, int otherwise) {
   return from.contains(key) && !from.at(key).is_null() ? from.at(key).get<int>() : otherwise;
 }
 
-std::string order_of(const Json& from, const std::string& otherwise) {
+std::string read_order(const Json& from, const std::string& otherwise) {
   return from.contains("order") && from.at("order").is_string() ? from.at("order").get<std::string>() : otherwise;
 }
 
@@ -29,19 +29,19 @@ topology::GridSizes grid_sizes(const Json& args) {
   sizes.dp = integer(args, "dp", 1);
   sizes.pp = integer(args, "pp", 1);
   sizes.gtp = integer(args, "gtp_remat", 1);
-  sizes.order = order_of(args, sizes.order);
+  sizes.order = read_order(args, sizes.order);
   sizes.rank_offset = integer(args, "rank_offset", 0);
   return sizes;
 }
 
-config::Parallel parallel_of(const Json& args) {
+config::Parallel read_parallel(const Json& args) {
   config::Parallel parallel;
   parallel.tensor_model_parallel_size = integer(args, "tp", 1);
   parallel.context_parallel_size = integer(args, "cp", 1);
   parallel.expert_model_parallel_size = integer(args, "ep", 1);
   parallel.pipeline_model_parallel_size = integer(args, "pp", 1);
   parallel.expert_tensor_parallel_size = integer(args, "etp", 0);
-  parallel.order = order_of(args, parallel.order);
+  parallel.order = read_order(args, parallel.order);
   return parallel;
 }
 
@@ -55,15 +55,16 @@ struct Initialisation {
 void apply(const Json& kwargs, Initialisation& init) {
   for (const auto& [key, value] : kwargs.items()) {
     if (value.is_null()) continue;
-    config::Parallel& p = init.parallel;
-    if (key == "tensor_model_parallel_size") value.get_to(p.tensor_model_parallel_size);
-    else if (key == "pipeline_model_parallel_size") value.get_to(p.pipeline_model_parallel_size);
-    else if (key == "virtual_pipeline_model_parallel_size") value.get_to(p.virtual_pipeline_model_parallel_size);
-    else if (key == "context_parallel_size") value.get_to(p.context_parallel_size);
-    else if (key == "expert_model_parallel_size") value.get_to(p.expert_model_parallel_size);
-    else if (key == "expert_tensor_parallel_size") value.get_to(p.expert_tensor_parallel_size);
-    else if (key == "num_distributed_optimizer_instances") value.get_to(p.num_distributed_optimizer_instances);
-    else if (key == "order") value.get_to(p.order);
+    config::Parallel& parallel = init.parallel;
+    if (key == "tensor_model_parallel_size") value.get_to(parallel.tensor_model_parallel_size);
+    else if (key == "pipeline_model_parallel_size") value.get_to(parallel.pipeline_model_parallel_size);
+    else if (key == "virtual_pipeline_model_parallel_size")
+      value.get_to(parallel.virtual_pipeline_model_parallel_size);
+    else if (key == "context_parallel_size") value.get_to(parallel.context_parallel_size);
+    else if (key == "expert_model_parallel_size") value.get_to(parallel.expert_model_parallel_size);
+    else if (key == "expert_tensor_parallel_size") value.get_to(parallel.expert_tensor_parallel_size);
+    else if (key == "num_distributed_optimizer_instances") value.get_to(parallel.num_distributed_optimizer_instances);
+    else if (key == "order") value.get_to(parallel.order);
     else if (key == "hierarchical_context_parallel_sizes")
       value.get_to(init.options.hierarchical_context_parallel_sizes);
     else if (key == "hybrid_context_parallel") value.get_to(init.options.hybrid_context_parallel);
@@ -73,7 +74,7 @@ void apply(const Json& kwargs, Initialisation& init) {
   }
 }
 
-Json initialised(int world, const Initialisation& init) {
+Json make_grid(int world, const Initialisation& init) {
   const topology::RankGrid grid(world, init.parallel, init.gtp);
   Json groups = Json::object();
   for (const auto& family : topology::megatron_groups(grid, init.options)) groups[family.name] = family.groups;
@@ -97,7 +98,7 @@ std::string refused(const std::string& original, const Body& body) {
   try {
     body();
   } catch (const base::Error& error) {
-    if (error.room() != "topology") return std::string("refused by the wrong room: ") + error.what();
+    if (error.room() != "topology") return std::string("refused by the wrong module: ") + error.what();
     const auto numbers_of = [](const std::string& text) {
       std::vector<std::string> numbers(1);
       for (unsigned char letter : text) {
@@ -119,9 +120,9 @@ std::string refused(const std::string& original, const Body& body) {
 
 std::string check_initialisation(int world, const Initialisation& init, const Json& error, const Json& groups) {
   if (!error.is_null()) {
-    return refused(error.get<std::string>(), [&] { initialised(world, init); });
+    return refused(error.get<std::string>(), [&] { make_grid(world, init); });
   }
-  const Json got = initialised(world, init);
+  const Json got = make_grid(world, init);
   return groups.is_null() ? "" : compare_groups(got, groups);
 }
 
@@ -135,14 +136,14 @@ std::string compare_families(const topology::OrderedGrid& grid, const Json& expe
   return "";
 }
 
-// coordinates, rank, group_of and index_in_group against the lists of the case.
+// coordinates, rank, group_ranks and index_in_group against the lists of the case.
 std::string check_lookups(const topology::RankGrid& grid, const Json& dense) {
   for (const auto& [names, groups] : dense.items()) {
     const auto axes = topology::parse_axes(names);
     for (const auto& group : groups) {
       for (size_t k = 0; k < group.size(); ++k) {
         const int rank = group[k];
-        if (Json(grid.group_of(rank, axes)) != group)
+        if (Json(grid.group_ranks(rank, axes)) != group)
           return names + ": group_of(" + std::to_string(rank) + ") differs";
         if (grid.index_in_group(rank, axes) != static_cast<int>(k)) return names + ": index_in_group differs";
         const auto at = grid.coordinates(rank);
@@ -154,73 +155,79 @@ std::string check_lookups(const topology::RankGrid& grid, const Json& dense) {
 }
 
 void run_configs(const Json& file, Report& report) {
-  for (const Json& c : cases(file, "configs")) {
-    const int world = c.at("world_size");
-    const std::string label = "configs " + c.at("order").get<std::string>() + " world " + std::to_string(world) +
-                              " tp " + c.at("tp").dump() + " cp " + c.at("cp").dump() + " ep " + c.at("ep").dump() +
-                              " pp " + c.at("pp").dump();
-    report.check(label + " dense", c.at("dense"), [&] {
-      Json args = c;
+  for (const Json& test_case : cases(file, "configs")) {
+    const int world = test_case.at("world_size");
+    const std::string label = "configs " + test_case.at("order").get<std::string>() + " world " +
+                              std::to_string(world) + " tp " + test_case.at("tp").dump() + " cp " +
+                              test_case.at("cp").dump() + " ep " + test_case.at("ep").dump() + " pp " +
+                              test_case.at("pp").dump();
+    report.check(label + " dense", test_case.at("dense"), [&] {
+      Json args = test_case;
       args["ep"] = 1;
-      return compare_families(topology::OrderedGrid(grid_sizes(args)), c.value("dense", Json::object()));
+      return compare_families(topology::OrderedGrid(grid_sizes(args)), test_case.value("dense", Json::object()));
     });
-    report.check(label + " expert", c.at("expert"), [&] {
-      Json args = c;
-      args["tp"] = integer(c, "etp", integer(c, "tp", 1));
-      args["dp"] = c.at("edp");
+    report.check(label + " expert", test_case.at("expert"), [&] {
+      Json args = test_case;
+      args["tp"] = integer(test_case, "etp", integer(test_case, "tp", 1));
+      args["dp"] = test_case.at("edp");
       args["cp"] = 1;
-      return compare_families(topology::OrderedGrid(grid_sizes(args)), c.value("expert", Json::object()));
+      return compare_families(topology::OrderedGrid(grid_sizes(args)), test_case.value("expert", Json::object()));
     });
     report.check(label + " initialised", [&]() -> std::string {
-      const Initialisation init{.parallel = parallel_of(c), .options = {}};
-      const Json error = c.value("initialize_model_parallel_error", Json());
+      const Initialisation init{.parallel = read_parallel(test_case), .options = {}};
+      const Json error = test_case.value("initialize_model_parallel_error", Json());
       const auto problem =
-          check_initialisation(world, init, error, c.value("initialize_model_parallel_groups", Json()));
+          check_initialisation(world, init, error, test_case.value("initialize_model_parallel_groups", Json()));
       if (!problem.empty() || !error.is_null()) return problem;
       const topology::RankGrid grid(world, init.parallel);
-      if (grid.size(Axis::dp) != c.at("dp") || grid.size(Axis::edp) != c.at("edp")) return "dp or edp differs";
-      return check_lookups(grid, c.value("dense", Json::object()));
+      if (grid.size(Axis::dp) != test_case.at("dp") || grid.size(Axis::edp) != test_case.at("edp"))
+        return "dp or edp differs";
+      return check_lookups(grid, test_case.value("dense", Json::object()));
     });
   }
 }
 
 void run_generators(const Json& file, Report& report) {
-  for (const Json& c : cases(file, "generator_errors")) {
-    report.check("generator_errors " + c.at("args").dump(), [&]() -> std::string {
-      if (c.at("ok").get<bool>())
-        return compare(topology::OrderedGrid(grid_sizes(c.at("args"))).order(), c.at("order"));
-      return refused(c.at("error"), [&] { topology::OrderedGrid grid(grid_sizes(c.at("args"))); });
+  for (const Json& test_case : cases(file, "generator_errors")) {
+    report.check("generator_errors " + test_case.at("args").dump(), [&]() -> std::string {
+      if (test_case.at("ok").get<bool>())
+        return compare(topology::OrderedGrid(grid_sizes(test_case.at("args"))).order(), test_case.at("order"));
+      return refused(test_case.at("error"), [&] { topology::OrderedGrid grid(grid_sizes(test_case.at("args"))); });
     });
   }
   Json offsets = cases(file, "rank_offset");
   if (offsets.is_object()) offsets = Json::array({offsets});
-  for (const Json& c : offsets) {
-    if (!c.contains("args")) continue;
-    report.check("rank_offset " + c.at("args").dump(), c, [&] {
-      Json families = c;
+  for (const Json& test_case : offsets) {
+    if (!test_case.contains("args")) continue;
+    report.check("rank_offset " + test_case.at("args").dump(), test_case, [&] {
+      Json families = test_case;
       families.erase("args");
-      return compare_families(topology::OrderedGrid(grid_sizes(c.at("args"))), families);
+      return compare_families(topology::OrderedGrid(grid_sizes(test_case.at("args"))), families);
     });
   }
-  for (const Json& c : cases(file, "masked_orthogonal")) {
-    report.check("masked_orthogonal " + c.at("parallel_size").dump() + " " + c.at("mask").dump(), c, [&] {
-      std::vector<bool> mask;
-      for (const Json& entry : c.at("mask")) mask.push_back(entry.is_boolean() ? entry.get<bool>() : entry != 0);
-      return compare(topology::masked_orthogonal_groups(c.at("world_size"), c.at("parallel_size"), mask),
-                     c.at("groups"));
-    });
+  for (const Json& test_case : cases(file, "masked_orthogonal")) {
+    report.check("masked_orthogonal " + test_case.at("parallel_size").dump() + " " + test_case.at("mask").dump(),
+                 test_case, [&] {
+                   std::vector<bool> mask;
+                   for (const Json& entry : test_case.at("mask"))
+                     mask.push_back(entry.is_boolean() ? entry.get<bool>() : entry != 0);
+                   return compare(topology::masked_orthogonal_groups(test_case.at("world_size"),
+                                                                     test_case.at("parallel_size"), mask),
+                                  test_case.at("groups"));
+                 });
   }
-  for (const Json& c : cases(file, "embedding_ranks")) {
-    report.check("embedding_ranks " + c.at("pp_ranks").dump(), c, [&] {
-      const topology::Ranks stages = c.at("pp_ranks");
-      const auto problem = compare_list(topology::embedding_ranks(stages), c, "embedding");
-      return problem.empty() ? compare_list(topology::position_embedding_ranks(stages), c, "position") : problem;
+  for (const Json& test_case : cases(file, "embedding_ranks")) {
+    report.check("embedding_ranks " + test_case.at("pp_ranks").dump(), test_case, [&] {
+      const topology::Ranks stages = test_case.at("pp_ranks");
+      const auto problem = compare_list(topology::embedding_ranks(stages), test_case, "embedding");
+      return problem.empty() ? compare_list(topology::position_embedding_ranks(stages), test_case, "position")
+                             : problem;
     });
   }
 }
 
 // The number of ranks of a variant: from its groups, or for a rejected one the product of its degrees.
-int world_of(const Json& variant) {
+int find_world_size(const Json& variant) {
   int largest = -1;
   const Json families =
       variant.contains("groups") && variant.at("groups").is_object() ? variant.at("groups") : Json::object();
@@ -235,18 +242,20 @@ int world_of(const Json& variant) {
 }
 
 void run_initialisations(const Json& file, Report& report) {
-  for (const Json& c : cases(file, "init_errors")) {
-    report.check("init_errors world " + c.at("world_size").dump() + " " + c.at("kwargs").dump(), [&] {
+  for (const Json& test_case : cases(file, "init_errors")) {
+    report.check("init_errors world " + test_case.at("world_size").dump() + " " + test_case.at("kwargs").dump(), [&] {
       Initialisation init;
-      apply(c.at("kwargs"), init);
-      return check_initialisation(c.at("world_size"), init, c.at("error"), c.value("groups", Json()));
+      apply(test_case.at("kwargs"), init);
+      return check_initialisation(test_case.at("world_size"), init, test_case.at("error"),
+                                  test_case.value("groups", Json()));
     });
   }
-  for (const Json& c : cases(file, "init_variants")) {
-    report.check("init_variants " + c.at("name").get<std::string>(), [&] {
-      Initialisation init{.parallel = parallel_of(c.at("args")), .options = {}};
-      apply(c.at("kwargs"), init);
-      return check_initialisation(world_of(c), init, c.at("error"), c.value("groups", Json()));
+  for (const Json& test_case : cases(file, "init_variants")) {
+    report.check("init_variants " + test_case.at("name").get<std::string>(), [&] {
+      Initialisation init{.parallel = read_parallel(test_case.at("args")), .options = {}};
+      apply(test_case.at("kwargs"), init);
+      return check_initialisation(find_world_size(test_case), init, test_case.at("error"),
+                                  test_case.value("groups", Json()));
     });
   }
 }

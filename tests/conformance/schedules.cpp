@@ -87,7 +87,7 @@ std::string check_rank(const Json& recorded, MicrobatchShape shape, const std::v
 // input sets. The assignment of passes is compared only if a rank has one chunk.
 std::string check_rank(const plan::PipelineTable& table, const Json& recorded) {
   const int rank = recorded.at("rank").get<int>();
-  std::string problem = compare_list(plan::order_of(table, rank), recorded, "order");
+  std::string problem = compare_list(plan::capture_order(table, rank), recorded, "order");
   const plan::GraphLayers layers = plan::alike_layers(std::vector<int>(static_cast<size_t>(table.num_chunks), 1));
   const plan::GraphPlan plan = test::plan_graphs_without_sends(table, rank, layers);
   plan::verify_graphs(plan::plan_graphs(table, rank, layers), table, rank);

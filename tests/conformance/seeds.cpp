@@ -230,7 +230,7 @@ const std::map<std::string, Check>& checks() {
 }
 
 // Expected figures of an entry: the document's if correct, else the correction; null for a remark.
-Json figures_of(const Json& entry) {
+Json expected_seed(const Json& entry) {
   if (entry.contains("correct") && !entry.at("correct").is_string()) return entry.at("correct");
   return entry.value("ok", false) && entry.contains("seed") ? entry.at("seed") : Json();
 }
@@ -238,7 +238,7 @@ Json figures_of(const Json& entry) {
 void check_entry(const Json& entry, Report& report) {
   const std::string id = entry.at("id").get<std::string>();
   if (entry.contains("values")) return report.check(id, [&] { return check_peaks(entry.at("values")); });
-  const Json figures = figures_of(entry);
+  const Json figures = expected_seed(entry);
   if (figures.is_null() || !entry.contains("input")) return;
   // Counterexamples of the document: without the cumulative sum, and without sorting. No planner computes these.
   if (id == "000.direct_subtract" || id == "000.unsorted") return;

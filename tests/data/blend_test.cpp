@@ -20,8 +20,8 @@ class Numbered final : public Dataset {
   int64_t name_, size_;
 };
 
-BlendedDataset blend_of(const std::vector<int64_t>& sizes, const std::vector<double>& weights,
-                        std::optional<int64_t> size) {
+BlendedDataset make_blend(const std::vector<int64_t>& sizes, const std::vector<double>& weights,
+                          std::optional<int64_t> size) {
   std::vector<std::shared_ptr<const Dataset>> datasets;
   for (size_t i = 0; i < sizes.size(); ++i)
     datasets.push_back(std::make_shared<Numbered>(static_cast<int64_t>(i), sizes[i]));
@@ -30,7 +30,7 @@ BlendedDataset blend_of(const std::vector<int64_t>& sizes, const std::vector<dou
 }
 
 TEST(Blend, TakesSamplesInProportion) {
-  const auto blend = blend_of({100, 100}, {1, 3}, 80);
+  const auto blend = make_blend({100, 100}, {1, 3}, 80);
   ASSERT_EQ(blend.size(), 80);
   std::vector<int64_t> next(2, 0);
   Sample sample;
@@ -43,7 +43,7 @@ TEST(Blend, TakesSamplesInProportion) {
 }
 
 TEST(Blend, ReadsEverySampleOnceWithoutASize) {
-  const auto blend = blend_of({3, 1, 6}, {3, 1, 6}, std::nullopt);
+  const auto blend = make_blend({3, 1, 6}, {3, 1, 6}, std::nullopt);
   std::vector<int> counts(3, 0);
   for (const int16_t d : blend.dataset_index()) ++counts[static_cast<size_t>(d)];
   EXPECT_EQ(counts, (std::vector<int>{3, 1, 6}));
@@ -56,12 +56,12 @@ TEST(Blend, PassesOverEmptyDatasetsInAnExhaustiveIndex) {
 }
 
 TEST(Blend, RefusesEmptyDatasetsAndWeightsThatAreNotPositive) {
-  EXPECT_THROW(blend_of({5, 0}, {1, 1}, 4), base::Error);
-  EXPECT_THROW(blend_of({5, 5}, {1, 0}, 4), base::Error);
-  EXPECT_THROW(blend_of({5, 5}, {2, -1}, 4), base::Error);
+  EXPECT_THROW(make_blend({5, 0}, {1, 1}, 4), base::Error);
+  EXPECT_THROW(make_blend({5, 5}, {1, 0}, 4), base::Error);
+  EXPECT_THROW(make_blend({5, 5}, {2, -1}, 4), base::Error);
 }
 
-TEST(Blend, RefusesToAskADatasetForMoreThanItHas) { EXPECT_THROW(blend_of({5, 100}, {1, 1}, 40), base::Error); }
+TEST(Blend, RefusesToAskADatasetForMoreThanItHas) { EXPECT_THROW(make_blend({5, 100}, {1, 1}, 40), base::Error); }
 
 // numpy does not sum eight or more numbers from left to right; the last bits of the weights show it.
 TEST(Blend, NormalizesToTheBitsOfNumpy) {

@@ -28,7 +28,7 @@ class Build : public ::testing::Test {
     write_corpus(scratch / "b", std::vector<int64_t>(30, 40));
   }
   std::string refusal(const config::Data& config, const BuildOptions& options) const {
-    return test::error_of([&] { build_datasets(config, options); });
+    return test::catch_error([&] { build_datasets(config, options); });
   }
 
   Scratch scratch;
@@ -99,7 +99,7 @@ TEST_F(Build, TheOrderOfTheSamplesIsThatOfTheirEpochs) {
   const auto made = [&](int64_t samples) {
     options.sizes = {samples, 0, 0};
     const Splits splits = build_datasets(config, options);
-    EXPECT_TRUE(splits.valid.empty()) << "none is asked for";
+    EXPECT_TRUE(splits.valid.empty()) << "none is requested";
     std::vector<int64_t> first;
     Sample sample;
     for (int64_t i = 0; i < 20; ++i) {

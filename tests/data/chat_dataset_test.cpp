@@ -60,7 +60,7 @@ class ChatSamples : public ::testing::Test {
     return build_datasets(config, options, posix).train;
   }
   std::string refusal() const {
-    return test::error_of([&] { train(); });
+    return test::catch_error([&] { train(); });
   }
 
   Scratch scratch;
@@ -187,7 +187,7 @@ TEST_F(ChatSamples, WhatDoesNotFitIsRefusedWithTheWayOut) {
   EXPECT_NE(too_long.find("--seq-length 20 --long cut"), std::string::npos) << too_long;
   options.sequence_length = kLength;
   options.vocab_size = 300;
-  EXPECT_NE(test::error_of([&] {
+  EXPECT_NE(test::catch_error([&] {
               const auto dataset = train();
               Sample sample;
               for (int64_t i = 0; i < dataset->size(); ++i) dataset->get(i, sample);
@@ -203,7 +203,7 @@ TEST_F(ChatSamples, WhatDoesNotFitIsRefusedWithTheWayOut) {
   std::string marks = posix.read(scratch / "chats_loss_mask.bin");
   marks[static_cast<size_t>(lengths[0]) + 1] = 2;
   posix.replace_file(scratch / "chats_loss_mask.bin", marks);
-  const std::string mark = test::error_of([&] {
+  const std::string mark = test::catch_error([&] {
     const auto dataset = train();
     Sample sample;
     for (int64_t i = 0; i < dataset->size(); ++i) dataset->get(i, sample);
@@ -251,7 +251,7 @@ PreprocessOptions letter_options(const std::string& prefix, int64_t part_bytes =
   return options;
 }
 
-std::vector<std::string> texts_of(files::FileSystem& disk, const std::string& prefix) {
+std::vector<std::string> read_texts(files::FileSystem& disk, const std::string& prefix) {
   const ChatSource source(disk, prefix);
   std::vector<std::string> out;
   for (int64_t i = 0; i < source.num_sequences(); ++i) {
@@ -272,19 +272,19 @@ TEST(ChatPreprocess, WritesTokensAndWhichAreLearned) {
   write_file(disk, "/in.jsonl", "abCD\nnone\nXy\nlongCOMESlater\nabcdefgH\n");
   EXPECT_EQ(preprocess(disk, letter_options("/all"), letters()).empty_documents,
             2);  // the first token is never predicted
-  EXPECT_EQ(texts_of(disk, "/all"), (std::vector<std::string>{"abCD", "longCOMESlater", "abcdefgH"}));
+  EXPECT_EQ(read_texts(disk, "/all"), (std::vector<std::string>{"abCD", "longCOMESlater", "abcdefgH"}));
   const PreprocessProgress cut = preprocess(disk, letter_options("/cut"), letters(6));
   EXPECT_EQ(cut.long_chats, 2);
   EXPECT_EQ(cut.empty_documents, 3);  // one has no learned token within 6 tokens
-  EXPECT_EQ(texts_of(disk, "/cut"), (std::vector<std::string>{"abCD", "longCO"}));
+  EXPECT_EQ(read_texts(disk, "/cut"), (std::vector<std::string>{"abCD", "longCO"}));
   const PreprocessProgress dropped = preprocess(disk, letter_options("/drop"), letters(6, true));
   EXPECT_EQ(dropped.long_chats, 2);
-  EXPECT_EQ(texts_of(disk, "/drop"), (std::vector<std::string>{"abCD"}));
+  EXPECT_EQ(read_texts(disk, "/drop"), (std::vector<std::string>{"abCD"}));
   merge_datasets(disk, {"/all", "/drop"}, "/both");
-  EXPECT_EQ(texts_of(disk, "/both"), (std::vector<std::string>{"abCD", "longCOMESlater", "abcdefgH", "abCD"}));
+  EXPECT_EQ(read_texts(disk, "/both"), (std::vector<std::string>{"abCD", "longCOMESlater", "abcdefgH", "abCD"}));
   // No sequence left.
   const auto refused = [&](int64_t longest, bool drops, const PreprocessOptions& options) {
-    return test::error_of([&] { preprocess(disk, options, letters(longest, drops)); });
+    return test::catch_error([&] { preprocess(disk, options, letters(longest, drops)); });
   };
   const std::string none = refused(3, true, letter_options("/none"));
   EXPECT_NE(
@@ -302,7 +302,7 @@ TEST(ChatPreprocess, WritesTokensAndWhichAreLearned) {
         << option;
   }
   write_file(disk, "/in.jsonl", "abC\nno!\n");
-  const std::string error = test::error_of([&] { preprocess(disk, letter_options("/bad"), letters()); });
+  const std::string error = test::catch_error([&] { preprocess(disk, letter_options("/bad"), letters()); });
   EXPECT_NE(error.find("'/in.jsonl' line 2: no shouting"), std::string::npos) << error;
   EXPECT_FALSE(disk.exists("/bad.idx"));
 }
@@ -313,7 +313,7 @@ TEST(ChatPreprocess, ChatMayBeSeveralSequences) {
   Encoder encoder = letters(9, true);
   encoder.chat_sequences = "sequences";
   const PreprocessProgress done = preprocess(disk, letter_options("/out", 10), encoder);
-  EXPECT_EQ(texts_of(disk, "/out"), (std::vector<std::string>{"aB", "aBcD", "aB", "longCOMES"}));
+  EXPECT_EQ(read_texts(disk, "/out"), (std::vector<std::string>{"aB", "aBcD", "aB", "longCOMES"}));
   EXPECT_EQ(done.documents, 4);
   EXPECT_EQ(done.chats, 3);
   EXPECT_EQ(done.long_chats, 1);
@@ -321,7 +321,7 @@ TEST(ChatPreprocess, ChatMayBeSeveralSequences) {
   EXPECT_EQ(done.tokens, 17);
   EXPECT_EQ(done.learned, 9);
   write_file(disk, "/in.jsonl", "none/none\nlongCOMESlater/ab\n");
-  const std::string none = test::error_of([&] { preprocess(disk, letter_options("/none"), encoder); });
+  const std::string none = test::catch_error([&] { preprocess(disk, letter_options("/none"), encoder); });
   EXPECT_NE(none.find("none of the 4 sequences is left; 1 with more than 9 tokens were left out"), std::string::npos)
       << none;
   EXPECT_NE(none.find("in 3 no token is learned"), std::string::npos) << none;
@@ -336,11 +336,11 @@ TEST(ChatPreprocess, TextInThePlaceOfChatsLeavesNoMarksBehind) {
   text.encode_chat = nullptr;
   text.encode = [](std::string_view line) { return std::vector<int32_t>(line.begin(), line.end()); };
   PreprocessOptions options = letter_options("/out");
-  EXPECT_NE(test::error_of([&] { preprocess(disk, options, text); }).find("--overwrite"), std::string::npos);
+  EXPECT_NE(test::catch_error([&] { preprocess(disk, options, text); }).find("--overwrite"), std::string::npos);
   options.overwrite = true;
   preprocess(disk, options, text);
   EXPECT_FALSE(holds_chats(disk, "/out"));
-  EXPECT_NE(test::error_of([&] { merge_datasets(disk, {"/out", "/missing"}, "/m"); }), "");
+  EXPECT_NE(test::catch_error([&] { merge_datasets(disk, {"/out", "/missing"}, "/m"); }), "");
 }
 
 TEST(ChatPreprocess, StoppedAtAnyPartItGoesOnToTheSameBytes) {
@@ -353,7 +353,7 @@ TEST(ChatPreprocess, StoppedAtAnyPartItGoesOnToTheSameBytes) {
   }
   files::MemoryFileSystem disk;
   write_file(disk, "/in.jsonl", input);
-  EXPECT_NE(test::error_of([&] { preprocess(disk, letter_options("/out", 200), letters()); }).find("line 251"),
+  EXPECT_NE(test::catch_error([&] { preprocess(disk, letter_options("/out", 200), letters()); }).find("line 251"),
             std::string::npos);
   EXPECT_FALSE(disk.exists("/out.idx"));
   Encoder mended = letters();

@@ -34,18 +34,19 @@ inline std::vector<int64_t> global_batch_indices(int64_t first, int64_t global_b
 }
 
 // Remaining batches in the epoch of a cyclic sampler.
-inline int64_t batches_left(const data::SamplerOptions& o) {
-  const int64_t step = o.micro_batch_size * o.dp_size, active = o.total_samples / step * step;
-  return (active - o.consumed_samples % active) / step;
+inline int64_t batches_left(const data::SamplerOptions& options) {
+  const int64_t step = options.micro_batch_size * options.dp_size, active = options.total_samples / step * step;
+  return (active - options.consumed_samples % active) / step;
 }
 
 // Samples that a single pass omits: the rank's part of the last samples if they do not fill every rank.
-inline std::vector<int64_t> partial_batch(const data::SamplerOptions& o) {
-  const int64_t step = o.micro_batch_size * o.dp_size;
-  const int64_t rest = o.consumed_samples + (o.total_samples - o.consumed_samples) / step * step;
-  const int64_t begin = rest + o.dp_index * o.micro_batch_size;
+inline std::vector<int64_t> partial_batch(const data::SamplerOptions& options) {
+  const int64_t step = options.micro_batch_size * options.dp_size;
+  const int64_t rest = options.consumed_samples + (options.total_samples - options.consumed_samples) / step * step;
+  const int64_t begin = rest + options.dp_index * options.micro_batch_size;
   std::vector<int64_t> indices;
-  for (int64_t i = begin; i < std::min(begin + o.micro_batch_size, o.total_samples); ++i) indices.push_back(i);
+  for (int64_t i = begin; i < std::min(begin + options.micro_batch_size, options.total_samples); ++i)
+    indices.push_back(i);
   return indices;
 }
 

@@ -70,7 +70,7 @@ TEST(Documents, TakeFoldersInTheOrderOfTheirNames) {
 TEST(Documents, NameTheByteOrLineThatIsWrong) {
   const Scratch scratch;
   const auto refusal = [&](const std::string& name, const std::string& content) -> std::string {
-    return test::error_of([&] { texts(scratch, name, content, false); });
+    return test::catch_error([&] { texts(scratch, name, content, false); });
   };
   EXPECT_NE(refusal("a.txt", "good\xff").find("a.txt' byte 4: not UTF-8"), std::string::npos);
   EXPECT_NE(refusal("a.jsonl", "{\"text\": \"a\"}\n{\"text\": 3}\n")
@@ -149,7 +149,7 @@ TEST(Documents, NameTheFormOfAFileThatIsNoJsonLines) {
                            Case{"a.txt", std::string("\0a\0b", 4), "UTF-16BE"},
                            Case{"a.csv", "text\none\n", "a table"},
                            Case{"a.tsv", "text\none\n", "--format text"}}) {
-    const std::string error = test::error_of([&] { texts(scratch, item.name, item.content, false); });
+    const std::string error = test::catch_error([&] { texts(scratch, item.name, item.content, false); });
     EXPECT_NE(error.find(item.form), std::string::npos) << item.name << ": " << error;
     EXPECT_NE(error.find(item.name), std::string::npos) << error;
   }

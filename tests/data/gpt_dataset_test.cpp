@@ -12,20 +12,20 @@
 namespace metroplex::data::gpt_dataset_test {
 namespace {
 
-std::shared_ptr<const TokenSource> source_of(const Scratch& scratch, const std::vector<int64_t>& lengths) {
+std::shared_ptr<const TokenSource> make_source(const Scratch& scratch, const std::vector<int64_t>& lengths) {
   write_corpus(scratch / "set", lengths);
   files::PosixFileSystem disk;
   return std::make_shared<IndexedSource>(disk, scratch / "set");
 }
 
-GptDataset dataset_of(const std::shared_ptr<const TokenSource>& source, const GptOptions& options) {
+GptDataset make_dataset(const std::shared_ptr<const TokenSource>& source, const GptOptions& options) {
   files::PosixFileSystem disk;
   std::vector<int32_t> documents(static_cast<size_t>(source->num_sequences()));
   std::iota(documents.begin(), documents.end(), 0);
   return {source, documents, options, IndexCache(disk, "")};
 }
 
-GptOptions options_of(int64_t sequence_length, int64_t samples) {
+GptOptions make_options(int64_t sequence_length, int64_t samples) {
   GptOptions options;
   options.index.sequence_length = sequence_length;
   options.index.num_samples = samples;
@@ -35,8 +35,8 @@ GptOptions options_of(int64_t sequence_length, int64_t samples) {
 
 TEST(GptDataset, GivesEveryTokenOfAnEpochOnceButForTheRest) {
   const Scratch scratch;
-  const auto source = source_of(scratch, {5, 9, 30, 1, 2, 14, 40});
-  const auto dataset = dataset_of(source, options_of(4, -1));
+  const auto source = make_source(scratch, {5, 9, 30, 1, 2, 14, 40});
+  const auto dataset = make_dataset(source, make_options(4, -1));
   std::map<int64_t, int> seen;
   Sample sample;
   for (int64_t i = 0; i < dataset.size(); ++i) {
@@ -53,7 +53,7 @@ TEST(GptDataset, GivesEveryTokenOfAnEpochOnceButForTheRest) {
 
 TEST(GptDataset, RepeatsATinyCorpusUntilThereAreEnoughSamples) {
   const Scratch scratch;
-  const auto dataset = dataset_of(source_of(scratch, {2}), options_of(8, 50));
+  const auto dataset = make_dataset(make_source(scratch, {2}), make_options(8, 50));
   EXPECT_GE(dataset.size(), 50);
   Sample sample;
   dataset.get(49, sample);
@@ -62,7 +62,7 @@ TEST(GptDataset, RepeatsATinyCorpusUntilThereAreEnoughSamples) {
 
 TEST(GptDataset, GivesFillerSamplesWithoutLoss) {
   const Scratch scratch;
-  const auto dataset = dataset_of(source_of(scratch, {50}), options_of(8, -1));
+  const auto dataset = make_dataset(make_source(scratch, {50}), make_options(8, -1));
   Sample sample;
   dataset.get(-1, sample);
   EXPECT_EQ(sample.index, -1);
@@ -71,7 +71,7 @@ TEST(GptDataset, GivesFillerSamplesWithoutLoss) {
 }
 
 TEST(GptDataset, RestartsPositionsAndDocumentsBehindEveryEod) {
-  GptOptions options = options_of(7, -1);
+  GptOptions options = make_options(7, -1);
   options.reset_position_ids = options.reset_attention_mask = options.eod_mask_loss = true;
   Sample sample;
   sample.tokens = {0, 3, 4, 0, 0, 5, 0};
@@ -82,7 +82,7 @@ TEST(GptDataset, RestartsPositionsAndDocumentsBehindEveryEod) {
 }
 
 TEST(GptDataset, HasNoDocumentNumbersUnlessTheyAreAskedFor) {
-  GptOptions options = options_of(3, -1);
+  GptOptions options = make_options(3, -1);
   Sample sample;
   sample.tokens = {1, 0, 2};
   fill_masks(options, sample);
@@ -92,9 +92,9 @@ TEST(GptDataset, HasNoDocumentNumbersUnlessTheyAreAskedFor) {
 
 TEST(GptDataset, MasksThePaddingOfAPartialSample) {
   const Scratch scratch;
-  GptOptions options = options_of(8, -1);
+  GptOptions options = make_options(8, -1);
   options.index.drop_last_partial = false;
-  const auto dataset = dataset_of(source_of(scratch, {12}), options);
+  const auto dataset = make_dataset(make_source(scratch, {12}), options);
   ASSERT_EQ(dataset.size(), 2);
   const int64_t partial = dataset.shuffle_index()[0] == 1 ? 0 : 1;
   Sample sample;
@@ -105,18 +105,18 @@ TEST(GptDataset, MasksThePaddingOfAPartialSample) {
 
 TEST(GptDataset, RefusesResetsWithoutAnEod) {
   const Scratch scratch;
-  const auto source = source_of(scratch, {20});
-  GptOptions options = options_of(4, -1);
+  const auto source = make_source(scratch, {20});
+  GptOptions options = make_options(4, -1);
   options.eod = -1;
   options.eod_mask_loss = true;
-  EXPECT_THROW(dataset_of(source, options), base::Error);
+  EXPECT_THROW(make_dataset(source, options), base::Error);
 }
 
 TEST(GptDataset, RefusesTokensOutsideTheVocabulary) {
   const Scratch scratch;
-  GptOptions options = options_of(4, -1);
+  GptOptions options = make_options(4, -1);
   options.vocab_size = 104;
-  const auto dataset = dataset_of(source_of(scratch, {4, 20}), options);
+  const auto dataset = make_dataset(make_source(scratch, {4, 20}), options);
   Sample sample;
   EXPECT_THROW(for (int64_t i = 0; i < dataset.size(); ++i) dataset.get(i, sample), base::Error);
 }
@@ -124,7 +124,7 @@ TEST(GptDataset, RefusesTokensOutsideTheVocabulary) {
 // A dataset never reads another one's cache.
 TEST(GptDataset, TakesFromTheCacheOnlyItsOwnOrder) {
   const Scratch scratch;
-  const auto source = source_of(scratch, {5, 9, 30, 1, 2, 14, 40});
+  const auto source = make_source(scratch, {5, 9, 30, 1, 2, 14, 40});
   files::PosixFileSystem disk;
   const std::vector<int32_t> documents{0, 1, 2, 3, 4, 5, 6};
   const auto order = [&](const GptOptions& options, const std::string& folder) {
@@ -132,7 +132,7 @@ TEST(GptDataset, TakesFromTheCacheOnlyItsOwnOrder) {
     return std::pair(std::vector<int64_t>(dataset.shuffle_index().begin(), dataset.shuffle_index().end()),
                      std::vector<int64_t>(dataset.sample_index().begin(), dataset.sample_index().end()));
   };
-  const GptOptions first = options_of(4, 60);
+  const GptOptions first = make_options(4, 60);
   GptOptions seed = first, length = first, samples = first;
   seed.index.seed = first.index.seed + 1;
   length.index.sequence_length = 5;
@@ -177,10 +177,10 @@ TEST(GptIndex, WhatItTakesIsKnownBeforehand) {
 
 TEST(GptDataset, RefusesAtOnceMoreSamplesThanTheMemoryHasRoomToOrder) {
   const Scratch scratch;
-  const auto source = source_of(scratch, {5, 9, 30});
+  const auto source = make_source(scratch, {5, 9, 30});
   for (const int64_t samples : {int64_t{1} << 42, int64_t{1} << 62}) {
     try {
-      dataset_of(source, options_of(4, samples));
+      make_dataset(source, make_options(4, samples));
       ADD_FAILURE() << samples << " samples were accepted";
     } catch (const base::Error& error) {
       for (const char* word : {"[config] split train of", "bytes of memory", "are free", "train.train_iters"})

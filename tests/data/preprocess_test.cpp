@@ -57,7 +57,7 @@ void write_memory(files::FileSystem& disk, const std::string& path, const std::s
   disk.sync_directory("/");
 }
 
-PreprocessOptions options_of(const std::string& input, const std::string& prefix) {
+PreprocessOptions make_options(const std::string& input, const std::string& prefix) {
   PreprocessOptions options;
   options.inputs = {input};
   options.output_prefix = prefix;
@@ -70,7 +70,7 @@ struct Output {
   std::string bin, idx;
   bool operator==(const Output&) const = default;
 };
-Output output_of(files::FileSystem& disk, const std::string& prefix) {
+Output read_output(files::FileSystem& disk, const std::string& prefix) {
   return {disk.read(prefix + ".bin"), disk.read(prefix + ".idx")};
 }
 
@@ -80,13 +80,13 @@ TEST(Preprocess, GivesTheSameBytesWithAnyNumberOfWorkersAndPartSizes) {
   Output first;
   for (const int workers : {1, 2, 5}) {
     for (const int64_t part : {1, 600, 1 << 20}) {
-      PreprocessOptions options = options_of("/in.txt", "/out");
+      PreprocessOptions options = make_options("/in.txt", "/out");
       options.workers = workers;
       options.part_bytes = part;
       options.overwrite = true;
       const auto done = preprocess(disk, options, word_lengths());
       EXPECT_EQ(done.documents, 200);
-      const Output now = output_of(disk, "/out");
+      const Output now = read_output(disk, "/out");
       if (first.bin.empty()) first = now;
       EXPECT_TRUE(now == first) << workers << " workers, parts of " << part;
       EXPECT_FALSE(disk.exists("/out.preprocess"));
@@ -97,7 +97,7 @@ TEST(Preprocess, GivesTheSameBytesWithAnyNumberOfWorkersAndPartSizes) {
 TEST(Preprocess, WritesDocumentsWithTheirEod) {
   files::MemoryFileSystem disk;
   write_memory(disk, "/in.txt", "a bb\n\nccc\n");
-  preprocess(disk, options_of("/in.txt", "/out"), word_lengths());
+  preprocess(disk, make_options("/in.txt", "/out"), word_lengths());
   const files::IndexedDataset dataset(disk, "/out");
   EXPECT_EQ(dataset.type(), files::TokenType::u16);
   ASSERT_EQ(dataset.num_documents(), 2);
@@ -113,7 +113,7 @@ TEST(Preprocess, AddsTheSpecialTokensOfTheTokenizer) {
     Encoder encoder = word_lengths();
     encoder.before = before;
     encoder.after = after;
-    PreprocessOptions options = options_of("/in.jsonl", "/out");
+    PreprocessOptions options = make_options("/in.jsonl", "/out");
     options.overwrite = true;
     EXPECT_EQ(preprocess(disk, options, encoder).empty_documents, 1);
     const files::IndexedDataset dataset(disk, "/out");
@@ -133,7 +133,7 @@ TEST(Preprocess, AddsTheSpecialTokensOfTheTokenizer) {
 TEST(Preprocess, CountsSurrogatesOfAllParts) {
   files::MemoryFileSystem disk;
   write_memory(disk, "/in.jsonl", "{\"text\": \"a\\ud800\"}\n{\"text\": \"b\\udc00\"}\n");
-  PreprocessOptions options = options_of("/in.jsonl", "/out");
+  PreprocessOptions options = make_options("/in.jsonl", "/out");
   options.part_bytes = 1;
   EXPECT_EQ(preprocess(disk, options, word_lengths()).surrogates, 2);
 }
@@ -142,7 +142,7 @@ TEST(Preprocess, MergesPartitionsToTheWhole) {
   files::MemoryFileSystem disk;
   write_memory(disk, "/a.txt", some_text(70));
   write_memory(disk, "/b.txt", some_text(50));
-  PreprocessOptions options = options_of("/a.txt", "/whole");
+  PreprocessOptions options = make_options("/a.txt", "/whole");
   options.inputs = {"/a.txt", "/b.txt"};
   preprocess(disk, options, word_lengths());
   options.num_partitions = 3;
@@ -151,7 +151,7 @@ TEST(Preprocess, MergesPartitionsToTheWhole) {
     preprocess(disk, options, word_lengths());
   }
   merge_datasets(disk, {"/part0", "/part1", "/part2"}, "/merged");
-  EXPECT_TRUE(output_of(disk, "/merged") == output_of(disk, "/whole"));
+  EXPECT_TRUE(read_output(disk, "/merged") == read_output(disk, "/whole"));
 }
 
 TEST(Preprocess, RefusesToMergeWhatDifferentTokenizersMade) {
@@ -160,10 +160,10 @@ TEST(Preprocess, RefusesToMergeWhatDifferentTokenizersMade) {
   Encoder encoder = word_lengths();
   for (const std::string name : {"one", "two", "three"}) {
     encoder.tokenizer = name == "three" ? "another" : "words";
-    preprocess(disk, options_of("/in.txt", "/" + name), encoder);
+    preprocess(disk, make_options("/in.txt", "/" + name), encoder);
   }
   EXPECT_NO_THROW(merge_datasets(disk, {"/one", "/two"}, "/merged"));
-  const std::string refusal = test::error_of([&] { merge_datasets(disk, {"/one", "/two", "/three"}, "/all"); });
+  const std::string refusal = test::catch_error([&] { merge_datasets(disk, {"/one", "/two", "/three"}, "/all"); });
   for (const char* word : {"'/one'", " words ", "'/three'", " another ", "/three.preprocess.json"})
     EXPECT_NE(refusal.find(word), std::string::npos) << word << ": " << refusal;
   EXPECT_FALSE(disk.exists("/all.idx"));
@@ -173,7 +173,7 @@ TEST(Preprocess, RefusesToMergeWhatDifferentTokenizersMade) {
 TEST(Preprocess, LeavesOutEmptyDocumentsAndCountsThem) {
   files::MemoryFileSystem disk;
   write_memory(disk, "/in.jsonl", "{\"text\": \"a\"}\n{\"text\": \"\"}\n{\"text\": \"  \"}\n{\"text\": \"b\"}\n");
-  const auto done = preprocess(disk, options_of("/in.jsonl", "/out"), word_lengths());
+  const auto done = preprocess(disk, make_options("/in.jsonl", "/out"), word_lengths());
   EXPECT_EQ(done.documents, 2);
   EXPECT_EQ(done.empty_documents, 2);
 }
@@ -182,7 +182,7 @@ TEST(Preprocess, RefusesAnEmptyCorpusAndBadTextAndLeavesNothing) {
   for (const std::string text : {"", " \n\n ", "good\n\nbad \xff\n"}) {
     files::MemoryFileSystem disk;
     write_memory(disk, "/in.txt", text);
-    EXPECT_THROW(preprocess(disk, options_of("/in.txt", "/out"), word_lengths()), base::Error) << text;
+    EXPECT_THROW(preprocess(disk, make_options("/in.txt", "/out"), word_lengths()), base::Error) << text;
     EXPECT_EQ(disk.list("/"), std::vector<std::string>{"in.txt"});
   }
 }
@@ -190,13 +190,13 @@ TEST(Preprocess, RefusesAnEmptyCorpusAndBadTextAndLeavesNothing) {
 TEST(Preprocess, KeepsTheOldResultWhenTheNewOneFails) {
   files::MemoryFileSystem disk;
   write_memory(disk, "/in.txt", some_text(20));
-  preprocess(disk, options_of("/in.txt", "/out"), word_lengths());
-  const Output before = output_of(disk, "/out");
+  preprocess(disk, make_options("/in.txt", "/out"), word_lengths());
+  const Output before = read_output(disk, "/out");
   write_memory(disk, "/bad.txt", some_text(20) + "\xff");
-  PreprocessOptions bad = options_of("/bad.txt", "/out");
+  PreprocessOptions bad = make_options("/bad.txt", "/out");
   bad.overwrite = true;
   EXPECT_THROW(preprocess(disk, bad, word_lengths()), base::Error);
-  EXPECT_TRUE(output_of(disk, "/out") == before);
+  EXPECT_TRUE(read_output(disk, "/out") == before);
 }
 
 TEST(Preprocess, RefusesOptionsThatCannotBe) {
@@ -204,11 +204,11 @@ TEST(Preprocess, RefusesOptionsThatCannotBe) {
   write_memory(disk, "/in.txt", "a");
   Encoder no_eod = word_lengths();
   no_eod.eod = -1;
-  EXPECT_THROW(preprocess(disk, options_of("/in.txt", "/out"), no_eod), base::Error);
-  PreprocessOptions options = options_of("/in.txt", "/out");
+  EXPECT_THROW(preprocess(disk, make_options("/in.txt", "/out"), no_eod), base::Error);
+  PreprocessOptions options = make_options("/in.txt", "/out");
   options.inputs.clear();
   EXPECT_THROW(preprocess(disk, options, word_lengths()), base::Error);
-  options = options_of("/in.txt", "/out");
+  options = make_options("/in.txt", "/out");
   options.partition = 2;
   options.num_partitions = 2;
   EXPECT_THROW(preprocess(disk, options, word_lengths()), base::Error);
@@ -219,7 +219,7 @@ TEST(Preprocess, LetsOnlyOneRunWorkOnAPrefix) {
   write_memory(disk, "/in.txt", "a");
   disk.make_directory("/out.preprocess");
   const auto lock = disk.try_lock("/out.preprocess/lock");
-  EXPECT_THROW(preprocess(disk, options_of("/in.txt", "/out"), word_lengths()), base::Error);
+  EXPECT_THROW(preprocess(disk, make_options("/in.txt", "/out"), word_lengths()), base::Error);
 }
 
 // The process dies, or the power fails, at every single call that accesses the disk; the next run must give the same
@@ -227,10 +227,10 @@ TEST(Preprocess, LetsOnlyOneRunWorkOnAPrefix) {
 TEST(Preprocess, GivesTheSameBytesAfterDyingAtAnyMoment) {
   files::MemoryFileSystem whole;
   write_memory(whole, "/in.txt", some_text(90));
-  const PreprocessOptions options = options_of("/in.txt", "/out");
+  const PreprocessOptions options = make_options("/in.txt", "/out");
   files::FaultFileSystem counter(whole, {});
   preprocess(counter, options, word_lengths());
-  const Output expected = output_of(whole, "/out");
+  const Output expected = read_output(whole, "/out");
   ASSERT_GT(counter.calls(), 30);
   int64_t resumed = 0;
   for (int64_t call = 0; call < counter.calls(); ++call) {
@@ -241,7 +241,7 @@ TEST(Preprocess, GivesTheSameBytesAfterDyingAtAnyMoment) {
       EXPECT_THROW(preprocess(dying, options, word_lengths()), files::SimulatedCrash);
       const auto after = power_cut ? disk.after_power_cut(static_cast<uint64_t>(call)) : disk.after_kill();
       resumed += preprocess(*after, options, word_lengths()).bytes_resumed > 0;
-      EXPECT_TRUE(output_of(*after, "/out") == expected)
+      EXPECT_TRUE(read_output(*after, "/out") == expected)
           << "call " << call << (power_cut ? ", power cut" : ", killed");
       EXPECT_FALSE(after->exists("/out.preprocess"));
     }
@@ -270,13 +270,13 @@ TEST(Preprocess, BeginsAgainWhenTheJobIsAnotherAndReplacesADatasetOnlyWhenAsked)
     write_memory(*disk, "/a.jsonl", lines);
     write_memory(*disk, "/b.jsonl", lines);
   }
-  const PreprocessOptions options = options_of("/a.jsonl", "/out");
+  const PreprocessOptions options = make_options("/a.jsonl", "/out");
   files::FaultFileSystem dying(half, {.crash_at_call = 60});
   EXPECT_THROW(preprocess(dying, options, word_lengths()), files::SimulatedCrash);
   EXPECT_GT(preprocess(*half.after_kill(), options, word_lengths()).bytes_resumed, 0);
   preprocess(whole, options, word_lengths());
   EXPECT_NO_THROW(preprocess(whole, options, word_lengths())) << "the same job gives the same dataset";
-  const Output before = output_of(whole, "/out");
+  const Output before = read_output(whole, "/out");
   for (const auto& [name, change] : changes) {
     PreprocessOptions other = options;
     Encoder encoder = word_lengths();
@@ -284,7 +284,7 @@ TEST(Preprocess, BeginsAgainWhenTheJobIsAnotherAndReplacesADatasetOnlyWhenAsked)
     EXPECT_EQ(preprocess(*half.after_kill(), other, encoder).bytes_resumed, 0) << name;
     const auto disk = whole.after_kill();
     EXPECT_THROW(preprocess(*disk, other, encoder), base::Error) << name;
-    EXPECT_TRUE(output_of(*disk, "/out") == before) << name;
+    EXPECT_TRUE(read_output(*disk, "/out") == before) << name;
     other.overwrite = true;
     EXPECT_NO_THROW(preprocess(*disk, other, encoder)) << name;
   }
@@ -295,7 +295,7 @@ TEST(Preprocess, CountsTheEmptyDocumentsOfAnEarlierRunOnce) {
   std::string lines;
   for (int i = 0; i < 300; ++i) lines += i % 3 == 0 ? "{\"text\": \" \"}\n" : "{\"text\": \"one two three\"}\n";
   write_memory(disk, "/in.jsonl", lines);
-  const PreprocessOptions options = options_of("/in.jsonl", "/out");
+  const PreprocessOptions options = make_options("/in.jsonl", "/out");
   const auto apart = disk.after_kill();
   files::FaultFileSystem counter(*apart, {});
   const auto whole = preprocess(counter, options, word_lengths());
@@ -318,17 +318,17 @@ TEST(Preprocess, LeavesAloneWhatItDidNotMakeAndRefusesTokenDatasetsAsText) {
   write_memory(disk, "/in.txt", "a bb");
   disk.make_directory("/out.preprocess");
   write_memory(disk, "/out.preprocess/thesis.tex", "years of work");
-  EXPECT_THROW(preprocess(disk, options_of("/in.txt", "/out"), word_lengths()), base::Error);
+  EXPECT_THROW(preprocess(disk, make_options("/in.txt", "/out"), word_lengths()), base::Error);
   EXPECT_EQ(disk.read("/out.preprocess/thesis.tex"), "years of work");
   write_memory(disk, "/data.bin", "looks like text");
   try {
-    preprocess(disk, options_of("/data.bin", "/other"), word_lengths());
+    preprocess(disk, make_options("/data.bin", "/other"), word_lengths());
     FAIL() << "accepted";
   } catch (const base::Error& error) {
     for (const char* word : {"/data.bin", "--merge", "--format text"})
       EXPECT_NE(std::string(error.what()).find(word), std::string::npos) << error.what();
   }
-  PreprocessOptions forced = options_of("/data.bin", "/other");
+  PreprocessOptions forced = make_options("/data.bin", "/other");
   forced.format = TextFormat::text;
   EXPECT_EQ(preprocess(disk, forced, word_lengths()).documents, 1);
 }
@@ -336,7 +336,7 @@ TEST(Preprocess, LeavesAloneWhatItDidNotMakeAndRefusesTokenDatasetsAsText) {
 TEST(Preprocess, StopsOnAFullDiskAndGoesOnLater) {
   files::MemoryFileSystem disk;
   write_memory(disk, "/in.txt", some_text(100));
-  const PreprocessOptions options = options_of("/in.txt", "/out");
+  const PreprocessOptions options = make_options("/in.txt", "/out");
   files::FaultFileSystem full(disk, {.space_bytes = 4000});
   EXPECT_THROW(preprocess(full, options, word_lengths()), base::Error);
   EXPECT_FALSE(disk.exists("/out.bin"));
@@ -349,7 +349,7 @@ TEST(Preprocess, GoesOnAfterKill) {
   files::PosixFileSystem disk;
   const std::string input = scratch.write("in.txt", some_text(60));
   int reports = 0;
-  PreprocessOptions counting = options_of(input, scratch / "expected");
+  PreprocessOptions counting = make_options(input, scratch / "expected");
   counting.progress = [&](const PreprocessProgress&) { ++reports; };
   preprocess(disk, counting, word_lengths(300));
   ASSERT_GT(reports, 2);
@@ -363,7 +363,7 @@ TEST(Preprocess, GoesOnAfterKill) {
       ASSERT_EQ(::pipe(pipe), 0);
       const pid_t child = ::fork();
       if (child == 0) {
-        PreprocessOptions telling = options_of(input, prefix);
+        PreprocessOptions telling = make_options(input, prefix);
         telling.progress = [&](const PreprocessProgress&) { [[maybe_unused]] auto sent = ::write(pipe[1], "", 1); };
         preprocess(disk, telling, word_lengths(300));
         ::_exit(0);
@@ -379,7 +379,7 @@ TEST(Preprocess, GoesOnAfterKill) {
       done = WIFEXITED(status);
       killed += !done;
     }
-    EXPECT_TRUE(output_of(disk, prefix) == output_of(disk, scratch / "expected"));
+    EXPECT_TRUE(read_output(disk, prefix) == read_output(disk, scratch / "expected"));
   }
   EXPECT_GT(killed, 0);
 }

@@ -10,7 +10,7 @@
 namespace metroplex::data::sampler_test {
 namespace {
 
-SamplerOptions options_of(SamplerType type, int64_t total, int64_t consumed, int64_t micro, int64_t dp) {
+SamplerOptions make_options(SamplerType type, int64_t total, int64_t consumed, int64_t micro, int64_t dp) {
   SamplerOptions options;
   options.type = type;
   options.total_samples = total;
@@ -21,7 +21,7 @@ SamplerOptions options_of(SamplerType type, int64_t total, int64_t consumed, int
 }
 
 // The sets of samples of `steps` global steps, all ranks together.
-std::vector<std::set<int64_t>> steps_of(SamplerOptions options, int steps) {
+std::vector<std::set<int64_t>> draw_steps(SamplerOptions options, int steps) {
   std::vector<Sampler> ranks;
   for (options.dp_index = 0; options.dp_index < options.dp_size; ++options.dp_index) ranks.emplace_back(options);
   std::vector<std::set<int64_t>> out(static_cast<size_t>(steps));
@@ -37,13 +37,13 @@ std::vector<std::set<int64_t>> steps_of(SamplerOptions options, int steps) {
 TEST(Sampler, GoesOnAnywhereAsIfItHadNeverStopped) {
   for (const auto type : {SamplerType::single, SamplerType::cyclic}) {
     for (const bool sharding : {true, false}) {
-      auto options = options_of(type, 50, 0, 3, 4);
+      auto options = make_options(type, 50, 0, 3, 4);
       options.data_sharding = sharding;
       const int steps = type == SamplerType::single ? 4 : 11;
-      const auto whole = steps_of(options, steps);
+      const auto whole = draw_steps(options, steps);
       for (int stop = 1; stop < steps; ++stop) {
         options.consumed_samples = 12 * stop;
-        const auto rest = steps_of(options, steps - stop);
+        const auto rest = draw_steps(options, steps - stop);
         for (int i = 0; i + stop < steps; ++i)
           EXPECT_EQ(rest[static_cast<size_t>(i)], whole[static_cast<size_t>(i + stop)])
               << "stop " << stop << " step " << i;
@@ -54,22 +54,22 @@ TEST(Sampler, GoesOnAnywhereAsIfItHadNeverStopped) {
 
 TEST(Sampler, GoesOnWithAnotherNumberOfRanksUnlessDataIsSharded) {
   for (const auto type : {SamplerType::single, SamplerType::cyclic}) {
-    auto options = options_of(type, 48, 0, 2, 4);
+    auto options = make_options(type, 48, 0, 2, 4);
     options.data_sharding = false;
-    const auto whole = steps_of(options, 6);
+    const auto whole = draw_steps(options, 6);
     options.consumed_samples = 24;
     options.dp_size = 2;
     options.micro_batch_size = 4;
-    const auto rest = steps_of(options, 3);
+    const auto rest = draw_steps(options, 3);
     for (size_t i = 0; i < 3; ++i) EXPECT_EQ(rest[i], whole[i + 3]) << i;
   }
 }
 
 TEST(Sampler, GivesEverySampleOncePerEpoch) {
   for (const bool sharding : {true, false}) {
-    auto options = options_of(SamplerType::cyclic, 24, 0, 2, 3);
+    auto options = make_options(SamplerType::cyclic, 24, 0, 2, 3);
     options.data_sharding = sharding;
-    const auto steps = steps_of(options, 8);
+    const auto steps = draw_steps(options, 8);
     for (size_t epoch = 0; epoch < 2; ++epoch) {
       std::set<int64_t> seen;
       for (size_t i = 0; i < 4; ++i) seen.insert(steps[4 * epoch + i].begin(), steps[4 * epoch + i].end());
@@ -80,18 +80,18 @@ TEST(Sampler, GivesEverySampleOncePerEpoch) {
 }
 
 TEST(Sampler, GivesAllRanksEquallyManyBatchesWhenTheEpochDoesNotDivide) {
-  auto options = options_of(SamplerType::cyclic, 30, 0, 2, 4);
+  auto options = make_options(SamplerType::cyclic, 30, 0, 2, 4);
   options.data_sharding = false;
-  const auto steps = steps_of(options, 4);
+  const auto steps = draw_steps(options, 4);
   std::set<int64_t> seen;
   for (size_t i = 0; i < 3; ++i) seen.insert(steps[i].begin(), steps[i].end());
   EXPECT_EQ(seen.size(), 24u);
   options.consumed_samples = 24;
-  EXPECT_EQ(steps_of(options, 1)[0], steps[3]) << "the next epoch begins for all of them";
+  EXPECT_EQ(draw_steps(options, 1)[0], steps[3]) << "the next epoch begins for all of them";
 }
 
 TEST(Sampler, EndsTheSingleWalk) {
-  Sampler sampler(options_of(SamplerType::single, 7, 0, 2, 1));
+  Sampler sampler(make_options(SamplerType::single, 7, 0, 2, 1));
   std::vector<int64_t> batch;
   for (int i = 0; i < 3; ++i) EXPECT_TRUE(sampler.next(batch));
   EXPECT_FALSE(sampler.next(batch));
@@ -102,7 +102,7 @@ TEST(Sampler, EndsTheSingleWalk) {
 // 3 of 7 samples are left: a full batch for the first of two ranks, none for the second.
 TEST(Sampler, EndsForAllRanksWhereOneHasNoWholeBatch) {
   for (const int64_t rank : {0, 1}) {
-    auto options = options_of(SamplerType::single, 7, 4, 2, 2);
+    auto options = make_options(SamplerType::single, 7, 4, 2, 2);
     options.dp_index = rank;
     std::vector<int64_t> batch;
     EXPECT_FALSE(Sampler(options).next(batch)) << rank;
@@ -120,16 +120,16 @@ TEST(SampleCounts, IncludeTheLastEvaluation) {
 }
 
 TEST(Sampler, RefusesWhatCannotBe) {
-  EXPECT_THROW(Sampler(options_of(SamplerType::single, 0, 0, 1, 1)), base::Error);
-  EXPECT_THROW(Sampler(options_of(SamplerType::single, 10, 10, 1, 1)), base::Error);
-  EXPECT_THROW(Sampler(options_of(SamplerType::single, 10, 0, 0, 1)), base::Error);
-  EXPECT_THROW(Sampler(options_of(SamplerType::single, 10, -1, 1, 1)), base::Error);
-  EXPECT_THROW(Sampler(options_of(SamplerType::cyclic, 7, 0, 4, 2)), base::Error);
-  EXPECT_THROW(Sampler(options_of(SamplerType::cyclic, 16, 3, 2, 2)), base::Error);
+  EXPECT_THROW(Sampler(make_options(SamplerType::single, 0, 0, 1, 1)), base::Error);
+  EXPECT_THROW(Sampler(make_options(SamplerType::single, 10, 10, 1, 1)), base::Error);
+  EXPECT_THROW(Sampler(make_options(SamplerType::single, 10, 0, 0, 1)), base::Error);
+  EXPECT_THROW(Sampler(make_options(SamplerType::single, 10, -1, 1, 1)), base::Error);
+  EXPECT_THROW(Sampler(make_options(SamplerType::cyclic, 7, 0, 4, 2)), base::Error);
+  EXPECT_THROW(Sampler(make_options(SamplerType::cyclic, 16, 3, 2, 2)), base::Error);
 }
 
 TEST(Sampler, RefusesAGlobalBatchThatDoesNotDivide) {
-  EXPECT_THROW(test::global_batch_indices(0, 10, options_of(SamplerType::single, 100, 0, 2, 4)), base::Error);
+  EXPECT_THROW(test::global_batch_indices(0, 10, make_options(SamplerType::single, 100, 0, 2, 4)), base::Error);
 }
 
 }  // namespace

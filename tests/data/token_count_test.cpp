@@ -83,7 +83,7 @@ TEST_F(TokenCount, SamplesOfEpochsReadNoSourceMoreOften) {
   EXPECT_EQ(
       build_datasets(config, {.sequence_length = 10, .sizes = {1000, 0, 0}, .eod = 7, .vocab_size = 0}).train->size(),
       99 + 119);
-  const std::string error = test::error_of([&] { samples_of_epochs(config, disk, 2, counting); });
+  const std::string error = test::catch_error([&] { samples_of_epochs(config, disk, 2, counting); });
   EXPECT_NE(error.find("train.train_epochs = 2: datasets without weights are read once"), std::string::npos) << error;
   EXPECT_NE(error.find(base::concat(":", " 100 ", scratch / "a", " 120 ", scratch / "b")), std::string::npos)
       << error;

@@ -8,14 +8,14 @@
 namespace metroplex::test::families_ranks_test {
 namespace {
 
-config::Parallel parallel_of(int ep) {
+config::Parallel make_parallel(int ep) {
   config::Parallel parallel;
   parallel.expert_model_parallel_size = ep;
   parallel.expert_tensor_parallel_size = 1;
   return parallel;
 }
 
-distributed::FamilyOptions options_of(const config::Parallel& parallel, const config::Sharding& sharding) {
+distributed::FamilyOptions make_options(const config::Parallel& parallel, const config::Sharding& sharding) {
   distributed::FamilyOptions options;
   options.parallel = &parallel;
   options.sharding = sharding;
@@ -34,11 +34,11 @@ void run_experts(int ranks, const config::Parallel& parallel, const comm::RankBo
 }
 
 TEST(ParamFamilies, GradientsHaveTheParametersDtypeOnRequest) {
-  const config::Parallel parallel = parallel_of(1);
+  const config::Parallel parallel = make_parallel(1);
   for (const bool as_params : {false, true}) {
     run_experts(1, parallel, [&](const comm::World& world) {
       std::vector<nn::Param> params{make_param("half", values({6}, 1, at::kBFloat16))};
-      distributed::FamilyOptions options = options_of(parallel, {});
+      distributed::FamilyOptions options = make_options(parallel, {});
       options.gradients_as_params = as_params;
       distributed::ParamFamilies families(world, pointers(params), options);
       families.begin_step(1);
@@ -60,7 +60,7 @@ void expect_sums(int ranks, const config::Parallel& parallel) {
     SCOPED_TRACE(sharding.stage());
     run_experts(ranks, parallel, [&](const comm::World& world) {
       std::vector<nn::Param> params = three_params();
-      distributed::ParamFamilies families(world, pointers(params), options_of(parallel, sharding));
+      distributed::ParamFamilies families(world, pointers(params), make_options(parallel, sharding));
       ASSERT_EQ(families.all().size(), 3u);
       families.begin_step(1);
       accumulate(params, world.rank());
@@ -70,7 +70,7 @@ void expect_sums(int ranks, const config::Parallel& parallel) {
         dense += rank + 1.0;
         if (rank % 2 == world.rank() % 2) expert += rank + 1.0;
       }
-      for (const distributed::Slice& slice : families.slices()) {
+      for (const distributed::Shard& slice : families.slices()) {
         const double expected = slice.param == &params[1] ? expert : dense;
         EXPECT_TRUE(at::all(slice.gradient == expected).item<bool>()) << slice.param->name;
         EXPECT_EQ(slice.gradient.scalar_type(), slice.param->dtype);
@@ -79,34 +79,34 @@ void expect_sums(int ranks, const config::Parallel& parallel) {
   }
 }
 
-TEST(ParamFamilies, EachIsSummedOverItsOwnRanks) { expect_sums(4, parallel_of(2)); }
+TEST(ParamFamilies, EachIsSummedOverItsOwnRanks) { expect_sums(4, make_parallel(2)); }
 
 TEST(ParamFamilies, RunsOfDataParallelRanksAddUpInEveryFamily) {
-  config::Parallel parallel = parallel_of(2);
+  config::Parallel parallel = make_parallel(2);
   parallel.num_distributed_optimizer_instances = 2;
   expect_sums(8, parallel);
 }
 
 // ep 4 on four ranks: every rank has its own experts, and all share the dense parameters.
 TEST(ParamFamilies, WhoSharesWithNobodyGathersNothingAndKeepsItsGradients) {
-  const config::Parallel parallel = parallel_of(4);
+  const config::Parallel parallel = make_parallel(4);
   for (const config::Sharding& sharding : kStages) {
     SCOPED_TRACE(sharding.stage());
     run_experts(4, parallel, [&](const comm::World& world) {
       std::vector<nn::Param> params = three_params();
-      distributed::ParamFamilies families(world, pointers(params), options_of(parallel, sharding));
+      distributed::ParamFamilies families(world, pointers(params), make_options(parallel, sharding));
       const distributed::ParamFamily &expert = families.of(params[1]), &dense = families.of(params[0]);
-      EXPECT_FALSE(expert.values->kept().defined());
+      EXPECT_FALSE(expert.values->storage().defined());
       EXPECT_FALSE(expert.gradients->options().transient_buckets);
       EXPECT_EQ(dense.gradients->options().transient_buckets, sharding.gradients);
-      EXPECT_EQ(dense.values->kept().defined(), sharding.any());
+      EXPECT_EQ(dense.values->storage().defined(), sharding.any());
       for (int step = 0; step < 2; ++step) {
         families.begin_step(2);
         for (int microbatch = 0; microbatch < 2; ++microbatch) accumulate(params, world.rank());
         families.finish_gradients();
         EXPECT_TRUE(at::all(params[1].main_grad == 2 * (world.rank() + 1)).item<bool>());
         families.updated();
-        families.settle();
+        families.finish_gathers();
         EXPECT_TRUE(at::equal(params[1].data, values({6}, 2)));
       }
       ASSERT_EQ(expert.slices.size(), 1u);
@@ -126,7 +126,7 @@ TEST(ParamFamilies, TwoTransientBucketsAtATimeAreEachSummed) {
     run_experts(2, parallel, [&](const comm::World& world) {
       std::vector<nn::Param> params;
       for (int i = 0; i < 4; ++i) params.push_back(make_param("p" + std::to_string(i), values({8}, i)));
-      distributed::ParamFamilies families(world, pointers(params), options_of(parallel, {true, true}));
+      distributed::ParamFamilies families(world, pointers(params), make_options(parallel, {true, true}));
       const distributed::GradBuffer& gradients = *families.all().front().gradients;
       ASSERT_EQ(gradients.layout().buckets().size(), 4u);
       const int64_t bucket = gradients.layout().buckets()[0].end * 8;
@@ -142,7 +142,7 @@ TEST(ParamFamilies, TwoTransientBucketsAtATimeAreEachSummed) {
         }
         families.finish_gradients();
         EXPECT_EQ(gradients.transient_bytes(), 0);
-        for (const distributed::Slice& slice : families.slices()) {
+        for (const distributed::Shard& slice : families.slices()) {
           const auto i = static_cast<double>(slice.param - params.data());
           EXPECT_TRUE(at::all(slice.gradient == 2 * (300 + 2 * i)).item<bool>()) << slice.param->name;
         }
@@ -160,7 +160,7 @@ TEST(ParamFamilies, TheSizeOfABucketIsThatOfTheirOwnRanks) {
     for (int i = 0; i < 3; ++i) {
       params.push_back(make_param("p" + std::to_string(i), at::empty({20'500'000}, at::device(at::kMeta))));
     }
-    distributed::FamilyOptions options = options_of(parallel, {});
+    distributed::FamilyOptions options = make_options(parallel, {});
     options.device = at::kMeta;
     distributed::ParamFamilies families(world, pointers(params), options);
     EXPECT_EQ(families.all().front().gradients->layout().buckets().size(), 1u);
@@ -168,12 +168,12 @@ TEST(ParamFamilies, TheSizeOfABucketIsThatOfTheirOwnRanks) {
 }
 
 TEST(ParamFamilies, AreTheSameOnEveryPipelineStage) {
-  config::Parallel parallel = parallel_of(2);
+  config::Parallel parallel = make_parallel(2);
   parallel.pipeline_model_parallel_size = 2;
   run_experts(4, parallel, [&](const comm::World& world) {
     std::vector<nn::Param> params = three_params();
     if (!world.groups().pp.first()) params.resize(1);
-    const distributed::ParamFamilies families(world, pointers(params), options_of(parallel, {true}));
+    const distributed::ParamFamilies families(world, pointers(params), make_options(parallel, {true}));
     std::vector<distributed::FamilyKey> keys;
     for (const distributed::ParamFamily& family : families.all()) keys.push_back(family.key);
     using topology::Grid;
@@ -183,7 +183,7 @@ TEST(ParamFamilies, AreTheSameOnEveryPipelineStage) {
 }
 
 TEST(ParamFamilies, OptimizerInstancesMustDivideTheRanksThatHoldTheSameExperts) {
-  config::Parallel parallel = parallel_of(4);
+  config::Parallel parallel = make_parallel(4);
   parallel.num_distributed_optimizer_instances = 2;
   try {
     run_experts(4, parallel, [](const comm::World&) {});

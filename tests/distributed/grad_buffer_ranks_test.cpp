@@ -9,7 +9,7 @@
 namespace metroplex::test::grad_buffer_ranks_test {
 namespace {
 
-std::vector<nn::Param> params_of(const std::vector<int64_t>& sizes) {
+std::vector<nn::Param> make_params(const std::vector<int64_t>& sizes) {
   std::vector<nn::Param> params;
   for (size_t i = 0; i < sizes.size(); ++i) {
     params.push_back(make_param("p" + std::to_string(i), values({sizes[i]}, static_cast<int>(i))));
@@ -40,7 +40,7 @@ void add(nn::Param& param, double value) {
 }
 
 // Two ranks, of which only the first exists: counts its calls; no data move.
-struct Counted {
+struct CountedGroup {
   std::shared_ptr<comm::Traffic> traffic = std::make_shared<comm::Traffic>();
   comm::Group group{{"dp", comm::Purpose::gradients, {0, 1}}, 0, comm::make_counting_backend("dp", traffic)};
   comm::Traffic::Count reduced() const { return traffic->of("dp", "all_reduce"); }
@@ -50,13 +50,13 @@ TEST(GradBuffer, GradientsAreViewsOfOneBufferLastParameterFirst) {
   std::vector<nn::Param> params{make_param("a", values({2, 3}, 0)), make_param("b", values({5}, 1)),
                                 make_param("c", values({7}, 2))};
   const auto buffer = make_buffer(params, comm::Group(), {0});
-  ASSERT_EQ(buffer->kept().numel(), 18);
+  ASSERT_EQ(buffer->storage().numel(), 18);
   params[0].main_grad.fill_(1);
   params[1].main_grad.fill_(2);
   params[2].main_grad.fill_(3);
   EXPECT_EQ(params[0].main_grad.sizes().vec(), (std::vector<int64_t>{2, 3}));
-  EXPECT_TRUE(at::equal(buffer->kept(), at::cat({at::full({7}, 3.0, at::kDouble), at::full({5}, 2.0, at::kDouble),
-                                                 at::full({6}, 1.0, at::kDouble)})));
+  EXPECT_TRUE(at::equal(buffer->storage(), at::cat({at::full({7}, 3.0, at::kDouble), at::full({5}, 2.0, at::kDouble),
+                                                    at::full({6}, 1.0, at::kDouble)})));
   EXPECT_EQ(buffer->layout().buckets().size(), 1u);
 }
 
@@ -67,8 +67,8 @@ TEST(GradBuffer, AFloatBufferServesFloatParameters) {
 }
 
 TEST(GradBuffer, EachBucketIsReducedWhenItsLastGradientIsIn) {
-  const Counted dp;
-  std::vector<nn::Param> params = params_of({10, 8, 30, 5, 6});
+  const CountedGroup dp;
+  std::vector<nn::Param> params = make_params({10, 8, 30, 5, 6});
   const auto buffer = make_buffer(params, dp.group, {11});
   ASSERT_EQ(buffer->layout().buckets().size(), 3u);  // {p4, p3}, {p2}, {p1, p0}: 11, 30 and 18 elements
   constexpr int kMicrobatches = 3;
@@ -92,13 +92,13 @@ TEST(GradBuffer, EachBucketIsReducedWhenItsLastGradientIsIn) {
 TEST(GradBuffer, TheNumberOfReductionsAndTheirBytesAreThePlans) {
   for (const int64_t bucket_size : {1, 7, 40, 1000}) {
     const std::vector<int64_t> sizes{12, 3, 9, 9, 1, 24, 2};
-    const Counted dp;
-    std::vector<nn::Param> params = params_of(sizes);
-    std::vector<plan::BucketParam> wanted;
-    for (const int64_t size : sizes) wanted.push_back({size, false});
+    const CountedGroup dp;
+    std::vector<nn::Param> params = make_params(sizes);
+    std::vector<plan::BucketParam> bucket_params;
+    for (const int64_t size : sizes) bucket_params.push_back({size, false});
     plan::BucketOptions layout;
     layout.bucket_size = bucket_size;
-    const plan::BucketPlan plan = plan::plan_buckets(wanted, layout);
+    const plan::BucketPlan plan = plan::plan_buckets(bucket_params, layout);
     const auto buffer = make_buffer(params, dp.group, {bucket_size});
     for (int step = 1; step <= 2; ++step) {
       buffer->begin_step(1);
@@ -112,8 +112,8 @@ TEST(GradBuffer, TheNumberOfReductionsAndTheirBytesAreThePlans) {
 }
 
 TEST(GradBuffer, WithoutOverlapEverythingIsReducedAtTheEndAtOnce) {
-  const Counted dp;
-  std::vector<nn::Param> params = params_of({10, 20, 30});
+  const CountedGroup dp;
+  std::vector<nn::Param> params = make_params({10, 20, 30});
   const auto buffer = make_buffer(params, dp.group, {11, false});
   buffer->begin_step(1);
   for (nn::Param& param : params) add(param, 1);
@@ -124,8 +124,8 @@ TEST(GradBuffer, WithoutOverlapEverythingIsReducedAtTheEndAtOnce) {
 }
 
 TEST(GradBuffer, AParameterUsedTwiceAMicrobatchWaitsForBothUses) {
-  const Counted dp;
-  std::vector<nn::Param> params = params_of({4, 4});
+  const CountedGroup dp;
+  std::vector<nn::Param> params = make_params({4, 4});
   params[0].uses_per_microbatch = 2;
   const auto buffer = make_buffer(params, dp.group, {4});
   buffer->begin_step(2);
@@ -138,7 +138,7 @@ TEST(GradBuffer, AParameterUsedTwiceAMicrobatchWaitsForBothUses) {
 TEST(GradBuffer, RanksGetTheSumOfTheirGradients) {
   for (const bool overlap : {true, false}) {
     run_ranks(4, {.dp = 4}, [&](const comm::World& world) {
-      std::vector<nn::Param> params = params_of({5, 3, 8});
+      std::vector<nn::Param> params = make_params({5, 3, 8});
       const auto buffer = make_buffer(params, world.groups().dp_cp, {6, overlap});
       for (int step = 0; step < 3; ++step) {
         buffer->begin_step(2);
@@ -166,7 +166,7 @@ std::string refusal(const std::function<void()>& body) {
 }
 
 TEST(GradBuffer, AMissingGradientIsNoticedByName) {
-  std::vector<nn::Param> params = params_of({4, 4});
+  std::vector<nn::Param> params = make_params({4, 4});
   const auto buffer = make_buffer(params, comm::Group(), {0});
   buffer->begin_step(2);
   add(params[0], 1);
@@ -177,7 +177,7 @@ TEST(GradBuffer, AMissingGradientIsNoticedByName) {
 }
 
 TEST(GradBuffer, AGradientTooManyIsNoticedByName) {
-  std::vector<nn::Param> params = params_of({4, 4});
+  std::vector<nn::Param> params = make_params({4, 4});
   const auto buffer = make_buffer(params, comm::Group(), {0});
   buffer->begin_step(1);
   add(params[1], 1);
@@ -221,22 +221,22 @@ TEST(GradBuffer, AStepBeginsWithoutAPassOverItsGradients) {
 }
 
 // Adds `value` to `sums` at the first wait.
-struct Arrival final : comm::Pending {
-  Arrival(at::Tensor its_sums, double its_value) : sums(std::move(its_sums)), value(its_value) {}
+struct DelayedAdd final : comm::Pending {
+  DelayedAdd(at::Tensor its_sums, double its_value) : sums(std::move(its_sums)), value(its_value) {}
   void wait() override { sums.add_(value), ++waits; }
   at::Tensor sums;
   double value;
   int waits = 0;
 };
-std::shared_ptr<Arrival> arrive(nn::Param& param, double value) {
-  std::shared_ptr<Arrival> arrival;
-  param.accumulate_later(
+std::shared_ptr<DelayedAdd> add_later(nn::Param& param, double value) {
+  std::shared_ptr<DelayedAdd> delayed;
+  param.accumulate_async(
       [&](const at::Tensor& sums) {
-        arrival = std::make_shared<Arrival>(sums, value);
-        return comm::Handle(arrival);
+        delayed = std::make_shared<DelayedAdd>(sums, value);
+        return comm::Handle(delayed);
       },
       {});
-  return arrival;
+  return delayed;
 }
 
 // For a parameter with two uses per microbatch: added when the second use is reported, before its bucket is reduced.
@@ -257,12 +257,12 @@ TEST(GradBuffer, WhatArrivesIsSettledAtTheLastUse) {
         for (int microbatch = 0; microbatch < 2; ++microbatch) {
           param.begin_backward();
           add(param, 1.0 / 3);
-          const std::shared_ptr<Arrival> arrival = arrive(param, 1.0 / 7);
-          EXPECT_FALSE(param.settled());
-          EXPECT_EQ(arrival->waits, 0);
+          const std::shared_ptr<DelayedAdd> delayed = add_later(param, 1.0 / 7);
+          EXPECT_FALSE(param.is_synchronized());
+          EXPECT_EQ(delayed->waits, 0);
           param.end_backward(2);
-          EXPECT_TRUE(param.settled());
-          EXPECT_EQ(arrival->waits, 1);
+          EXPECT_TRUE(param.is_synchronized());
+          EXPECT_EQ(delayed->waits, 1);
         }
         buffer.finish();
         // Gradients of fp16 parameters are rounded one by one, and so is their sum.
@@ -278,16 +278,16 @@ TEST(GradBuffer, WhatArrivesIsSettledAtTheLastUse) {
 
 // A captured backward leaves no pending wait to the host, even if a use is still to come.
 TEST(GradBuffer, WhatArrivesIsSettledBeforeACapturedBackwardEnds) {
-  std::vector<nn::Param> params = params_of({4});
+  std::vector<nn::Param> params = make_params({4});
   params[0].uses_per_microbatch = 2;
   const auto buffer = make_buffer(params, comm::Group(), {0});
   buffer->begin_step(1);
   params[0].begin_backward(/*tells=*/false);
   add(params[0], 1);
-  const std::shared_ptr<Arrival> arrival = arrive(params[0], 2);
+  const std::shared_ptr<DelayedAdd> delayed = add_later(params[0], 2);
   params[0].end_backward(1);
-  EXPECT_EQ(arrival->waits, 1);
-  params[0].tell_use();
+  EXPECT_EQ(delayed->waits, 1);
+  params[0].notify_use();
   params[0].begin_backward();
   params[0].end_backward(1);
   buffer->finish();
@@ -296,14 +296,14 @@ TEST(GradBuffer, WhatArrivesIsSettledBeforeACapturedBackwardEnds) {
 
 TEST(GradBuffer, NothingIsReducedThatIsStillToCome) {
   for (const bool transient : {false, true}) {
-    std::vector<nn::Param> params = params_of({4});
+    std::vector<nn::Param> params = make_params({4});
     const auto layout = std::make_shared<distributed::FlatLayout>(pointers(params), distributed::FlatLayoutOptions{});
     distributed::GradBuffer buffer(layout, {}, {.dtype = at::kDouble, .transient_buckets = transient});
     buffer.begin_step(1);
     params[0].begin_backward();
-    const std::shared_ptr<Arrival> arrival = arrive(params[0], 2);
+    const std::shared_ptr<DelayedAdd> delayed = add_later(params[0], 2);
     const std::string message = refusal([&] {
-      params[0].tell_use();  // a caller that forgets to settle
+      params[0].notify_use();  // a caller that forgets to settle
       buffer.finish();
     });
     EXPECT_NE(message.find("before all of it has arrived"), std::string::npos) << message;
@@ -312,7 +312,7 @@ TEST(GradBuffer, NothingIsReducedThatIsStillToCome) {
 }
 
 TEST(GradBuffer, UsesOutsideAStepDoNotCount) {
-  std::vector<nn::Param> params = params_of({4});
+  std::vector<nn::Param> params = make_params({4});
   {
     const auto buffer = make_buffer(params, comm::Group(), {0});
     add(params[0], 5);
@@ -323,7 +323,7 @@ TEST(GradBuffer, UsesOutsideAStepDoNotCount) {
     add(params[0], 1);
     EXPECT_EQ(params[0].main_grad[0].item<double>(), 2.0);
   }
-  EXPECT_TRUE(params[0].on_use.empty()) << "a buffer that is gone is not called";
+  EXPECT_TRUE(params[0].on_use.empty()) << "a destroyed buffer is not called";
 }
 
 }  // namespace

@@ -13,7 +13,7 @@ std::unique_ptr<distributed::ParamBuffer> make_buffer(std::vector<nn::Param>& pa
   distributed::FlatLayoutOptions options;
   options.bucket_size = 10;
   options.sharded = true;
-  options.parts = shard.size();
+  options.num_shards = shard.size();
   options.index = shard.index();
   auto layout = std::make_shared<const distributed::FlatLayout>(pointers(params), options);
   return std::make_unique<distributed::ParamBuffer>(
@@ -41,7 +41,7 @@ TEST(ParamBuffer, ValuesWrittenAfterAGatherBeganAreGatheredAgain) {
       for (size_t b = buckets; b-- > 0;) buffer->acquire(b);
       for (const nn::Param& param : params)
         EXPECT_TRUE(at::equal(param.data, at::full({12}, 2.0, at::kDouble))) << param.name << ": " << param.data;
-      buffer->settle();
+      buffer->finish_gathers();
     });
   }
 }

@@ -37,8 +37,8 @@ inline std::vector<nn::Param*> pointers(std::vector<nn::Param>& params) {
 }
 
 // Every parameter whole, from Param::data and Param::main_grad.
-inline std::vector<distributed::Slice> whole_slices(const std::vector<nn::Param*>& params) {
-  std::vector<distributed::Slice> slices;
+inline std::vector<distributed::Shard> whole_shards(const std::vector<nn::Param*>& params) {
+  std::vector<distributed::Shard> slices;
   for (nn::Param* param : params)
     slices.push_back({param, 0, param->numel(), param->data.view(-1), param->main_grad.view(-1)});
   return slices;

@@ -104,12 +104,12 @@ TEST(ExpertPicture, DrawsManyExpertsTogetherWhereTheLineIsShort) {
 }
 
 TEST(ExpertPicture, RefusesWhatTheTraceHasNot) {
-  const auto error_of = [](const files::ExpertTrace& trace, const ExpertPictureOptions& options) -> std::string {
-    return test::error_of([&] { draw_text(trace, options); });
+  const auto catch_error = [](const files::ExpertTrace& trace, const ExpertPictureOptions& options) -> std::string {
+    return test::catch_error([&] { draw_text(trace, options); });
   };
-  EXPECT_NE(error_of(trace(), {.layer = 0}).find("the layers 1, 2"), std::string::npos);
-  EXPECT_NE(error_of(trace(), {.iteration = 9}).find("5 iterations from 1 to 5"), std::string::npos);
-  EXPECT_NE(error_of({trace().head, {}}, {}).find("no iterations yet"), std::string::npos);
+  EXPECT_NE(catch_error(trace(), {.layer = 0}).find("the layers 1, 2"), std::string::npos);
+  EXPECT_NE(catch_error(trace(), {.iteration = 9}).find("5 iterations from 1 to 5"), std::string::npos);
+  EXPECT_NE(catch_error({trace().head, {}}, {}).find("no iterations yet"), std::string::npos);
 }
 
 }  // namespace

@@ -22,7 +22,7 @@ uint16_t as_half(Dtype from, Dtype to, double value) {
   return bits;
 }
 
-double value_of(Dtype dtype, uint16_t bits) {
+double to_double(Dtype dtype, uint16_t bits) {
   return element_as_double(dtype, reinterpret_cast<const std::byte*>(&bits), 0);
 }
 
@@ -32,11 +32,11 @@ TEST(ConvertDtype, EveryValueOfSixteenBitsItsNeighbourhoodAndItsTies) {
   for (const Dtype half : {Dtype::kBF16, Dtype::kF16}) {
     const uint16_t infinite = half == Dtype::kBF16 ? 0x7f80 : 0x7c00;
     for (uint16_t bits = 0; bits < infinite; ++bits) {
-      const double x = value_of(half, bits);
+      const double x = to_double(half, bits);
       const auto next = static_cast<uint16_t>(bits + 1);
       // The neighbor beyond the largest value would be equally far.
       const double above =
-          next == infinite ? 2 * x - value_of(half, static_cast<uint16_t>(bits - 1)) : value_of(half, next);
+          next == infinite ? 2 * x - to_double(half, static_cast<uint16_t>(bits - 1)) : to_double(half, next);
       const double middle = (x + above) / 2;
       const auto even = static_cast<uint16_t>((bits & 1) == 0 ? bits : next);
       for (const Dtype from : {Dtype::kF32, Dtype::kF64}) {
@@ -60,7 +60,7 @@ TEST(ConvertDtype, EveryValueOfSixteenBitsItsNeighbourhoodAndItsTies) {
     for (const Dtype from : {Dtype::kF32, Dtype::kF64}) {
       EXPECT_EQ(as_half(from, half, INFINITY), infinite);
       EXPECT_EQ(as_half(from, half, -1e38 * 1e200), infinite | 0x8000);
-      EXPECT_TRUE(std::isnan(value_of(half, as_half(from, half, NAN))));
+      EXPECT_TRUE(std::isnan(to_double(half, as_half(from, half, NAN))));
     }
   }
 }
@@ -77,11 +77,11 @@ TEST(ConvertDtype, WiderTypesHoldWhatNarrowOnesDid) {
       convert_elements(half, in, Dtype::kF64, reinterpret_cast<std::byte*>(&twice), 1);
       convert_elements(Dtype::kF32, reinterpret_cast<const std::byte*>(&single), half,
                        reinterpret_cast<std::byte*>(&back), 1);
-      if (std::isnan(value_of(half, narrow))) {
-        ASSERT_TRUE(std::isnan(single) && std::isnan(twice) && std::isnan(value_of(half, back)));
+      if (std::isnan(to_double(half, narrow))) {
+        ASSERT_TRUE(std::isnan(single) && std::isnan(twice) && std::isnan(to_double(half, back)));
       } else {
         ASSERT_EQ(back, narrow);
-        ASSERT_EQ(twice, value_of(half, narrow));
+        ASSERT_EQ(twice, to_double(half, narrow));
       }
     }
   }
@@ -94,7 +94,7 @@ TEST(ConvertDtype, IntegersAreCopiedAndNotConverted) {
   convert_elements(Dtype::kI64, in, Dtype::kI64, reinterpret_cast<std::byte*>(copied), 2);
   EXPECT_EQ(copied[0], values[0]);
   EXPECT_EQ(copied[1], values[1]);
-  const std::string error = test::error_of(
+  const std::string error = test::catch_error(
       [&] { convert_elements(Dtype::kI64, in, Dtype::kF32, reinterpret_cast<std::byte*>(copied), 1); });
   EXPECT_NE(error.find("I64 cannot be written as F32"), std::string::npos) << error;
 }

@@ -25,14 +25,14 @@ ExpertTraceStep step(int64_t iteration, int64_t first) {
   return step;
 }
 
-std::string text_of(const std::string& path) {
+std::string read_text(const std::string& path) {
   std::ifstream stream(path, std::ios::binary);
   return {std::istreambuf_iterator<char>(stream), {}};
 }
 
 void write(const std::string& path, const std::string& text) { std::ofstream(path, std::ios::binary) << text; }
 
-using test::error_of;
+using test::catch_error;
 
 TEST(ExpertTrace, WhatIsWrittenIsReadBack) {
   const test::Folder folder;
@@ -42,7 +42,7 @@ TEST(ExpertTrace, WhatIsWrittenIsReadBack) {
     writer.add(step(1, 10));
     writer.add(step(2, 100));
   }
-  EXPECT_EQ(text_of(path).substr(0, text_of(path).find('\n')),
+  EXPECT_EQ(read_text(path).substr(0, read_text(path).find('\n')),
             R"({"ep":2,"etp":1,"expert_trace":1,"layers":[0,3],"num_experts":4,"topk":2})");
   const ExpertTrace trace = read_expert_trace(disk, path);
   EXPECT_EQ(trace.head, kHead);
@@ -71,11 +71,11 @@ TEST(ExpertTrace, ALineThatAKilledRunLeftIsPassedOver) {
   const test::Folder folder;
   const std::string path = folder.at("trace.jsonl");
   ExpertTraceWriter(disk, path, kHead).add(step(1, 0));
-  const std::string whole = text_of(path);
+  const std::string whole = read_text(path);
   write(path, whole + "{\"iteration\": 2, \"tok");
   EXPECT_EQ(read_expert_trace(disk, path).steps.size(), 1U);
   ExpertTraceWriter(disk, path, kHead).add(step(2, 5));
-  EXPECT_EQ(text_of(path).substr(0, whole.size()), whole);
+  EXPECT_EQ(read_text(path).substr(0, whole.size()), whole);
   EXPECT_EQ(read_expert_trace(disk, path).steps.at(1).tokens[0], 5);
 }
 
@@ -85,14 +85,14 @@ TEST(ExpertTrace, WritesIntoNoOtherFile) {
   ExpertTraceWriter(disk, path, kHead).add(step(1, 0));
   ExpertTraceHead other = kHead;
   other.etp = 2;
-  EXPECT_NE(error_of([&] { ExpertTraceWriter(disk, path, other); }).find("different experts, layers or ranks"),
+  EXPECT_NE(catch_error([&] { ExpertTraceWriter(disk, path, other); }).find("different experts, layers or ranks"),
             std::string::npos);
   for (const char* text : {"notes", "notes\n", "{\"iteration\": 1}\n"}) {
     write(path, text);
-    EXPECT_NE(error_of([&] { ExpertTraceWriter(disk, path, kHead); }).find(path), std::string::npos) << text;
-    EXPECT_EQ(text_of(path), text);
+    EXPECT_NE(catch_error([&] { ExpertTraceWriter(disk, path, kHead); }).find(path), std::string::npos) << text;
+    EXPECT_EQ(read_text(path), text);
   }
-  EXPECT_NE(error_of([&] { ExpertTraceWriter(disk, folder.at("none/x"), kHead); }).find("cannot write"),
+  EXPECT_NE(catch_error([&] { ExpertTraceWriter(disk, folder.at("none/x"), kHead); }).find("cannot write"),
             std::string::npos);
 }
 
@@ -128,11 +128,11 @@ TEST(ExpertTrace, DamageIsNamedWithItsLine) {
       {head + "\n{\"iteration\":1,\"dropped\":[9223372036854775807],\"tokens\":[[[1,1]]]}\n", "in 'dropped'"}};
   for (const auto& [text, words] : damaged) {
     write(path, text);
-    const std::string error = error_of([&] { read_expert_trace(disk, path); });
+    const std::string error = catch_error([&] { read_expert_trace(disk, path); });
     EXPECT_NE(error.find(words), std::string::npos) << text << error;
     EXPECT_NE(error.find(path), std::string::npos) << error;
   }
-  EXPECT_NE(error_of([&] { read_expert_trace(disk, folder.at("gone")); }).find("cannot read"), std::string::npos);
+  EXPECT_NE(catch_error([&] { read_expert_trace(disk, folder.at("gone")); }).find("cannot read"), std::string::npos);
 }
 
 TEST(ExpertTrace, DamagedOnesAreReadOrRefused) {
@@ -142,12 +142,12 @@ TEST(ExpertTrace, DamagedOnesAreReadOrRefused) {
     ExpertTraceWriter writer(disk, path, kHead);
     for (int64_t i = 1; i <= 3; ++i) writer.add(step(i, i));
   }
-  const std::string sound = text_of(path);
+  const std::string sound = read_text(path);
   Mutator mutate(1);
   int read = 0, refused = 0;
   for (int i = 0; i < 3000; ++i) {
     write(path, mutate(sound));
-    const std::string error = error_of([&] { draw::draw_text(read_expert_trace(disk, path), {}); });
+    const std::string error = catch_error([&] { draw::draw_text(read_expert_trace(disk, path), {}); });
     ++(error.empty() ? read : refused);
   }
   EXPECT_GT(read, 100);
@@ -158,12 +158,12 @@ TEST(ExpertTrace, IsFoundInTheFolderOfARun) {
   const test::Folder folder;
   const std::string run = folder.path();
   EXPECT_EQ(find_expert_trace(disk, "no/such/file"), "no/such/file");
-  EXPECT_NE(error_of([&] { find_expert_trace(disk, run); }).find("contains no expert trace"), std::string::npos);
+  EXPECT_NE(catch_error([&] { find_expert_trace(disk, run); }).find("contains no expert trace"), std::string::npos);
   write(folder.at("metrics.jsonl"), "{\"iteration\": 1}\n");
   ExpertTraceWriter(disk, folder.at("a.jsonl"), kHead);
   EXPECT_EQ(find_expert_trace(disk, run), folder.at("a.jsonl"));
   ExpertTraceWriter(disk, folder.at("b.jsonl"), kHead);
-  EXPECT_NE(error_of([&] { find_expert_trace(disk, run); }).find("2 expert traces"), std::string::npos);
+  EXPECT_NE(catch_error([&] { find_expert_trace(disk, run); }).find("2 expert traces"), std::string::npos);
 }
 
 }  // namespace

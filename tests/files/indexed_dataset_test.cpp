@@ -12,7 +12,7 @@
 namespace metroplex::files::indexed_dataset_test {
 namespace {
 
-Bytes bytes_of(const std::string& text) {
+Bytes to_bytes(const std::string& text) {
   auto owner = std::make_shared<const std::string>(text);
   return {reinterpret_cast<const std::byte*>(owner->data()), owner->size(), owner};
 }
@@ -34,10 +34,10 @@ Files example(TokenType type, bool modes) {
   return {disk.read("/set.idx"), disk.read("/set.bin")};
 }
 
-IndexedDataset open(const Files& files) { return {bytes_of(files.idx), bytes_of(files.bin), "set"}; }
+IndexedDataset open(const Files& files) { return {to_bytes(files.idx), to_bytes(files.bin), "set"}; }
 
 std::string refusal(const Files& files) {
-  return test::error_of([&] { open(files); });
+  return test::catch_error([&] { open(files); });
 }
 
 void put(std::string& text, size_t at, int64_t value) { std::memcpy(text.data() + at, &value, sizeof value); }
@@ -150,21 +150,21 @@ TEST(IndexedDataset, NamesFileOffsetAndReasonOfEveryFault) {
     const char* expected;
   };
   const Fault faults[] = {
-      {"magic", [](Files& f) { f.idx[0] = 'X'; }, "offset 0"},
-      {"version", [](Files& f) { put(f.idx, 9, 2); }, "offset 9: version 2"},
-      {"type", [](Files& f) { f.idx[17] = 9; }, "offset 17: token type code 9"},
-      {"sequences", [](Files& f) { put(f.idx, 18, int64_t{1} << 60); }, "offset 18"},
-      {"documents", [](Files& f) { put(f.idx, 26, 0); }, "offset 26"},
-      {"too short", [](Files& f) { f.idx.resize(20); }, "less than its header"},
-      {"cut", [](Files& f) { f.idx.resize(f.idx.size() - 1); }, "'set.idx'"},
-      {"negative length", [](Files& f) { f.idx[34 + 3] = '\x80'; }, "offset 34: sequence 0 has length"},
-      {"long length", [](Files& f) { f.idx[34] = 100; }, "ends past"},
-      {"pointer", [](Files& f) { put(f.idx, 34 + 20 + 8, 4); }, "offset 62: sequence 1 starts at byte 4"},
-      {"first document", [](Files& f) { put(f.idx, 34 + 60, 1); }, "offset 94: document entry 0 is 1"},
-      {"falling documents", [](Files& f) { put(f.idx, 34 + 60 + 8, 5); }, "document entry 2"},
-      {"last document", [](Files& f) { put(f.idx, 34 + 60 + 32, 4); }, "document entry 4 is 4"},
-      {"short tokens", [](Files& f) { f.bin.resize(f.bin.size() - 1); }, "set.bin"},
-      {"long tokens", [](Files& f) { f.bin += "1234"; }, "has 44 bytes, but its index accounts for 40"},
+      {"magic", [](Files& files) { files.idx[0] = 'X'; }, "offset 0"},
+      {"version", [](Files& files) { put(files.idx, 9, 2); }, "offset 9: version 2"},
+      {"type", [](Files& files) { files.idx[17] = 9; }, "offset 17: token type code 9"},
+      {"sequences", [](Files& files) { put(files.idx, 18, int64_t{1} << 60); }, "offset 18"},
+      {"documents", [](Files& files) { put(files.idx, 26, 0); }, "offset 26"},
+      {"too short", [](Files& files) { files.idx.resize(20); }, "less than its header"},
+      {"cut", [](Files& files) { files.idx.resize(files.idx.size() - 1); }, "'set.idx'"},
+      {"negative length", [](Files& files) { files.idx[34 + 3] = '\x80'; }, "offset 34: sequence 0 has length"},
+      {"long length", [](Files& files) { files.idx[34] = 100; }, "ends past"},
+      {"pointer", [](Files& files) { put(files.idx, 34 + 20 + 8, 4); }, "offset 62: sequence 1 starts at byte 4"},
+      {"first document", [](Files& files) { put(files.idx, 34 + 60, 1); }, "offset 94: document entry 0 is 1"},
+      {"falling documents", [](Files& files) { put(files.idx, 34 + 60 + 8, 5); }, "document entry 2"},
+      {"last document", [](Files& files) { put(files.idx, 34 + 60 + 32, 4); }, "document entry 4 is 4"},
+      {"short tokens", [](Files& files) { files.bin.resize(files.bin.size() - 1); }, "set.bin"},
+      {"long tokens", [](Files& files) { files.bin += "1234"; }, "has 44 bytes, but its index accounts for 40"},
   };
   EXPECT_EQ(refusal(good), "");
   for (const Fault& fault : faults) {

@@ -31,7 +31,7 @@ Manifest example() {
   return manifest;
 }
 
-std::string members_of(const std::string& text) { return text.substr(text.find("\n") + 1); }
+std::string remove_first_line(const std::string& text) { return text.substr(text.find("\n") + 1); }
 
 TEST(Manifest, LoadsBackToItself) {
   const std::string text = write_manifest(example());
@@ -109,20 +109,20 @@ TEST(Manifest, RefusesWhatItsOwnSumCannotTell) {
 }
 
 TEST(Manifest, RefusesAnotherFormatOrVersionAndSaysSo) {
-  std::string members = members_of(write_manifest(example()));
+  std::string members = remove_first_line(write_manifest(example()));
   members.replace(members.find("\"version\":1"), 11, "\"version\":2");
   try {
     parse_manifest(seal_manifest(members), "m");
     FAIL() << "version 2 was accepted";
   } catch (const base::Error& error) { EXPECT_NE(std::string(error.what()).find("version 2"), std::string::npos); }
-  members = members_of(write_manifest(example()));
+  members = remove_first_line(write_manifest(example()));
   members.replace(members.find("metroplex"), 9, "megaplexe");
   EXPECT_THROW(parse_manifest(seal_manifest(members), "m"), base::Error);
 }
 
 // The checksum is corrected after each edit, so that the test reaches the parser.
 TEST(Manifest, SurvivesThousandsOfAlteredFiles) {
-  const std::string members = members_of(write_manifest(example()));
+  const std::string members = remove_first_line(write_manifest(example()));
   Mutator mutate(5);
   int accepted = 0, refused = 0;
   for (int i = 0; i < 4000; ++i) {

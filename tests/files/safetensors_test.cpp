@@ -23,7 +23,7 @@ std::string read_vector(const std::string& name) {
 
 nlohmann::json vectors() { return nlohmann::json::parse(read_vector("manifest.json")).at("files"); }
 
-Bytes bytes_of(const std::string& text) {
+Bytes to_bytes(const std::string& text) {
   auto copy = std::make_shared<const std::string>(text);
   return {reinterpret_cast<const std::byte*>(copy->data()), copy->size(), copy};
 }
@@ -63,7 +63,7 @@ TEST(Safetensors, OpensAndRefusesWhatTheLibraryOpensAndRefuses) {
   for (const auto& [name, expected] : all.items()) {
     const bool sound = expected.at("deserialize") == "ok" && !stricter.contains(name);
     try {
-      const SafetensorsFile file(bytes_of(read_vector(name)), name);
+      const SafetensorsFile file(to_bytes(read_vector(name)), name);
       EXPECT_TRUE(sound) << name << " must be refused: " << expected.at("what");
       EXPECT_EQ(compare_contents(file, expected), "") << name;
       ++opened;
@@ -110,7 +110,7 @@ TEST(Safetensors, WritesTheBytesThatTheLibraryWrites) {
                                                 {"unaligned_tensor", "2f686d48583e1d7fbb79d564e2c9709a"}};
   for (const auto& [name, sum] : sums) {
     const std::string original = read_vector("ok_" + name + ".safetensors");
-    const SafetensorsFile file(bytes_of(original), name);
+    const SafetensorsFile file(to_bytes(original), name);
     WrittenFile written;
     const std::string text = rewrite(file, written);
     EXPECT_EQ(to_hex(checksum(text.data(), text.size())), sum) << name;
@@ -162,7 +162,7 @@ TEST(Safetensors, SurvivesThousandsOfAlteredFiles) {
         text = mutate(text);
       }
       try {
-        const SafetensorsFile file(bytes_of(text), name);
+        const SafetensorsFile file(to_bytes(text), name);
         uint64_t end = 0;
         for (const TensorInfo& tensor : file.tensors()) end = std::max(end, tensor.end);
 

@@ -26,7 +26,7 @@ DryRun dry(const FitRequest& request, const forecast::Predictor& predict = forec
   return forecast::dry_run(request, disk, predict);
 }
 
-json json_of(const DryRun& run) { return json::parse(forecast::json(run)); }
+json parse_json(const DryRun& run) { return json::parse(forecast::json(run)); }
 
 // For 8 layers: matrices 3h h + h h + 4h h + 4h h, norms 2 x 2h, biases 3h + h + 4h + h. Words, positions, last norm.
 constexpr int64_t kWords = 128 * 64;
@@ -63,8 +63,8 @@ TEST(DryRun, OfExpertsSaysWhatTakesPartForAToken) {
   EXPECT_EQ(run.num_params - run.active_params, 4 * 6 * kExpert);
   // One multiply-add forward and two backward for each weight.
   EXPECT_NEAR((run.token_flops_all - run.token_flops_active) / (6.0 * 4 * 6 * kExpert), 1, 1e-12);
-  EXPECT_EQ(json_of(run)["parameters"]["active"], run.active_params);
-  EXPECT_EQ(json_of(run)["operations"]["token_by_formula"]["active"], run.token_flops_active);
+  EXPECT_EQ(parse_json(run)["parameters"]["active"], run.active_params);
+  EXPECT_EQ(parse_json(run)["operations"]["token_by_formula"]["active"], run.token_flops_active);
   EXPECT_NE(forecast::text(run).find("take part for a token"), std::string::npos);
   EXPECT_EQ(forecast::text(dry(fit_request(1))).find("take part"), std::string::npos);
 }
@@ -97,7 +97,7 @@ TEST(DryRun, OfContextParallelismSaysWhatEachLayerSends) {
       fit_request(4, {"parallel.context_parallel_size=2", "parallel.pipeline_model_parallel_size=2",
                       "parallel.cp_comm_type=p2p,p2p,p2p,all_gather,p2p,p2p,a2a,p2p"});
   const DryRun run = dry(request);
-  const json out = json_of(run)["context_parallel"];
+  const json out = parse_json(run)["context_parallel"];
   EXPECT_EQ(out["cut"], "zigzag");
   ASSERT_EQ(out["layers"].size(), 8u);
   const int64_t kv = 4 * 16 * 2 * 64 * 2, product = 2 * 4 * 64 * 16 * 32 / 2;
@@ -112,14 +112,14 @@ TEST(DryRun, OfContextParallelismSaysWhatEachLayerSends) {
   }
   const std::string text = forecast::text(run);
   EXPECT_NE(text.find("p2p (6 layers) sends 16.0 KiB forward and 80.0 KiB backward"), std::string::npos) << text;
-  EXPECT_TRUE(json_of(dry(fit_request(4)))["context_parallel"].is_null());
+  EXPECT_TRUE(parse_json(dry(fit_request(4)))["context_parallel"].is_null());
 }
 
 TEST(DryRun, JsonHoldsTheTableInWholeBytes) {
   FitRequest request = fit_request(8, kEight, machine(8, 1000));
   request.config.precision.grad_norm_skip_threshold = std::numeric_limits<double>::infinity();
   const DryRun run = dry(request);
-  const json out = json_of(run);
+  const json out = parse_json(run);
   EXPECT_EQ(out["fits"], false);
   EXPECT_EQ(out["ranks"], 8);
   EXPECT_EQ(out["memory"]["have"], 1000);
@@ -147,13 +147,13 @@ TEST(DryRun, JsonReplacesBytesThatAreNotUtf8) {
   DryRun run = dry(fit_request(1));
   run.notes = {"a script of folder \xff"};
   run.refused = "no \xff";
-  EXPECT_EQ(json_of(run)["notes"].back(), "a script of folder \uFFFD");
-  EXPECT_EQ(json_of(run)["refused"], "no \uFFFD");
+  EXPECT_EQ(parse_json(run)["notes"].back(), "a script of folder \uFFFD");
+  EXPECT_EQ(parse_json(run)["refused"], "no \uFFFD");
 }
 
 TEST(DryRun, WhatIsNotKnownIsNull) {
   FitRequest request = fit_request(8, kEight);
-  const json out = json_of(dry(request));
+  const json out = parse_json(dry(request));
   EXPECT_TRUE(out["fits"].is_null());
   EXPECT_TRUE(out["memory"]["have"].is_null());
   EXPECT_TRUE(out["memory_options"].is_null());

@@ -63,7 +63,7 @@ TEST(Fit, TheFullestOfManyPlacesCounts) {
   request.domains = machine(2, 1000);
   request.domains.only = 6;
   EXPECT_EQ(fit(request, planted).need, 61);
-  EXPECT_EQ(fit(request, planted).ranks.size(), 2u) << "of the other pp rank nothing is asked";
+  EXPECT_EQ(fit(request, planted).ranks.size(), 2u) << "nothing is requested of the other pp rank";
 }
 
 // The last of sixteen that share state holds 40 less than the first. With so many, ranks in between are not predicted
@@ -149,10 +149,10 @@ TEST(Fit, TheLargestStepOfABatchScheduleCounts) {
   const FitRequest request =
       fit_request(2, {"train.rampup_batch_size=8 8 1000", "train.train_iters=0", "train.train_samples=6400"},
                   machine(2, 1 << 30));
-  EXPECT_EQ(forecast::most_microbatches(request.config, 2), 8);
+  EXPECT_EQ(forecast::max_microbatches(request.config, 2), 8);
   const FitRequest falling = fit_request(
       2, {"train.step_batch_size_schedule=0:64 320:16", "train.global_batch_size=0"}, machine(2, 1 << 30));
-  EXPECT_EQ(forecast::most_microbatches(falling.config, 2), 8) << "the first step is the largest";
+  EXPECT_EQ(forecast::max_microbatches(falling.config, 2), 8) << "the first step is the largest";
 }
 
 TEST(Fit, ThePartOfAMachineThatIsLeftCounts) {

@@ -27,9 +27,10 @@ std::set<std::string> modules_offered(const std::vector<std::string>& overrides)
     for (const forecast::OptionLevel& level : list.levels) {
       std::vector<std::string> all = overrides;
       all.insert(all.end(), level.settings.begin(), level.settings.end());
-      const config::Config c = with(all);
-      EXPECT_EQ(config::violations(c, 1).size(), 0U) << level.what << config::message(config::violations(c, 1));
-      modules.insert(c.memory.recompute_modules.begin(), c.memory.recompute_modules.end());
+      const config::Config config = with(all);
+      EXPECT_EQ(config::violations(config, 1).size(), 0U)
+          << level.what << config::message(config::violations(config, 1));
+      modules.insert(config.memory.recompute_modules.begin(), config.memory.recompute_modules.end());
     }
   }
   return modules;

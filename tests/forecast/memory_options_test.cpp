@@ -22,16 +22,16 @@ MemoryOptions options(const FitRequest& request, const forecast::Predictor& pred
   return forecast::memory_options(request, forecast::fit(request, predict), predict);
 }
 
-std::vector<MemoryOption> all_of(const MemoryOptions& options) {
+std::vector<MemoryOption> all_options(const MemoryOptions& options) {
   std::vector<MemoryOption> all = options.single;
   if (options.together) all.push_back(*options.together);
   return all;
 }
 
-std::string key_of(const std::string& setting) { return setting.substr(0, setting.find('=')); }
+std::string setting_key(const std::string& setting) { return setting.substr(0, setting.find('=')); }
 
 // The result of these flags on a command line.
-int64_t typed(const FitRequest& request, const std::vector<std::string>& base, const MemoryOption& option) {
+int64_t predict_need(const FitRequest& request, const std::vector<std::string>& base, const MemoryOption& option) {
   std::vector<std::string> settings = base;
   settings.insert(settings.end(), option.settings.begin(), option.settings.end());
   return forecast::fit(fit_request(request.world_size, settings, request.domains)).need;
@@ -48,8 +48,8 @@ TEST_P(MemoryOptionsAt, HoldWhatTheyPromiseWhenTyped) {
     request.domains.bytes = static_cast<int64_t>(static_cast<double>(now.need) * GetParam());
     const MemoryOptions found = options(request);
     ASSERT_EQ(found.single.size(), 3u);
-    for (const MemoryOption& option : all_of(found)) {
-      EXPECT_EQ(typed(request, base, option), option.need) << option.what;
+    for (const MemoryOption& option : all_options(found)) {
+      EXPECT_EQ(predict_need(request, base, option), option.need) << option.what;
       EXPECT_EQ(option.saves, now.need - option.need) << option.what;
       EXPECT_GT(option.saves, 0) << option.what;
       EXPECT_EQ(option.fits, option.need <= *request.domains.bytes) << option.what;
@@ -90,10 +90,10 @@ TEST(MemoryOptions, ChangeNothingThatIsLearned) {
                                    "memory.distribute_saved_activations",
                                    "memory.offload_activations"};
   FitRequest request = fit_request(4, kFour, machine(4, 1));
-  for (const MemoryOption& option : all_of(options(request))) {
+  for (const MemoryOption& option : all_options(options(request))) {
     for (const std::string& setting : option.settings) {
-      EXPECT_TRUE(kept.contains(key_of(setting))) << setting;
-      if (key_of(setting) == "train.global_batch_size") { EXPECT_EQ(setting, "train.global_batch_size=64"); }
+      EXPECT_TRUE(kept.contains(setting_key(setting))) << setting;
+      if (setting_key(setting) == "train.global_batch_size") { EXPECT_EQ(setting, "train.global_batch_size=64"); }
     }
   }
 }
@@ -101,7 +101,7 @@ TEST(MemoryOptions, ChangeNothingThatIsLearned) {
 // The dearer a option, the more it saves: those that cost least are taken all the same.
 TEST(MemoryOptions, OfThoseThatFitTheCheapestAreTakenInOrder) {
   const forecast::Predictor planted = [](const forecast::RankRequest& request) {
-    const config::Config& c = request.config;
+    const config::Config& config = request.config;
     forecast::RankPrediction out;
     out.memory.peak = 1000000;
     out.flops = out.model_flops = 1e12;
@@ -110,29 +110,30 @@ TEST(MemoryOptions, OfThoseThatFitTheCheapestAreTakenInOrder) {
       out.memory.peak = std::min(out.memory.peak, peak);
       out.flops = flops;
     };
-    option(c.parallel.sequence_parallel, 700000, 1.1e12);
-    option(c.optim.store_param_remainders, 600000, 1.2e12);
-    option(c.parallel.sharding().any(), 500000, 1.3e12);
-    option(c.train.micro_batch_size < 4, 400000, 1.4e12);
+    option(config.parallel.sequence_parallel, 700000, 1.1e12);
+    option(config.optim.store_param_remainders, 600000, 1.2e12);
+    option(config.parallel.sharding().any(), 500000, 1.3e12);
+    option(config.train.micro_batch_size < 4, 400000, 1.4e12);
     return out;
   };
   const FitRequest request = fit_request(4, kFour, machine(1, 800000));
   const std::vector<MemoryOption> single = options(request, planted).single;
   ASSERT_EQ(single.size(), 3u);
-  EXPECT_EQ(key_of(single[0].settings[0]), "parallel.sequence_parallel");
-  EXPECT_EQ(key_of(single[1].settings[0]), "optim.store_param_remainders");
-  EXPECT_EQ(key_of(single[2].settings[0]), "parallel.data_parallel_sharding_strategy");
+  EXPECT_EQ(setting_key(single[0].settings[0]), "parallel.sequence_parallel");
+  EXPECT_EQ(setting_key(single[1].settings[0]), "optim.store_param_remainders");
+  EXPECT_EQ(setting_key(single[2].settings[0]), "parallel.data_parallel_sharding_strategy");
   EXPECT_DOUBLE_EQ(single[1].cost, 0.2);  // a fifth more operations
 }
 
 // Two kinds fit: the third option is another level of the one that costs nothing, ahead of the one that does.
 TEST(MemoryOptions, OtherLevelsOfAKindStandByTheirCost) {
   const forecast::Predictor planted = [](const forecast::RankRequest& request) {
-    const config::Config& c = request.config;
+    const config::Config& config = request.config;
     forecast::RankPrediction out;
-    out.memory.peak = 1000000 - (c.memory.recomputes_all() ? 300000 : 0) - (4 - c.train.micro_batch_size) * 100000;
+    out.memory.peak =
+        1000000 - (config.memory.recomputes_all() ? 300000 : 0) - (4 - config.train.micro_batch_size) * 100000;
     out.model_flops = 1e12;
-    out.flops = c.memory.recomputes_all() ? 1.3e12 : 1e12;
+    out.flops = config.memory.recomputes_all() ? 1.3e12 : 1e12;
     return out;
   };
   const std::vector<MemoryOption> single = options(fit_request(2, {}, machine(1, 850000)), planted).single;
@@ -144,8 +145,8 @@ TEST(MemoryOptions, OtherLevelsOfAKindStandByTheirCost) {
 
 // Only full recompute and the microbatch change anything, by a known amount.
 int64_t planted_peak(const forecast::RankRequest& request) {
-  const config::Config& c = request.config;
-  return 1000000 - (c.memory.recomputes_all() ? 300000 : 0) - (4 - c.train.micro_batch_size) * 50000;
+  const config::Config& config = request.config;
+  return 1000000 - (config.memory.recomputes_all() ? 300000 : 0) - (4 - config.train.micro_batch_size) * 50000;
 }
 
 TEST(MemoryOptions, WhatSavesNothingIsNotOffered) {
@@ -153,7 +154,7 @@ TEST(MemoryOptions, WhatSavesNothingIsNotOffered) {
   const MemoryOptions found = options(request, Planted{planted_peak});
   ASSERT_FALSE(found.single.empty());
   for (const MemoryOption& option : found.single) {
-    const std::string key = key_of(option.settings[0]);
+    const std::string key = setting_key(option.settings[0]);
     EXPECT_TRUE(key == "memory.recompute_granularity" || key == "train.micro_batch_size") << option.what;
   }
   EXPECT_EQ(found.single[0].saves, 300000);
@@ -205,10 +206,10 @@ TEST(MemoryOptions, RanksOfAMachineCountTogether) {
 // Recompute of whole layers fits alone and is dear; sequence parallelism and remainders fit together for less.
 TEST(MemoryOptions, TwoThatFitForLessThanOneAreOffered) {
   const forecast::Predictor planted = [](const forecast::RankRequest& request) {
-    const config::Config& c = request.config;
+    const config::Config& config = request.config;
     forecast::RankPrediction out;
-    const bool all = c.memory.recomputes_all(), cut = c.parallel.sequence_parallel,
-               rest = c.optim.store_param_remainders;
+    const bool all = config.memory.recomputes_all(), cut = config.parallel.sequence_parallel,
+               rest = config.optim.store_param_remainders;
     out.memory.peak = 1000000 - (all ? 500000 : 0) - (cut ? 150000 : 0) - (rest ? 150000 : 0);
     out.model_flops = 1e12;
     out.flops = 1e12 * (1 + (all ? 0.5 : 0) + (cut ? 0.1 : 0) + (rest ? 0.1 : 0));
@@ -217,7 +218,7 @@ TEST(MemoryOptions, TwoThatFitForLessThanOneAreOffered) {
   const MemoryOptions found = options(fit_request(4, kFour, machine(1, 750000)), planted);
   ASSERT_FALSE(found.single.empty());
   EXPECT_TRUE(found.single[0].fits);
-  EXPECT_EQ(key_of(found.single[0].settings[0]), "memory.recompute_granularity");
+  EXPECT_EQ(setting_key(found.single[0].settings[0]), "memory.recompute_granularity");
   ASSERT_TRUE(found.together.has_value());
   EXPECT_TRUE(found.together->fits);
   EXPECT_EQ(found.together->need, 700000);
@@ -229,11 +230,11 @@ TEST(MemoryOptions, TwoThatFitForLessThanOneAreOffered) {
 // Each of three saves a little for little; of any two the savings are not enough, and what is enough alone is dear.
 TEST(MemoryOptions, ThreeThatFitForLessThanOneAreOffered) {
   const forecast::Predictor planted = [](const forecast::RankRequest& request) {
-    const config::Config& c = request.config;
+    const config::Config& config = request.config;
     forecast::RankPrediction out;
     replay::MemoryUse& use = out.memory.use;
-    const bool all = c.memory.recomputes_all(), cut = c.parallel.sequence_parallel,
-               rest = c.optim.store_param_remainders, shared = c.parallel.sharding().any();
+    const bool all = config.memory.recomputes_all(), cut = config.parallel.sequence_parallel,
+               rest = config.optim.store_param_remainders, shared = config.parallel.sharding().any();
     use.activations = all ? 0 : cut ? 250000 : 400000;
     use.main_parameters = rest ? 150000 : 300000;
     use.moments = shared ? 150000 : 300000;
@@ -245,21 +246,21 @@ TEST(MemoryOptions, ThreeThatFitForLessThanOneAreOffered) {
   const MemoryOptions found = options(fit_request(4, kFour, machine(1, 610000)), planted);
   ASSERT_FALSE(found.single.empty());
   EXPECT_TRUE(found.single[0].fits);
-  EXPECT_EQ(key_of(found.single[0].settings[0]), "memory.recompute_granularity");
+  EXPECT_EQ(setting_key(found.single[0].settings[0]), "memory.recompute_granularity");
   ASSERT_TRUE(found.together.has_value());
   EXPECT_TRUE(found.together->fits);
   EXPECT_EQ(found.together->need, 550000);
   EXPECT_LT(found.together->cost, 0.35);
 }
 
-// Recompute and an optimizer in host memory are enough, and cheaper beside ZeRO, which is dear alone: what several
-// cost is predicted and not added up.
+// Recompute and an optimizer in host memory are enough. They are cheaper with ZeRO, which is expensive alone. The
+// cost of several options is predicted, not added up.
 TEST(MemoryOptions, WhatSettingsCostTogetherIsLookedAt) {
   const forecast::Predictor planted = [](const forecast::RankRequest& request) {
-    const config::Config& c = request.config;
+    const config::Config& config = request.config;
     forecast::RankPrediction out;
-    const bool all = c.memory.recomputes_all(), host = c.optim.optimizer_cpu_offload,
-               shared = c.parallel.sharding().any();
+    const bool all = config.memory.recomputes_all(), host = config.optim.optimizer_cpu_offload,
+               shared = config.parallel.sharding().any();
     out.memory.use.activations = all ? 100000 : 500000;
     out.memory.use.moments = host ? 100000 : shared ? 450000 : 500000;
     out.memory.peak = out.memory.use.total();
@@ -276,7 +277,7 @@ TEST(MemoryOptions, WhatSettingsCostTogetherIsLookedAt) {
   EXPECT_LT(found.together->cost, 0.5) << found.together->what;
 }
 
-// A run that the ranks cannot hold by a little or by much asks about as often.
+// The number of predictions is about the same, no matter by how much a run exceeds the memory.
 TEST(MemoryOptions, AskABoundedNumberOfTimes) {
   for (const int64_t bytes : {int64_t{1}, int64_t{900000}}) {
     int calls = 0;
@@ -289,7 +290,7 @@ TEST(MemoryOptions, AskABoundedNumberOfTimes) {
     EXPECT_EQ(calls, 2 * 64);
     calls = 0;
     forecast::memory_options(request, now, planted);
-    EXPECT_LE(calls, 5 * 2 * 64 + 80 * 3) << "five looks at all pipeline ranks, and 80 at three of them";
+    EXPECT_LE(calls, 5 * 2 * 64 + 80 * 3) << "five predictions of all pipeline ranks, and 80 of three of them";
   }
 }
 

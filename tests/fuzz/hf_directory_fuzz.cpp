@@ -16,7 +16,7 @@ namespace {
 using namespace metroplex;
 
 void read_all(files::FileSystem& disk) {
-  config::Config config = config::load("", hf::settings_of(disk, "/d"));
+  config::Config config = config::load("", hf::read_settings(disk, "/d"));
   config.data.mock_data = true;
   config::check(config, 1, config::Use::evaluation);
   hf::Source source(disk, "/d", config::resolved(config, 1).model);

@@ -13,7 +13,7 @@
 namespace {
 
 // A separate copy of exactly these bytes, so that a read past their end is detected.
-metroplex::files::Bytes copy_of(const uint8_t* data, size_t size) {
+metroplex::files::Bytes copy_bytes(const uint8_t* data, size_t size) {
   auto owner = std::make_shared<const std::vector<std::byte>>(reinterpret_cast<const std::byte*>(data),
                                                               reinterpret_cast<const std::byte*>(data) + size);
   return {owner->data(), size, owner};
@@ -37,10 +37,10 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (size < 2) return 0;
   const size_t index_bytes = std::min<size_t>(data[0] + 256u * data[1], size - 2);
   try {
-    read_all({copy_of(data + 2, index_bytes), copy_of(data + 2 + index_bytes, size - 2 - index_bytes), "fuzz"});
+    read_all({copy_bytes(data + 2, index_bytes), copy_bytes(data + 2 + index_bytes, size - 2 - index_bytes), "fuzz"});
   } catch (const metroplex::base::Error&) {}
   try {
-    metroplex::files::parse_npy(copy_of(data + 2, size - 2), "fuzz");
+    metroplex::files::parse_npy(copy_bytes(data + 2, size - 2), "fuzz");
   } catch (const metroplex::base::Error&) {}
   return 0;
 }

@@ -188,7 +188,7 @@ TEST_F(CudaGraph, ACallOutOfTurnIsOurMistake) {
   graph->begin();
   EXPECT_ANY_THROW(graph->begin());
   EXPECT_ANY_THROW(graph->replay());
-  EXPECT_ANY_THROW(device->make_graph(pool)->begin()) << "beside a capture of the same thread";
+  EXPECT_ANY_THROW(device->make_graph(pool)->begin()) << "during a capture of the same thread";
   EXPECT_ANY_THROW(device->run_on_capture_stream([] {}));
   EXPECT_EQ(gpu->take_log(), kBegun) << "none of these has called CUDA";
   graph->end();

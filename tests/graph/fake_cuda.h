@@ -18,7 +18,7 @@ class FakeCuda final : public CudaGraphCalls {
  public:
   void issue(const std::function<void()>& work) {
     if (capturing_ == nullptr) return work();
-    MPX_ASSERT(current_ == capture_stream_, "work beside the stream of the capture");
+    MPX_ASSERT(current_ == capture_stream_, "work on another stream than the capture's");
     capturing_->work.push_back(work);
   }
   void say(const std::string& line) {

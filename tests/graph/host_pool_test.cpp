@@ -78,7 +78,7 @@ TEST_F(HostPool, IsCapturedIntoAgainBehindItsOnlyGraph) {
   EXPECT_EQ(memory.blocks, 1) << "a graph is left";
   reset();
   host.empty_cache();
-  EXPECT_EQ(memory.blocks, 0) << "nobody holds it any more";
+  EXPECT_EQ(memory.blocks, 0) << "no owner holds it";
 }
 
 TEST_F(HostPool, IsCapturedIntoAgainBehindACaptureThatCudaGaveUp) {
@@ -90,7 +90,7 @@ TEST_F(HostPool, IsCapturedIntoAgainBehindACaptureThatCudaGaveUp) {
   }
   asked = 0;
   memory.free(memory.allocate(100).second);
-  EXPECT_EQ(asked, 0) << "the filter of a graph that is gone";
+  EXPECT_EQ(asked, 0) << "the filter of a destroyed graph";
   capture_a_pinned_tensor();
   reset();
   drop_host_pool(host, pool);

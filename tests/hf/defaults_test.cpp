@@ -20,7 +20,7 @@ std::vector<std::string> settings_of_config(const Json& config) {
   std::ofstream(folder.at("config.json")) << config;
   files::PosixFileSystem disk;
   std::vector<std::string> settings;
-  const std::string error = test::error_of([&] { settings = settings_of(disk, folder.path()); });
+  const std::string error = test::catch_error([&] { settings = read_settings(disk, folder.path()); });
   if (!error.empty()) return {error};
   std::sort(settings.begin(), settings.end());
   return settings;

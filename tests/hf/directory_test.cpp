@@ -19,31 +19,31 @@
 namespace metroplex::hf::directory_test {
 namespace {
 
-using test::error_of;
+using test::catch_error;
 
 const std::string kCases = METROPLEX_SOURCE_DIR "/tests/vectors/hf/";
 files::PosixFileSystem disk;
 
-config::Model model_of(const std::string& directory) {
-  return config::resolved(config::load("", settings_of(disk, directory)), 1).model;
+config::Model read_model(const std::string& directory) {
+  return config::resolved(config::load("", read_settings(disk, directory)), 1).model;
 }
 
 bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
 TEST(HfSource, ListsAllThatIsMissingUnknownAndOfAnotherShapeAtOnce) {
   const std::string directory = kCases + "qwen3";
-  config::Model model = model_of(directory);
-  EXPECT_EQ(error_of([&] { Source(disk, directory, model); }), "");
+  config::Model model = read_model(directory);
+  EXPECT_EQ(catch_error([&] { Source(disk, directory, model); }), "");
   model.num_layers += 1;
   model.vocab_size -= 1;
-  const std::string more = error_of([&] { Source(disk, directory, model); });
+  const std::string more = catch_error([&] { Source(disk, directory, model); });
   for (const char* part :
        {"model.embed_tokens.weight has shape [256, 48], but config.json requires [255, 48]",
         "model.layers.3.input_layernorm.weight is missing", "model.layers.3.mlp.down_proj.weight is missing"})
     EXPECT_TRUE(has(more, part)) << part << ": " << more;
   // Sizes that no file could match are rejected before anything of that size is allocated.
   model.num_layers = 100000, model.num_attention_heads = 65536;
-  const std::string many = error_of([&] { Source(disk, directory, model); });
+  const std::string many = catch_error([&] { Source(disk, directory, model); });
   EXPECT_TRUE(has(many, "config.json has 100000 layers, 65536 heads")) << many;
   // For a directory whose config has less than its files.
   const test::Folder folder;
@@ -52,7 +52,7 @@ TEST(HfSource, ListsAllThatIsMissingUnknownAndOfAnotherShapeAtOnce) {
   Json json = Json::parse(disk.read(directory + "/config.json"));
   json["num_hidden_layers"] = 2;
   std::ofstream(folder.at("d/config.json")) << json;
-  const std::string less = error_of([&] { Source(disk, folder.at("d"), model_of(folder.at("d"))); });
+  const std::string less = catch_error([&] { Source(disk, folder.at("d"), read_model(folder.at("d"))); });
   EXPECT_TRUE(has(less, "model.layers.2.self_attn.q_proj.weight does not belong to this model")) << less;
 }
 
@@ -66,12 +66,12 @@ TEST(HfSource, AHeadOfItsOwnIsNotTiedSilently) {
   Json json = Json::parse(disk.read(directory + "/config.json"));
   json["tie_word_embeddings"] = true;
   std::ofstream(folder.at("d/config.json")) << json;
-  config::Model model = model_of(directory);
-  const std::string differs = error_of([&] { Source(disk, directory, model); });
+  config::Model model = read_model(directory);
+  const std::string differs = catch_error([&] { Source(disk, directory, model); });
   EXPECT_TRUE(has(differs, "ties lm_head.weight to the embedding, but contains a different lm_head.weight"))
       << differs;
   model.untie_embeddings_and_output_weights = true;
-  EXPECT_EQ(error_of([&] { Source(disk, directory, model); }), "");
+  EXPECT_EQ(catch_error([&] { Source(disk, directory, model); }), "");
 
   model.untie_embeddings_and_output_weights = false;
   std::string bytes = disk.read(file);
@@ -84,7 +84,7 @@ TEST(HfSource, AHeadOfItsOwnIsNotTiedSilently) {
   bytes.replace(header.data_begin + head.begin, head.end - head.begin, bytes, header.data_begin + words.begin,
                 words.end - words.begin);
   std::ofstream(file, std::ios::binary) << bytes;
-  EXPECT_EQ(error_of([&] { Source(disk, directory, model); }), "");
+  EXPECT_EQ(catch_error([&] { Source(disk, directory, model); }), "");
 }
 
 // Regions as ranks of any layout read them, against the same elements of the whole tensor.
@@ -92,7 +92,7 @@ TEST(HfSource, ReadsAnyPartOfJoinedTransposedAndStackedTensors) {
   std::mt19937 draw(7);
   const auto below = [&](int64_t n) { return static_cast<int64_t>(draw() % static_cast<uint64_t>(n)); };
   for (const char* name : {"qwen2", "gpt2_fp16", "qwen3_moe_bf16_sharded"}) {
-    Source source(disk, kCases + name, model_of(kCases + name));
+    Source source(disk, kCases + name, read_model(kCases + name));
     for (const files::TensorForm& tensor : source.tensors()) {
       const int64_t width = files::dtype_bits(tensor.dtype) / 8;
       const checkpoint::Piece all = checkpoint::whole_piece(tensor.shape);
@@ -120,7 +120,7 @@ TEST(HfSource, ReadsAnyPartOfJoinedTransposedAndStackedTensors) {
 // New rows are the mean of the old ones, in any region of the tensor. gemma2 ties its head, llama_biases does not.
 TEST(HfSource, FillsRowsBeyondTheStoredVocabulary) {
   for (const char* name : {"llama_biases", "gemma2", "gpt2_fp16", "qwen3_moe_bf16_sharded"}) {
-    config::Model model = model_of(kCases + name);
+    config::Model model = read_model(kCases + name);
     Source before(disk, kCases + name, model);
     const int64_t old_rows = model.vocab_size, rows = old_rows + 5;
     model.vocab_size = rows;
@@ -154,7 +154,7 @@ TEST(HfSource, FillsRowsBeyondTheStoredVocabulary) {
             << name << " " << begin;
     }
     model.vocab_size = old_rows - 1;
-    EXPECT_TRUE(has(error_of([&] { Source(disk, kCases + name, model); }), "has shape")) << "fewer rows";
+    EXPECT_TRUE(has(catch_error([&] { Source(disk, kCases + name, model); }), "has shape")) << "fewer rows";
   }
 }
 
@@ -163,7 +163,7 @@ std::vector<std::string> settings_with(const std::string& name, const Json& chan
   Json json = Json::parse(disk.read(kCases + name + "/config.json"));
   json.update(changes);
   std::ofstream(folder.at("config.json")) << json;
-  return settings_of(disk, folder.path());
+  return read_settings(disk, folder.path());
 }
 
 TEST(HfConfig, RefusesWhatOurModelsDoNotHave) {
@@ -208,7 +208,7 @@ TEST(HfConfig, RefusesWhatOurModelsDoNotHave) {
       {"gpt2_fp16", R"({"embd_pdrop": 0.2})", "embd_pdrop is 0.2"},
       {"gpt2_fp16", R"({"scale_attn_by_inverse_layer_idx": true})", "scale_attn_by_inverse_layer_idx is true"}};
   for (const auto& wrong : kWrong) {
-    const std::string error = error_of([&] { settings_with(wrong.name, Json::parse(wrong.changes)); });
+    const std::string error = catch_error([&] { settings_with(wrong.name, Json::parse(wrong.changes)); });
     EXPECT_TRUE(has(error, wrong.says)) << wrong.changes << ": " << error;
   }
   EXPECT_NO_THROW(settings_with("qwen2", {{"sliding_window", 16}})) << "not turned on";
@@ -292,10 +292,10 @@ TEST(HfConfig, KeysOfOneSortMeanKeysOfOurs) {
 TEST(HfConfig, CodeOfTheDirectoryIsNoted) {
   const test::Folder folder;
   Json json = Json::parse(disk.read(kCases + "qwen3/config.json"));
-  EXPECT_EQ(own_code_note(disk, kCases + "qwen3"), "");
+  EXPECT_EQ(custom_code_note(disk, kCases + "qwen3"), "");
   json["auto_map"] = {{"AutoModelForCausalLM", "modeling.Model"}};
   std::ofstream(folder.at("config.json")) << json;
-  EXPECT_TRUE(has(own_code_note(disk, folder.path()), "config.json' has auto_map"));
+  EXPECT_TRUE(has(custom_code_note(disk, folder.path()), "config.json' has auto_map"));
 }
 
 TEST(HfConfig, SequencesAreAtMostTheDefaultLength) {
@@ -325,7 +325,7 @@ TEST(HfConfig, OlderSpellingsMeanTheSame) {
     const test::Folder folder;
     std::ofstream(folder.at("config.json")) << expected.at("config_older_spelling");
     std::filesystem::copy(entry.path() / "generation_config.json", folder.at("generation_config.json"));
-    EXPECT_EQ(settings_of(disk, folder.path()), settings_of(disk, entry.path().string())) << entry.path();
+    EXPECT_EQ(read_settings(disk, folder.path()), read_settings(disk, entry.path().string())) << entry.path();
     ++compared;
   }
   EXPECT_GE(compared, 16);
@@ -333,33 +333,34 @@ TEST(HfConfig, OlderSpellingsMeanTheSame) {
 
 TEST(HfConfig, WhatIsNoDirectoryOrNoJsonIsNamed) {
   const test::Folder folder;
-  EXPECT_TRUE(has(error_of([&] { settings_of(disk, folder.path()); }), "config.json' is missing"));
+  EXPECT_TRUE(has(catch_error([&] { read_settings(disk, folder.path()); }), "config.json' is missing"));
   for (const char* text : {"", "{", "[]", "{\"model_type\": 3}", "\xff\xfe"}) {
     std::ofstream(folder.at("config.json")) << text;
-    EXPECT_TRUE(has(error_of([&] { settings_of(disk, folder.path()); }), "config.json")) << text;
+    EXPECT_TRUE(has(catch_error([&] { read_settings(disk, folder.path()); }), "config.json")) << text;
   }
 }
 
 TEST(HfSource, ShardsThatAreMissingOrTornAreNamed) {
   const std::string from = kCases + "llama_sharded";
-  const config::Model model = model_of(from);
+  const config::Model model = read_model(from);
   std::string shard;
   for (const std::string& name : disk.list(from)) shard = name.ends_with(".safetensors") ? name : shard;
   const test::Folder folder;
   std::filesystem::copy(from, folder.at("d"));
   std::filesystem::permissions(folder.at("d"), std::filesystem::perms::owner_all);
   std::ofstream(folder.at("d/model.safetensors")) << "torn";  // precedes the shards
-  EXPECT_TRUE(has(error_of([&] { Source(disk, folder.at("d"), model); }), "d/model.safetensors'"));
+  EXPECT_TRUE(has(catch_error([&] { Source(disk, folder.at("d"), model); }), "d/model.safetensors'"));
   std::filesystem::remove(folder.at("d/model.safetensors"));
   EXPECT_NO_THROW(Source(disk, folder.at("d"), model));
   std::filesystem::remove(folder.at("d/" + shard));
-  EXPECT_TRUE(has(error_of([&] { Source(disk, folder.at("d"), model); }), shard + "' is missing"));
+  EXPECT_TRUE(has(catch_error([&] { Source(disk, folder.at("d"), model); }), shard + "' is missing"));
   std::ofstream(folder.at("d/" + shard)) << "torn";
-  EXPECT_TRUE(has(error_of([&] { Source(disk, folder.at("d"), model); }), shard));
+  EXPECT_TRUE(has(catch_error([&] { Source(disk, folder.at("d"), model); }), shard));
   std::ofstream(folder.at("d/model.safetensors.index.json")) << R"({"weight_map": {"a": "../b"}})";
-  EXPECT_TRUE(has(error_of([&] { Source(disk, folder.at("d"), model); }), "must name a file in the directory for a"));
+  EXPECT_TRUE(
+      has(catch_error([&] { Source(disk, folder.at("d"), model); }), "must name a file in the directory for a"));
   std::ofstream(folder.at("d/model.safetensors.index.json")) << "{}";
-  EXPECT_TRUE(has(error_of([&] { Source(disk, folder.at("d"), model); }), "has no weight_map"));
+  EXPECT_TRUE(has(catch_error([&] { Source(disk, folder.at("d"), model); }), "has no weight_map"));
 }
 
 // settings() and config() are inverse. The ids of both files pass through the keys of a run.
@@ -373,7 +374,7 @@ TEST(HfSpecialIds, PassThroughTheConfigOfARun) {
     std::ofstream(folder.at("config.json")) << with;
     std::filesystem::remove(folder.at("generation_config.json"));
     if (!other.is_null()) std::ofstream(folder.at("generation_config.json")) << other;
-    const config::Config read = config::load("", settings_of(disk, folder.path()));
+    const config::Config read = config::load("", read_settings(disk, folder.path()));
     return config::parse_saved(config::dump(read)).model;
   };
   const config::Model both = model_with(config, generation);
@@ -405,7 +406,7 @@ TEST(HfSpecialIds, GenerationSettingsOfConfigAreKept) {
                      {"max_length", 50},
                      {"top_k", nullptr}});
   std::ofstream(folder.at("config.json")) << config;
-  const config::Model model = config::load("", settings_of(disk, folder.path())).model;
+  const config::Model model = config::load("", read_settings(disk, folder.path())).model;
   const Json generation = generation_config(model);
   EXPECT_EQ(generation["temperature"], 0.3);
   EXPECT_EQ(generation["max_length"], 50);
@@ -420,7 +421,7 @@ TEST(HfSpecialIds, GenerationSettingsOfConfigAreKept) {
 TEST(HfFamily, ConfigOfAModelMeansTheModel) {
   for (const auto& entry : std::filesystem::directory_iterator(kCases)) {
     if (!entry.is_directory()) continue;
-    const config::Model model = model_of(entry.path().string());
+    const config::Model model = read_model(entry.path().string());
     const Family& family = family_for(model);
     Json json = family.config(model);
     json["model_type"] = family.model_type;

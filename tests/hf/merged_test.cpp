@@ -39,7 +39,7 @@ Tensor tensor(const std::string& name, int64_t rows, int64_t columns, std::mt199
 }
 
 // Fills random regions of `weight` and compares each element with W + 3 B A; `row_of_b` is -1 outside the adapter.
-void expect_merged(Merged& merged, const Tensor& weight, const Tensor& a, const Tensor& b,
+void expect_merged(MergedWeights& merged, const Tensor& weight, const Tensor& a, const Tensor& b,
                    const std::function<int64_t(int64_t)>& row_of_b) {
   std::mt19937 random(5);
   const auto draw = [&](int64_t least, int64_t most) {
@@ -92,7 +92,7 @@ TEST(Merged, AnyRegionHoldsTheWeightAndItsAdapters) {
                ob = tensor(attention + "o_proj.lora_B.weight", kHidden, kRank, random);
   files::MemoryFileSystem disk;
   checkpoint::Reader run(disk, saved(disk, {&qkv, &proj, &qa, &qb, &oa, &ob}));
-  Merged merged(run, config_with_adapters());
+  MergedWeights merged(run, config_with_adapters());
   expect_merged(merged, proj, oa, ob, [](int64_t row) { return row; });
   expect_merged(merged, qkv, qa, qb, [](int64_t row) {
     const int64_t inside = row % kGroupRows;

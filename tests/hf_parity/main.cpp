@@ -32,7 +32,7 @@ using Json = nlohmann::json;
 // float32 rounding counts. It is a unit of 2^-24 in each of the 4 products of a layer, forward and backward, and in
 // the sum over the tokens. The sums of the products have up to `width` terms and are added in a tree; all errors have
 // random sign.
-constexpr double kRoom = 4;
+constexpr double kErrorFactor = 4;
 
 double relative_rounding(const config::Model& model, int64_t tokens) {
   const auto width = static_cast<double>(std::max({model.hidden_size, model.ffn_hidden_size, model.vocab_size}));
@@ -40,7 +40,7 @@ double relative_rounding(const config::Model& model, int64_t tokens) {
          std::sqrt(8 * static_cast<double>(model.num_layers) * std::log2(width) + static_cast<double>(tokens));
 }
 
-struct Worst {
+struct LargestError {
   double ratio = 0;
   std::string where;
   int64_t compared = 0;
@@ -53,7 +53,7 @@ struct Worst {
 
 class Report {
  public:
-  void line(const char* what, const Worst& worst) {
+  void line(const char* what, const LargestError& worst) {
     const bool good = worst.ratio <= 1 && worst.compared > 0;
     std::printf("  %-10s %6lld values, worst %.3f of what is allowed%s%s%s\n", what,
                 static_cast<long long>(worst.compared), worst.ratio, worst.where.empty() ? "" : ", ",
@@ -71,8 +71,8 @@ class Report {
   bool passed_ = true;
 };
 
-Worst compare_logits(const ModelRun& run, const Json& expected, double allowed) {
-  Worst worst;
+LargestError compare_logits(const ModelRun& run, const Json& expected, double allowed) {
+  LargestError worst;
   const Json& logits = expected.at("logits");
   for (size_t n = 0; n < run.logits.size(); ++n) {
     const at::Tensor& x = run.logits[n];
@@ -99,8 +99,8 @@ Worst compare_logits(const ModelRun& run, const Json& expected, double allowed) 
 }
 
 // For a tensor: an error of `relative` of its norm, in one element or, summed, of random sign in all.
-Worst compare_gradients(const ModelRun& run, const Json& expected, double relative) {
-  Worst worst;
+LargestError compare_gradients(const ModelRun& run, const Json& expected, double relative) {
+  LargestError worst;
   for (const auto& [name, want] : expected.at("gradients").items()) {
     const auto found = run.gradients.find(name);
     if (found == run.gradients.end()) {
@@ -124,8 +124,8 @@ Worst compare_gradients(const ModelRun& run, const Json& expected, double relati
   return worst;
 }
 
-Worst compare_routing(const ModelRun& run, const Json& expected, double allowed) {
-  Worst worst;
+LargestError compare_routing(const ModelRun& run, const Json& expected, double allowed) {
+  LargestError worst;
   for (const auto& [layer, want] : expected.at("routing").items()) {
     const auto found = run.routing.find(std::stoll(layer));
     if (found == run.routing.end()) {
@@ -180,20 +180,21 @@ bool check(const std::string& directory, const Layout& layout, Fault fault) {
   double largest = 0;
   for (const at::Tensor& x : run.logits) largest = std::max(largest, x.abs().max().item<double>());
   const double unit = relative_rounding(
-      config_of(directory, layout, static_cast<int64_t>(tokens.size()), static_cast<int64_t>(tokens[0].size())).model,
+      make_config(directory, layout, static_cast<int64_t>(tokens.size()), static_cast<int64_t>(tokens[0].size()))
+          .model,
       static_cast<int64_t>(tokens.size() * tokens[0].size()));
-  const double logits = kRoom * std::max(rounding.value("logits_max_abs", 0.0), unit * largest);
+  const double logits = kErrorFactor * std::max(rounding.value("logits_max_abs", 0.0), unit * largest);
   std::printf("%s: tp %ld pp %ld ep %ld%s\n", directory.c_str(), static_cast<long>(layout.tp),
               static_cast<long>(layout.pp), static_cast<long>(layout.ep), layout.sp ? " sp" : "");
   Report report;
   report.line("logits", compare_logits(run, expected, logits));
-  Worst loss;
+  LargestError loss;
   const double wanted = expected.at("loss");
-  loss.see(run.loss, wanted, kRoom * std::max(rounding.value("loss", 0.0), unit * wanted), "loss");
+  loss.see(run.loss, wanted, kErrorFactor * std::max(rounding.value("loss", 0.0), unit * wanted), "loss");
   report.line("loss", loss);
-  report.line(
-      "gradients",
-      compare_gradients(run, expected, kRoom * std::max(rounding.value("gradients_max_relative_l2", 0.0), unit)));
+  report.line("gradients",
+              compare_gradients(run, expected,
+                                kErrorFactor * std::max(rounding.value("gradients_max_relative_l2", 0.0), unit)));
   if (expected.contains("routing") && !expected.at("routing").empty()) {
     if (layout.tp == 1) report.line("routing", compare_routing(run, expected, logits));
     else std::printf("  routing    not compared with tp above 1\n");
@@ -213,7 +214,7 @@ bool check(const std::string& directory, const Layout& layout, Fault fault) {
 void write_logits(const std::string& path, const Layout& layout, const std::string& tokens, const std::string& out) {
   files::PosixFileSystem disk;
   const Tokens sequences = Json::parse(disk.read(tokens));
-  const at::Tensor all = at::stack(logits_of(path, layout, sequences)).to(at::kFloat).contiguous();
+  const at::Tensor all = at::stack(compute_logits(path, layout, sequences)).to(at::kFloat).contiguous();
   std::vector<files::TensorInfo> infos{
       {"logits", files::Dtype::kF32, {all.sizes().begin(), all.sizes().end()}, 0, 0}};
   files::order_tensors(infos);

@@ -29,8 +29,8 @@ std::vector<std::string> layout_arguments(const Layout& layout) {
 }
 
 // `base_yaml`: of the loaded checkpoint.
-config::Config parsed(const std::vector<std::string>& from, const Layout& layout,
-                      const std::vector<std::string>& more, const std::string& base_yaml = "") {
+config::Config parse_config(const std::vector<std::string>& from, const Layout& layout,
+                            const std::vector<std::string>& more, const std::string& base_yaml = "") {
   std::vector<std::string> arguments = layout_arguments(layout);
   arguments.insert(arguments.end(), {"--data.mock_data=true", "--data.data_path=", "--run.device=cpu",
                                      "--data.tokenizer_type=none", "--data.tokenizer_model="});
@@ -48,7 +48,7 @@ config::Config parsed(const std::vector<std::string>& from, const Layout& layout
                               layout.forward_only ? config::Use::evaluation : config::Use::training);
 }
 
-void on_ranks(const config::Config& config, const std::function<void(const comm::World&)>& body) {
+void run_on_ranks(const config::Config& config, const std::function<void(const comm::World&)>& body) {
   const auto ranks = static_cast<int>(config.run.nproc);
   comm::run_threads(ranks, topology::RankGrid(ranks, config.parallel), {}, body);
 }
@@ -75,7 +75,7 @@ struct Recorder {
   std::map<int64_t, Routing> routing;
 
   step::StageBuilder builder() {
-    return [this](const models::ModelContext& context, const models::StageSlice& slice) {
+    return [this](const models::ModelContext& context, const models::StageSpec& slice) {
       nn::Blocks blocks = models::build_stage(context, slice);
       int64_t layer = slice.first_layer;
       for (nn::Block& block : blocks) {
@@ -84,9 +84,9 @@ struct Recorder {
           if (!block.segments[i]->name().ends_with(".router")) continue;
           const auto see = [this, layer](const at::Tensor& experts, const at::Tensor& probs,
                                          const nn::Microbatch& batch) {
-            if (!batch.sample_counters.defined()) return;
+            if (!batch.counters.samples.defined()) return;
             const std::lock_guard lock(mutex);
-            const int64_t first = batch.step.item<int64_t>() * experts.size(0), k = experts.size(1);
+            const int64_t first = batch.counters.step.item<int64_t>() * experts.size(0), k = experts.size(1);
             for (int64_t t = 0; t < experts.size(0); ++t) {
               std::vector<std::pair<int64_t, double>> chosen;
               for (int64_t j = 0; j < k; ++j)
@@ -110,14 +110,15 @@ struct Recorder {
 };
 
 // This rank's sequences, each a microbatch; `step` is the number of the sequence.
-std::vector<nn::Microbatch> batches_of(const step::Assembly& a, const Tokens& tokens, bool labels, bool training) {
+std::vector<nn::Microbatch> make_batches(const step::Assembly& assembly, const Tokens& tokens, bool labels,
+                                         bool training) {
   std::vector<nn::Microbatch> batches;
-  const int64_t dp = a.groups().dp.size();
-  for (int64_t n = a.groups().dp.index(); n < static_cast<int64_t>(tokens.size()); n += dp) {
+  const int64_t dp = assembly.groups().dp.size();
+  for (int64_t n = assembly.groups().dp.index(); n < static_cast<int64_t>(tokens.size()); n += dp) {
     const std::vector<int64_t>& sequence = tokens[static_cast<size_t>(n)];
     step::HostBatch host;
     host.numbers = {n, 1, n};
-    host.vocab_size = a.vocab_size;
+    host.vocab_size = assembly.vocab_size;
     data::Sample sample;
     for (size_t t = 0; t < sequence.size(); ++t) {
       const bool last = t + 1 == sequence.size();
@@ -127,7 +128,7 @@ std::vector<nn::Microbatch> batches_of(const step::Assembly& a, const Tokens& to
       sample.loss_mask.push_back(last ? 0.0F : 1.0F);
     }
     host.samples.push_back(std::move(sample));
-    nn::Microbatch batch = step::stack_samples(host, a.dtype == at::kDouble ? at::kDouble : at::kFloat);
+    nn::Microbatch batch = step::stack_samples(host, assembly.dtype == at::kDouble ? at::kDouble : at::kFloat);
     if (!labels) batch.labels = at::Tensor();
     batch.training = training;
     batches.push_back(std::move(batch));
@@ -136,35 +137,38 @@ std::vector<nn::Microbatch> batches_of(const step::Assembly& a, const Tokens& to
 }
 
 // Logits of every sequence, on rank 0 of the last stage of its data-parallel rank.
-void take_logits(step::Assembly& a, const Tokens& tokens, std::mutex& mutex, std::vector<at::Tensor>& logits) {
-  const std::vector<nn::Microbatch> batches = batches_of(a, tokens, false, false);
+void take_logits(step::Assembly& assembly, const Tokens& tokens, std::mutex& mutex, std::vector<at::Tensor>& logits) {
+  const std::vector<nn::Microbatch> batches = make_batches(assembly, tokens, false, false);
   const auto outputs =
-      a.executor->run({a.table(static_cast<int>(batches.size()), true), batches, {}, a.border(batches[0])}).last;
-  if (!a.last_stage() || !a.groups().tp.first()) return;
+      assembly.executor
+          ->run({assembly.table(static_cast<int>(batches.size()), true), batches, {}, assembly.border(batches[0])})
+          .last;
+  if (!assembly.last_stage() || !assembly.groups().tp.first()) return;
   const std::lock_guard lock(mutex);
   for (size_t i = 0; i < outputs.size(); ++i) {
-    const size_t n = static_cast<size_t>(a.groups().dp.index()) + i * static_cast<size_t>(a.groups().dp.size());
+    const size_t n =
+        static_cast<size_t>(assembly.groups().dp.index()) + i * static_cast<size_t>(assembly.groups().dp.size());
     logits[n] = outputs[i].select(1, 0).to(at::kDouble);
   }
 }
 
-void plant(step::Assembly& a, Fault fault) {
-  for (const distributed::Slice& slice : a.slices) {
+void insert_fault(step::Assembly& assembly, Fault fault) {
+  for (const distributed::Shard& slice : assembly.slices) {
     const std::string& name = slice.param->name;
     if (fault == Fault::zero_tensor && name == "decoder.layers.0.self_attention.linear_proj.weight")
       slice.values.zero_();
     if (fault == Fault::scaled_norm && name == "decoder.layers.1.pre_mlp_layernorm.weight") slice.values.mul_(1.001);
   }
-  a.families.loaded();
+  assembly.families.loaded();
 }
 
 // Converts our whole tensors to theirs.
-std::map<std::string, at::Tensor> theirs_of(const std::string& directory, const config::Model& model,
-                                            const std::map<std::string, at::Tensor>& ours) {
+std::map<std::string, at::Tensor> read_hf_tensors(const std::string& directory, const config::Model& model,
+                                                  const std::map<std::string, at::Tensor>& ours) {
   files::PosixFileSystem disk;
   const std::string type = hf::Json::parse(disk.read(files::join_path(directory, "config.json"))).at("model_type");
   std::map<std::string, at::Tensor> theirs;
-  for (const hf::MappedTensor& tensor : hf::family_of(type).tensors(model)) {
+  for (const hf::MappedTensor& tensor : hf::find_family(type).tensors(model)) {
     if (tensor.kind != "weight") continue;
     const at::Tensor& x = ours.at(tensor.name);
     for (const hf::TensorPart& part : tensor.parts) {
@@ -196,35 +200,36 @@ std::vector<std::string> sizes(int64_t sequences, int64_t length) {
 
 }  // namespace
 
-config::Config config_of(const std::string& directory, const Layout& layout, int64_t sequences, int64_t length) {
-  return parsed({"--model.from", directory}, layout, sizes(sequences, length));
+config::Config make_config(const std::string& directory, const Layout& layout, int64_t sequences, int64_t length) {
+  return parse_config({"--model.from", directory}, layout, sizes(sequences, length));
 }
 
 ModelRun run_model(const std::string& directory, const Layout& layout, const Tokens& tokens,
                    const std::vector<int64_t>& prompt, int64_t new_tokens, Fault fault) {
   const config::Config config =
-      config_of(directory, layout, static_cast<int64_t>(tokens.size()), static_cast<int64_t>(tokens[0].size()));
+      make_config(directory, layout, static_cast<int64_t>(tokens.size()), static_cast<int64_t>(tokens[0].size()));
   ModelRun run;
   run.logits.resize(tokens.size());
   std::mutex mutex;
   Recorder recorder;
-  on_ranks(config, [&](const comm::World& world) {
+  run_on_ranks(config, [&](const comm::World& world) {
     files::PosixFileSystem disk;
-    const auto a = step::assemble(config, world, config.model.vocab_size, false, recorder.builder());
-    run::load_weights_of_directory(*a, disk);
-    plant(*a, fault);
-    take_logits(*a, tokens, mutex, run.logits);
-    const double loss = step::evaluate_step(*a, batches_of(*a, tokens, true, false)).mean();
+    const auto assembly = step::assemble(config, world, config.model.vocab_size, false, recorder.builder());
+    run::load_from_directory(*assembly, disk);
+    insert_fault(*assembly, fault);
+    take_logits(*assembly, tokens, mutex, run.logits);
+    const double loss = step::evaluate_step(*assembly, make_batches(*assembly, tokens, true, false)).mean();
     std::map<std::string, at::Tensor> gradients;
-    const std::vector<nn::Microbatch> batches = batches_of(*a, tokens, true, true);
-    step::StepInput step{batches, 1, 0, false, [&](double unscale) {
-                           for (const auto& [name, values] : verify::gather_whole(*a, verify::Gathered::main_grad))
-                             gradients[name] = values.to(at::kDouble).mul(unscale);
-                         }};
-    step::train_step(*a, step);
+    const std::vector<nn::Microbatch> batches = make_batches(*assembly, tokens, true, true);
+    step::StepInput step{
+        batches, 1, 0, false, [&](double unscale) {
+          for (const auto& [name, values] : verify::gather_whole(*assembly, verify::GatherKind::main_grad))
+            gradients[name] = values.to(at::kDouble).mul(unscale);
+        }};
+    step::train_step(*assembly, step);
     if (world.rank() != 0) return;
     run.loss = loss;
-    run.gradients = theirs_of(directory, config.model, gradients);
+    run.gradients = read_hf_tensors(directory, config.model, gradients);
   });
   if (layout.tp == 1) run.routing = recorder.routing;
   Layout plain = layout;
@@ -232,55 +237,55 @@ ModelRun run_model(const std::string& directory, const Layout& layout, const Tok
   // One sequence at a time, on one data-parallel rank: experts stay together.
   plain.ep = 1;
   plain.forward_only = true;
-  const config::Config generating = config_of(directory, plain, 1, static_cast<int64_t>(tokens[0].size()));
-  on_ranks(generating, [&](const comm::World& world) {
+  const config::Config generating = make_config(directory, plain, 1, static_cast<int64_t>(tokens[0].size()));
+  run_on_ranks(generating, [&](const comm::World& world) {
     files::PosixFileSystem disk;
-    const auto a = step::assemble(generating, world, generating.model.vocab_size, true, models::build_stage, nullptr,
-                                  step::FirstValues::loaded);
-    run::load_weights_of_directory(*a, disk);
-    plant(*a, fault);
-    const auto made = run::generate(*a, prompt, {.max_new_tokens = new_tokens, .temperature = 0});
+    const auto assembly = step::assemble(generating, world, generating.model.vocab_size, true, models::build_stage,
+                                         nullptr, step::InitialValues::loaded);
+    run::load_from_directory(*assembly, disk);
+    insert_fault(*assembly, fault);
+    const auto made = run::generate(*assembly, prompt, {.max_new_tokens = new_tokens, .temperature = 0});
     if (world.rank() == 0) run.generated = made;
   });
   return run;
 }
 
-std::vector<at::Tensor> logits_of(const std::string& path, const Layout& layout, const Tokens& tokens) {
+std::vector<at::Tensor> compute_logits(const std::string& path, const Layout& layout, const Tokens& tokens) {
   files::PosixFileSystem disk;
   const bool theirs = disk.exists(files::join_path(path, "config.json"));
   apps::SavedRun saved;
   if (!theirs) saved = apps::open_saved_run(path, 0);
   Layout forward = layout;
   forward.ep = 1, forward.forward_only = true;
-  config::Config config = parsed(
+  config::Config config = parse_config(
       theirs ? std::vector<std::string>{"--model.from", path}
              : std::vector<std::string>{"--model.from=", "--checkpoint.load=" + saved.directory,
                                         "--checkpoint.save=", "--optim.override_opt_param_scheduler=true"},
       forward, sizes(static_cast<int64_t>(tokens.size()), static_cast<int64_t>(tokens[0].size())), saved.config_yaml);
   std::vector<at::Tensor> logits(tokens.size());
   std::mutex mutex;
-  on_ranks(config, [&](const comm::World& world) {
+  run_on_ranks(config, [&](const comm::World& world) {
     files::PosixFileSystem rank_disk;
-    const auto a = step::assemble(config, world, config.model.vocab_size, true, models::build_stage, nullptr,
-                                  step::FirstValues::loaded);
-    if (theirs) run::load_weights_of_directory(*a, rank_disk);
-    else run::load_state(*a, saved.directory, rank_disk);
-    take_logits(*a, tokens, mutex, logits);
+    const auto assembly = step::assemble(config, world, config.model.vocab_size, true, models::build_stage, nullptr,
+                                         step::InitialValues::loaded);
+    if (theirs) run::load_from_directory(*assembly, rank_disk);
+    else run::load_state(*assembly, saved.directory, rank_disk);
+    take_logits(*assembly, tokens, mutex, logits);
   });
   return logits;
 }
 
 void write_again(const std::string& directory, const Layout& layout, const std::string& checkpoint,
                  const std::string& out) {
-  const config::Config config = parsed(
+  const config::Config config = parse_config(
       {"--model.from", directory}, layout,
       {"--train.micro_batch_size=1", base::concat("--train.global_batch_size=", layout.ranks()),
        "--train.train_iters=1", "--optim.lr=0", "--checkpoint.save=" + checkpoint, "--checkpoint.save_interval=1"});
-  on_ranks(config, [&](const comm::World& world) {
+  run_on_ranks(config, [&](const comm::World& world) {
     files::PosixFileSystem disk;
-    const auto a = step::assemble(config, world, config.model.vocab_size);
-    run::load_weights_of_directory(*a, disk);
-    const run::SaveOutcome saved = run::save_state(*a, {}, disk);
+    const auto assembly = step::assemble(config, world, config.model.vocab_size);
+    run::load_from_directory(*assembly, disk);
+    const run::SaveOutcome saved = run::save_state(*assembly, {}, disk);
     MPX_CHECK(saved.saved, "hf parity", saved.problem);
   });
   files::PosixFileSystem disk;

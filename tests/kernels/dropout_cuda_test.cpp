@@ -38,68 +38,80 @@ struct Operands {
   at::Tensor x, bias, residual, counters, chosen;
 };
 
-Operands operands_of(const Case& c, at::ScalarType dtype) {
-  Operands o;
+Operands make_operands(const Case& test_case, at::ScalarType dtype) {
+  Operands operands;
   // Values without zeros, so that a zero of the result is a dropped element.
-  o.x = at::arange(1, c.rows * c.width + 1, at::kDouble).mul(0.7).sin().add(1.5).to(dtype).view({c.rows, c.width});
-  if (c.bias) o.bias = at::arange(1, c.width + 1, at::kDouble).mul(0.3).cos().add(1.5).to(dtype);
-  if (c.residual) o.residual = at::arange(1, c.rows * c.width + 1, at::kDouble).mul(0.2).cos().to(dtype);
-  const int64_t num_samples = c.rows % 3 == 0 ? 3 : 1;
-  o.counters = at::arange(num_samples, at::kLong).add(0xF00000000000);
-  if (c.chosen) o.chosen = at::arange(c.rows / num_samples, at::kLong).mul(2).flip(0);
-  return o;
+  operands.x = at::arange(1, test_case.rows * test_case.width + 1, at::kDouble)
+                   .mul(0.7)
+                   .sin()
+                   .add(1.5)
+                   .to(dtype)
+                   .view({test_case.rows, test_case.width});
+  if (test_case.bias)
+    operands.bias = at::arange(1, test_case.width + 1, at::kDouble).mul(0.3).cos().add(1.5).to(dtype);
+  if (test_case.residual)
+    operands.residual = at::arange(1, test_case.rows * test_case.width + 1, at::kDouble).mul(0.2).cos().to(dtype);
+  const int64_t num_samples = test_case.rows % 3 == 0 ? 3 : 1;
+  operands.counters = at::arange(num_samples, at::kLong).add(0xF00000000000);
+  if (test_case.chosen) operands.chosen = at::arange(test_case.rows / num_samples, at::kLong).mul(2).flip(0);
+  return operands;
 }
 
-Operands to(const Operands& o, at::Device device) {
+Operands to(const Operands& operands, at::Device device) {
   const auto move = [&](const at::Tensor& x) { return x.defined() ? x.to(device) : x; };
-  return {move(o.x), move(o.bias), move(o.residual), move(o.counters), move(o.chosen)};
+  return {move(operands.x), move(operands.bias), move(operands.residual), move(operands.counters),
+          move(operands.chosen)};
 }
 
 template <class T, class Run>
-at::Tensor result(const Case& c, const Operands& o, const Run& run) {
-  at::Tensor out = at::full_like(o.x, -77);
+at::Tensor result(const Case& test_case, const Operands& operands, const Run& run) {
+  at::Tensor out = at::full_like(operands.x, -77);
   const auto read = [](const at::Tensor& x) -> const T* { return x.defined() ? x.const_data_ptr<T>() : nullptr; };
-  DropoutRows rows{o.counters.const_data_ptr<int64_t>(), o.counters.numel(), c.first, c.sample_major};
-  if (c.chosen) {
-    rows.chosen = o.chosen.const_data_ptr<int64_t>();
-    rows.num_chosen = o.chosen.numel();
-    rows.whole = 2 * o.chosen.numel();
+  DropoutRows rows{operands.counters.const_data_ptr<int64_t>(), operands.counters.numel(), test_case.first,
+                   test_case.sample_major};
+  if (test_case.chosen) {
+    rows.chosen = operands.chosen.const_data_ptr<int64_t>();
+    rows.num_chosen = operands.chosen.numel();
+    rows.whole = 2 * operands.chosen.numel();
   }
-  const DropoutShape shape{rows, c.rows, c.width, 0x123456789ABCDEF0ull, c.probability};
-  run(DropoutOperands<T>{read(o.x), read(o.bias), read(o.residual), out.template mutable_data_ptr<T>()}, shape);
+  const DropoutShape shape{rows, test_case.rows, test_case.width, 0x123456789ABCDEF0ull, test_case.probability};
+  run(DropoutOperands<T>{read(operands.x), read(operands.bias), read(operands.residual),
+                         out.template mutable_data_ptr<T>()},
+      shape);
   return out;
 }
 
 template <class T>
-at::Tensor cpu_twin(const Case& c, const Operands& o) {
-  return result<T>(c, o, [](const DropoutOperands<T>& p, const DropoutShape& shape) { bias_dropout_add(p, shape); });
+at::Tensor cpu_twin(const Case& test_case, const Operands& operands) {
+  return result<T>(test_case, operands,
+                   [](const DropoutOperands<T>& p, const DropoutShape& shape) { bias_dropout_add(p, shape); });
 }
 
 // Both do the same operations: (x + bias) * scale + residual. Either may fuse the last two, which omits the rounding
 // of the product, half an ulp of it; each rounds the sum once.
 template <class T>
-void expect_twins(const at::Tensor& got, const Case& c, const Operands& o) {
-  const at::Tensor expected = cpu_twin<T>(c, o);
-  const double scale = 1.0 / (1.0 - c.probability);
-  const at::Tensor with_bias = o.bias.defined() ? o.x + o.bias : o.x;
+void expect_twins(const at::Tensor& got, const Case& test_case, const Operands& operands) {
+  const at::Tensor expected = cpu_twin<T>(test_case, operands);
+  const double scale = 1.0 / (1.0 - test_case.probability);
+  const at::Tensor with_bias = operands.bias.defined() ? operands.x + operands.bias : operands.x;
   const at::Tensor bound =
       (with_bias.abs().to(at::kDouble) * scale + expected.abs()) * std::numeric_limits<T>::epsilon();
   const at::Tensor error = (got.to(at::kDouble) - expected.to(at::kDouble)).abs();
-  EXPECT_TRUE((error <= bound).all().item<bool>()) << "rows " << c.rows << " width " << c.width;
-  const bool same_mask = c.residual || at::equal(got.eq(0), expected.eq(0));  // a residual hides the zeros
-  EXPECT_TRUE(same_mask) << "rows " << c.rows << " width " << c.width;
+  EXPECT_TRUE((error <= bound).all().item<bool>()) << "rows " << test_case.rows << " width " << test_case.width;
+  const bool same_mask = test_case.residual || at::equal(got.eq(0), expected.eq(0));  // a residual hides the zeros
+  EXPECT_TRUE(same_mask) << "rows " << test_case.rows << " width " << test_case.width;
 }
 
 template <class T>
 void check_blocks() {
-  for (const Case& c : kCases) {
-    const Operands o = operands_of(c, at::CppTypeToScalarType<T>::value);
-    const at::Tensor got = result<T>(c, o, [](const DropoutOperands<T>& p, const DropoutShape& s) {
-      const DropoutFactor<T> factor(s.probability);
-      for (int64_t item = 0; item < s.num_rows * dropout_blocks_per_row(s.width); ++item)
-        dropout_block(p, s, factor, item);
+  for (const Case& test_case : kCases) {
+    const Operands operands = make_operands(test_case, at::CppTypeToScalarType<T>::value);
+    const at::Tensor got = result<T>(test_case, operands, [](const DropoutOperands<T>& p, const DropoutShape& shape) {
+      const DropoutFactor<T> factor(shape.probability);
+      for (int64_t item = 0; item < shape.num_rows * dropout_blocks_per_row(shape.width); ++item)
+        dropout_block(p, shape, factor, item);
     });
-    expect_twins<T>(got, c, o);
+    expect_twins<T>(got, test_case, operands);
   }
 }
 
@@ -109,19 +121,21 @@ TEST(DropoutBlock, BlockByBlockTheHostGetsWhatTheCpuTwinGets) {
 }
 
 TEST(DropoutBlock, DropsTheShareThatTheProbabilitySays) {
-  const Case c{64, 1000, 6, 0.25, false, false};
-  const double share = cpu_twin<float>(c, operands_of(c, at::kFloat)).eq(0).to(at::kDouble).mean().item<double>();
+  const Case test_case{64, 1000, 6, 0.25, false, false};
+  const double share =
+      cpu_twin<float>(test_case, make_operands(test_case, at::kFloat)).eq(0).to(at::kDouble).mean().item<double>();
   EXPECT_NEAR(share, 0.25, 4 * std::sqrt(0.25 * 0.75 / 64000));  // four standard deviations of 64,000 samples
 }
 
 template <class T>
 void check_on_gpu() {
-  for (const Case& c : kCases) {
-    const Operands host = operands_of(c, at::CppTypeToScalarType<T>::value);
-    const at::Tensor got = result<T>(c, to(host, at::kCUDA), [](const DropoutOperands<T>& p, const DropoutShape& s) {
-      bias_dropout_add_cuda(p, s, device::current_stream());
-    });
-    expect_twins<T>(got.to(at::kCPU), c, host);
+  for (const Case& test_case : kCases) {
+    const Operands host = make_operands(test_case, at::CppTypeToScalarType<T>::value);
+    const at::Tensor got =
+        result<T>(test_case, to(host, at::kCUDA), [](const DropoutOperands<T>& operands, const DropoutShape& shape) {
+          bias_dropout_add_cuda(operands, shape, device::current_stream());
+        });
+    expect_twins<T>(got.to(at::kCPU), test_case, host);
   }
 }
 

@@ -38,13 +38,15 @@ void check_activation(const ActivationShape& shape) {
 
 // Integers, whose sums are exact in any order.
 template <class T>
-void check_column_sums(const ColumnSumsShape& s) {
-  SCOPED_TRACE(testing::Message() << s.rows << " x " << s.width << " of " << s.stride << " adds " << s.adds);
-  const at::Tensor x = at::randint(-8, 9, {s.rows, s.stride}, at::kLong).to(kType<T>),
-                   out = at::randint(-8, 9, {s.width}, at::kLong).to(kType<Wide<T>>), gx = on_gpu(x),
-                   gout = on_gpu(out), lines = on_gpu(at::empty({column_lines<T>(s), s.width}, out.options()));
-  column_sums<T>(data<Wide<T>>(out), data<T>(x), s);
-  column_sums_cuda<T>(data<Wide<T>>(gout), data<T>(gx), data<Wide<T>>(lines), s, device::current_stream());
+void check_column_sums(const ColumnSumsShape& shape) {
+  SCOPED_TRACE(testing::Message() << shape.rows << " x " << shape.width << " of " << shape.stride << " adds "
+                                  << shape.adds);
+  const at::Tensor x = at::randint(-8, 9, {shape.rows, shape.stride}, at::kLong).to(kType<T>),
+                   out = at::randint(-8, 9, {shape.width}, at::kLong).to(kType<Wide<T>>), gx = on_gpu(x),
+                   gout = on_gpu(out),
+                   lines = on_gpu(at::empty({column_lines<T>(shape), shape.width}, out.options()));
+  column_sums<T>(data<Wide<T>>(out), data<T>(x), shape);
+  column_sums_cuda<T>(data<Wide<T>>(gout), data<T>(gx), data<Wide<T>>(lines), shape, device::current_stream());
   EXPECT_TRUE(at::equal(gout.to(at::kCPU), out));
 }
 
@@ -73,27 +75,28 @@ void check_rope() {
 }
 
 template <class T>
-void check_cross_entropy(const LogitsShape& s) {
+void check_cross_entropy(const LogitsShape& shape) {
   using A = Wide<T>;
-  const at::Tensor x = values<T>({s.rows, s.stride}, 0.7), targets = at::arange(s.rows, at::kLong) * 7 - 3,
-                   statistics = at::empty({4, s.rows}, wide_values<T>(1, 1).options()),
-                   scale = wide_values<T>(s.rows, 0.4);
+  const at::Tensor x = values<T>({shape.rows, shape.stride}, 0.7),
+                   targets = at::arange(shape.rows, at::kLong) * 7 - 3,
+                   statistics = at::empty({4, shape.rows}, wide_values<T>(1, 1).options()),
+                   scale = wide_values<T>(shape.rows, 0.4);
   const at::Tensor gx = on_gpu(x), gtargets = on_gpu(targets), gstatistics = on_gpu(statistics),
                    gscale = on_gpu(scale);
   const auto place = [&](const at::Tensor& all) -> RowStatistics<A> {
     A* base = data<A>(all);
-    return {base, base + s.rows, base + 2 * s.rows, base + 3 * s.rows};
+    return {base, base + shape.rows, base + 2 * shape.rows, base + 3 * shape.rows};
   };
   const auto* index = targets.const_data_ptr<int64_t>();
   const auto* gindex = gtargets.const_data_ptr<int64_t>();
-  cross_entropy_statistics<T>(data<T>(x), index, place(statistics), s);
-  cross_entropy_statistics_cuda<T>(data<T>(gx), gindex, place(gstatistics), s, device::current_stream());
+  cross_entropy_statistics<T>(data<T>(x), index, place(statistics), shape);
+  cross_entropy_statistics_cuda<T>(data<T>(gx), gindex, place(gstatistics), shape, device::current_stream());
   for (int64_t i = 0; i < 3; ++i) expect_twins<A>(gstatistics[i], statistics[i], "statistics of the logits");
   expect_twins<A>(gstatistics[3], statistics[3], "sum of the logits",
                   x.to(at::kDouble).abs().sum(1).max().template item<double>());
   const at::Tensor lse = statistics[1].log().add(statistics[0]), glse = on_gpu(lse);
-  cross_entropy_backward<T>(data<T>(x), index, {data<A>(lse), data<A>(scale), 0.9, 0.1 / 40}, s);
-  cross_entropy_backward_cuda<T>(data<T>(gx), gindex, {data<A>(glse), data<A>(gscale), 0.9, 0.1 / 40}, s,
+  cross_entropy_backward<T>(data<T>(x), index, {data<A>(lse), data<A>(scale), 0.9, 0.1 / 40}, shape);
+  cross_entropy_backward_cuda<T>(data<T>(gx), gindex, {data<A>(glse), data<A>(gscale), 0.9, 0.1 / 40}, shape,
                                  device::current_stream());
   expect_twins<T>(gx, x, "gradient of the logits");
 }

@@ -18,22 +18,22 @@ struct Tensors {
   at::Tensor x, weight, bias, out, mean, rstd, dy, add, dx, dweight, dbias, lines;
   at::Tensor raw, added, residual, draw, counters;  // of dropout
 
-  explicit Tensors(const NormShape& s)
-      : x(values<In>({s.rows, s.width}, 0.7)),
-        weight(values<Out>({s.width}, 0.2)),
-        bias(s.rms ? at::Tensor() : values<Out>({s.width}, 0.9)),
-        out(at::zeros({s.rows, s.width}, values<Out>({1}, 1).options())),
-        mean(at::zeros({s.rows}, wide_values<In>(1, 1).options())),
+  explicit Tensors(const NormShape& shape)
+      : x(values<In>({shape.rows, shape.width}, 0.7)),
+        weight(values<Out>({shape.width}, 0.2)),
+        bias(shape.rms ? at::Tensor() : values<Out>({shape.width}, 0.9)),
+        out(at::zeros({shape.rows, shape.width}, values<Out>({1}, 1).options())),
+        mean(at::zeros({shape.rows}, wide_values<In>(1, 1).options())),
         rstd(at::zeros_like(mean)),
-        dy(values<Out>({s.rows, s.width}, 0.3)),
-        add(values<In>({s.rows, s.width}, 0.11)),
+        dy(values<Out>({shape.rows, shape.width}, 0.3)),
+        add(values<In>({shape.rows, shape.width}, 0.11)),
         dx(at::zeros_like(x)),
-        dweight(at::zeros({s.width}, mean.options())),
-        dbias(s.rms ? at::Tensor() : at::zeros_like(dweight)),
-        lines(at::zeros({norm_lines(s) * 2 * s.width}, mean.options())),
-        raw(values<Out>({s.rows, s.width}, 0.5)),
-        added(values<Out>({s.width}, 0.4)),
-        residual(values<In>({s.rows, s.width}, 0.6)),
+        dweight(at::zeros({shape.width}, mean.options())),
+        dbias(shape.rms ? at::Tensor() : at::zeros_like(dweight)),
+        lines(at::zeros({norm_lines(shape) * 2 * shape.width}, mean.options())),
+        raw(values<Out>({shape.rows, shape.width}, 0.5)),
+        added(values<Out>({shape.width}, 0.4)),
+        residual(values<In>({shape.rows, shape.width}, 0.6)),
         draw(at::zeros_like(raw)),
         counters(at::tensor({7, 9}, at::kLong)) {}
 
@@ -51,9 +51,9 @@ struct Tensors {
             data<In>(dx),  data<T>(dweight), data<T>(dbias)};
   }
   DropoutOperands<Out, In> sum() const { return {data<Out>(raw), data<Out>(added), data<In>(residual), data<In>(x)}; }
-  DropoutNormShape shape(const NormShape& s, double probability) const {
-    const DropoutRows rows{data<int64_t>(counters), s.rows % 2 == 0 ? 2 : 1, 5, false};
-    return {{rows, s.rows, s.width, 0x123456789ABCDEF0ull, probability}, s};
+  DropoutNormShape shape(const NormShape& shape, double probability) const {
+    const DropoutRows rows{data<int64_t>(counters), shape.rows % 2 == 0 ? 2 : 1, 5, false};
+    return {{rows, shape.rows, shape.width, 0x123456789ABCDEF0ull, probability}, shape};
   }
 };
 
@@ -80,24 +80,24 @@ void expect_gradients(const Tensors<In, Out>& gpu, const Tensors<In, Out>& cpu, 
 }
 
 template <class In, class Out>
-void check_norm(const NormShape& s, bool with_add) {
-  Tensors<In, Out> cpu(s), gpu(s);
+void check_norm(const NormShape& shape, bool with_add) {
+  Tensors<In, Out> cpu(shape), gpu(shape);
   gpu.to_gpu();
-  norm_forward(cpu.forward(), s);
-  norm_forward_cuda(gpu.forward(), s, device::current_stream());
+  norm_forward(cpu.forward(), shape);
+  norm_forward_cuda(gpu.forward(), shape, device::current_stream());
   expect_twins<Out>(gpu.out, cpu.out, "norm");
-  norm_backward(cpu.backward(with_add), s);
-  norm_backward_cuda(gpu.backward(with_add), data<Wide<In>>(gpu.lines), s, device::current_stream());
+  norm_backward(cpu.backward(with_add), shape);
+  norm_backward_cuda(gpu.backward(with_add), data<Wide<In>>(gpu.lines), shape, device::current_stream());
   expect_gradients(gpu, cpu, with_add);
 }
 
 // With probability 1/2 the retained values are multiplied by 2, which is exact: a fused multiply-add gives the bits
 // of its two steps. So the sums of both implementations are equal.
 template <class In, class Out>
-void check_sum(const NormShape& s, double probability) {
-  Tensors<In, Out> cpu(s), gpu(s);
+void check_sum(const NormShape& norm_shape, double probability) {
+  Tensors<In, Out> cpu(norm_shape), gpu(norm_shape);
   gpu.to_gpu();
-  const DropoutNormShape shape = cpu.shape(s, probability), on_device = gpu.shape(s, probability);
+  const DropoutNormShape shape = cpu.shape(norm_shape, probability), on_device = gpu.shape(norm_shape, probability);
   dropout_norm_forward(cpu.sum(), cpu.forward(), shape);
   dropout_norm_forward_cuda(gpu.sum(), gpu.forward(), on_device, device::current_stream());
   EXPECT_TRUE(at::equal(gpu.x.to(at::kCPU), cpu.x)) << "sum";

@@ -16,18 +16,18 @@ namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-uint32_t bits_of(float x) { return std::bit_cast<uint32_t>(x); }
-float float_of(uint32_t bits) { return std::bit_cast<float>(bits); }
+uint32_t to_bits(float x) { return std::bit_cast<uint32_t>(x); }
+float to_float(uint32_t bits) { return std::bit_cast<float>(bits); }
 
 // Random bit patterns and, for each power of two, its neighbors and the ties between numbers of fewer bits.
 std::vector<float> patterns(int count) {
   std::mt19937 random(7);
   std::vector<float> all;
-  for (int i = 0; i < count; ++i) all.push_back(float_of(random()));
+  for (int i = 0; i < count; ++i) all.push_back(to_float(random()));
   for (uint32_t exponent = 0; exponent < 256; ++exponent) {
     for (const uint32_t mantissa : {0U, 1U, 0x7FFFFFU, 0x8000U, 0x18000U, 0x7FFFU, 0x8001U, 0x1000U, 0x3000U, 0xFFFU,
                                     0x1001U, 0x7F8000U, 0x7FF000U, 0x7FEFFFU, 0x80000U, 0x180000U, 0x400000U}) {
-      for (const uint32_t sign : {0U, kFloatSign}) all.push_back(float_of(sign | exponent << 23 | mantissa));
+      for (const uint32_t sign : {0U, kFloatSign}) all.push_back(to_float(sign | exponent << 23 | mantissa));
     }
   }
   return all;
@@ -37,17 +37,17 @@ TEST(Number, SixteenBitsToFloatIsWhatC10Says) {
   for (uint32_t i = 0; i < 65536; ++i) {
     const auto bits = static_cast<uint16_t>(i);
     const float bf16 = c10::BFloat16(bits, c10::BFloat16::from_bits()), f16 = c10::Half(bits, c10::Half::from_bits());
-    ASSERT_EQ(bits_of(bf16_to_float(bits)), bits_of(bf16)) << i;
+    ASSERT_EQ(to_bits(bf16_to_float(bits)), to_bits(bf16)) << i;
     const float ours = f16_to_float(bits);
-    ASSERT_TRUE(bits_of(ours) == bits_of(f16) || (std::isnan(ours) && std::isnan(f16))) << i;
+    ASSERT_TRUE(to_bits(ours) == to_bits(f16) || (std::isnan(ours) && std::isnan(f16))) << i;
   }
 }
 
 TEST(Number, FloatToSixteenBitsIsWhatC10Says) {
   for (const float x : patterns(2000000)) {
-    ASSERT_EQ(float_to_bf16(x), c10::BFloat16(x).x) << bits_of(x);
+    ASSERT_EQ(float_to_bf16(x), c10::BFloat16(x).x) << to_bits(x);
     const uint16_t half = float_to_f16(x), expected = c10::Half(x).x;
-    ASSERT_TRUE(half == expected || (std::isnan(x) && std::isnan(f16_to_float(half)))) << bits_of(x);
+    ASSERT_TRUE(half == expected || (std::isnan(x) && std::isnan(f16_to_float(half)))) << to_bits(x);
   }
 }
 
@@ -95,15 +95,15 @@ TEST(SplitFloat, Bf16AndRemainderAreTheFp32ValueToTheLastBit) {
   for (size_t i = 0; i < all.size(); ++i) {
     const float param = bf16_to_float(params[i]);
     if (std::isnan(all[i])) {
-      ASSERT_TRUE(std::isnan(back[i]) && std::isnan(param)) << bits_of(all[i]);
+      ASSERT_TRUE(std::isnan(back[i]) && std::isnan(param)) << to_bits(all[i]);
       continue;
     }
-    ASSERT_EQ(bits_of(back[i]), bits_of(all[i]));
-    const bool tie = (bits_of(all[i]) & 0xFFFF) == 0x8000;
+    ASSERT_EQ(to_bits(back[i]), to_bits(all[i]));
+    const bool tie = (to_bits(all[i]) & 0xFFFF) == 0x8000;
     if (tie) {
       ASSERT_GT(std::abs(param), std::abs(all[i]));
     } else {
-      ASSERT_EQ(params[i], float_to_bf16(all[i])) << bits_of(all[i]);  // the nearest
+      ASSERT_EQ(params[i], float_to_bf16(all[i])) << to_bits(all[i]);  // the nearest
     }
   }
 }
@@ -113,7 +113,7 @@ struct Stored {
   std::vector<float> scales;
   bool operator==(const Stored& other) const {
     return codes == other.codes && std::equal(scales.begin(), scales.end(), other.scales.begin(),
-                                              [](float a, float b) { return bits_of(a) == bits_of(b); });
+                                              [](float a, float b) { return to_bits(a) == to_bits(b); });
   }
 };
 Stored encoded(const std::vector<float>& values, bool is_signed) {
@@ -196,7 +196,7 @@ TEST(Block8, ZerosStayZerosAndNoPositiveSecondMomentBecomesZero) {
 }
 
 TEST(Block8, ABadNumberMakesItsBlockNanAndNoOther) {
-  for (const float bad : {kInfinity, -kInfinity, std::numeric_limits<float>::quiet_NaN(), float_of(0xFFFFFFFF)}) {
+  for (const float bad : {kInfinity, -kInfinity, std::numeric_limits<float>::quiet_NaN(), to_float(0xFFFFFFFF)}) {
     std::vector<float> values = spread(768, 0.0, 2.0, true);
     values[300] = bad;
     const Stored stored = encoded(values, true);

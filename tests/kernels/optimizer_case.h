@@ -38,7 +38,7 @@ struct Storage {
   }
 };
 
-inline at::ScalarType dtype_of(Number number) {
+inline at::ScalarType to_dtype(Number number) {
   constexpr at::ScalarType kTypes[] = {at::kDouble, at::kFloat, at::kBFloat16, at::kHalf, at::kByte};
   return kTypes[static_cast<int>(number)];
 }
@@ -51,7 +51,7 @@ struct Array {
   Array() = default;
   Array(const Values& values, Number stored_as, bool is_signed, int64_t before) : number(stored_as), offset(before) {
     const auto n = static_cast<int64_t>(values.size());
-    data = at::zeros({n + offset}, dtype_of(number));
+    data = at::zeros({n + offset}, to_dtype(number));
     if (number == Number::block8) {
       const std::vector<float> floats(values.begin(), values.end());
       scales = at::zeros({block8_scales(n)});
@@ -92,14 +92,14 @@ inline Contents random_contents(int64_t n, uint32_t seed) {
     const double size = std::pow(10.0, exponent(random));
     return random() % 32 == 0 ? 0.0 : (sign(random) < 0 ? -size : size);
   };
-  Contents c;
+  Contents contents;
   for (int64_t i = 0; i < n; ++i) {
-    c.grad.push_back(number());
-    c.main.push_back(number());
-    c.first.push_back(number());
-    c.second.push_back(std::pow(number(), 2));
+    contents.grad.push_back(number());
+    contents.main.push_back(number());
+    contents.first.push_back(number());
+    contents.second.push_back(std::pow(number(), 2));
   }
-  return c;
+  return contents;
 }
 
 struct Arrays {
@@ -107,54 +107,54 @@ struct Arrays {
   int64_t n = 0;
   Array grad, main, param, remainder, first, second;
 
-  Arrays(const Storage& how, const Contents& c)
+  Arrays(const Storage& how, const Contents& contents)
       : storage(how),
-        n(static_cast<int64_t>(c.grad.size())),
-        grad(c.grad, how.grad, true, how.offset),
-        first(c.first, how.first, true, how.offset),
-        second(c.second, how.second, false, how.offset) {
-    if (how.param) param = Array(Values(c.main.size(), 77), *how.param, true, how.offset);
+        n(static_cast<int64_t>(contents.grad.size())),
+        grad(contents.grad, how.grad, true, how.offset),
+        first(contents.first, how.first, true, how.offset),
+        second(contents.second, how.second, false, how.offset) {
+    if (how.param) param = Array(Values(contents.main.size(), 77), *how.param, true, how.offset);
     if (how.main == Main::split) {
-      param = Array(Values(c.main.size(), 77), Number::bf16, true, how.offset);
-      remainder = Array(Values(c.main.size(), 77), Number::f16, true, how.offset);
-      const std::vector<float> floats(c.main.begin(), c.main.end());
+      param = Array(Values(contents.main.size(), 77), Number::bf16, true, how.offset);
+      remainder = Array(Values(contents.main.size(), 77), Number::f16, true, how.offset);
+      const std::vector<float> floats(contents.main.begin(), contents.main.end());
       split_floats(floats.data(), n, static_cast<uint16_t*>(param.pointer()),
                    static_cast<uint16_t*>(remainder.pointer()));
     } else {
       constexpr Number kNumbers[] = {Number::f32, Number::f64, Number::bf16};
-      main = Array(c.main, kNumbers[static_cast<int>(how.main)], true, how.offset);
+      main = Array(contents.main, kNumbers[static_cast<int>(how.main)], true, how.offset);
     }
   }
 
   OptimizerRange range() {
-    OptimizerRange r;
-    r.n = n;
-    r.grad = grad.pointer();
-    r.grad_number = grad.number;
-    if (main.data.defined()) r.main = main.pointer();
-    r.main_number = main.number;
-    if (param.data.defined()) r.param = param.pointer();
-    r.param_number = param.number;
-    if (remainder.data.defined()) r.remainder = static_cast<uint16_t*>(remainder.pointer());
-    r.first = {first.pointer(), first.number, first.scale_pointer()};
-    r.second = {second.pointer(), second.number, second.scale_pointer()};
-    r.stochastic = storage.stochastic;
-    r.noise_key = 12345;
-    r.noise_start = 1000;
-    return r;
+    OptimizerRange range;
+    range.n = n;
+    range.grad = grad.pointer();
+    range.grad_number = grad.number;
+    if (main.data.defined()) range.main = main.pointer();
+    range.main_number = main.number;
+    if (param.data.defined()) range.param = param.pointer();
+    range.param_number = param.number;
+    if (remainder.data.defined()) range.remainder = static_cast<uint16_t*>(remainder.pointer());
+    range.first = {first.pointer(), first.number, first.scale_pointer()};
+    range.second = {second.pointer(), second.number, second.scale_pointer()};
+    range.stochastic = storage.stochastic;
+    range.noise_key = 12345;
+    range.noise_start = 1000;
+    return range;
   }
 
   Contents contents() const {
-    Contents c{grad.values(true), {}, first.values(true), second.values(false)};
+    Contents contents{grad.values(true), {}, first.values(true), second.values(false)};
     if (storage.main != Main::split) {
-      c.main = main.values(true);
-      return c;
+      contents.main = main.values(true);
+      return contents;
     }
     std::vector<float> floats(static_cast<size_t>(n));
     join_floats(static_cast<const uint16_t*>(param.data.const_data_ptr()) + param.offset,
                 static_cast<const uint16_t*>(remainder.data.const_data_ptr()) + remainder.offset, n, floats.data());
-    c.main.assign(floats.begin(), floats.end());
-    return c;
+    contents.main.assign(floats.begin(), floats.end());
+    return contents;
   }
 
   Arrays to(at::Device device) const {
@@ -201,10 +201,10 @@ template <class Case>
 struct Judged {
   StepValues values;
   GroupRates rates;
-  explicit Judged(const Case& c, bool updates = true) : rates(c.rates()) {
+  explicit Judged(const Case& test_case, bool updates = true) : rates(test_case.rates()) {
     values.updates = updates ? 1 : 0;
-    values.number = static_cast<double>(c.step);
-    values.grad_factor = c.grad_factor;
+    values.number = static_cast<double>(test_case.step);
+    values.grad_factor = test_case.grad_factor;
   }
   StepPlace place() const { return {&values, &rates}; }
 };

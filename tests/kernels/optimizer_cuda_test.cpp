@@ -38,8 +38,8 @@ std::vector<Storage> all_storage() {
 struct OnDevice {
   at::Tensor numbers;
   template <class Case>
-  OnDevice(const Case& c, bool updates) {
-    const Judged judged(c, updates);
+  OnDevice(const Case& test_case, bool updates) {
+    const Judged judged(test_case, updates);
     const auto as_tensor = [](const auto& numbers) {
       return at::from_blob(const_cast<void*>(static_cast<const void*>(&numbers)),
                            {static_cast<int64_t>(sizeof(numbers) / sizeof(double))}, at::kDouble);
@@ -52,17 +52,17 @@ struct OnDevice {
   }
 };
 
-void step(const OptimizerRange& range, const AdamCase& c, bool updates = true) {
-  const OnDevice judged(c, updates);
-  adam_step_cuda({{range, judged.place().rates}}, c.hyper(), judged.place().values, device::current_stream());
+void step(const OptimizerRange& range, const AdamCase& test_case, bool updates = true) {
+  const OnDevice judged(test_case, updates);
+  adam_step_cuda({{range, judged.place().rates}}, test_case.hyper(), judged.place().values, device::current_stream());
 }
-void step(const OptimizerRange& range, const SgdCase& c, bool updates = true) {
-  const OnDevice judged(c, updates);
-  sgd_step_cuda({{range, judged.place().rates}}, c.hyper(), judged.place().values, device::current_stream());
+void step(const OptimizerRange& range, const SgdCase& test_case, bool updates = true) {
+  const OnDevice judged(test_case, updates);
+  sgd_step_cuda({{range, judged.place().rates}}, test_case.hyper(), judged.place().values, device::current_stream());
 }
-void step(const OptimizerRange& range, const LionCase& c, bool updates = true) {
-  const OnDevice judged(c, updates);
-  lion_step_cuda({{range, judged.place().rates}}, c.hyper(), judged.place().values, device::current_stream());
+void step(const OptimizerRange& range, const LionCase& test_case, bool updates = true) {
+  const OnDevice judged(test_case, updates);
+  lion_step_cuda({{range, judged.place().rates}}, test_case.hyper(), judged.place().values, device::current_stream());
 }
 
 // The result of one step is within the bounds of the CPU reference: the formula's, of arithmetic and storage.
@@ -75,7 +75,7 @@ void check_step(const Hyper& hyper, const Storage& storage, const Contents& befo
   const Contents after = back.contents();
   expect_step(hyper, storage, host.contents(), after, moments);
   if (!storage.param) return;
-  const at::Tensor right = at::tensor(after.main, at::kDouble).to(at::kFloat).to(dtype_of(*storage.param));
+  const at::Tensor right = at::tensor(after.main, at::kDouble).to(at::kFloat).to(to_dtype(*storage.param));
   EXPECT_TRUE(at::equal(back.param.data.slice(0, storage.offset), right)) << storage.text();
 }
 

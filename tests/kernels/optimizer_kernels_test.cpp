@@ -21,17 +21,17 @@ const SgdCase kSgd{1e-2, 0.9, 0.1, 0.37, false}, kPlainSgd{1e-2, 0, 0.1, 0.37, f
     kFirstSgd{1e-2, 0.9, 0.1, 0.37, true};
 const LionCase kLion{1e-3, 0.9, 0.99, 0.1, 0.37};
 
-void step(const OptimizerRange& range, const AdamCase& c, bool updates = true) {
-  const Judged judged(c, updates);
-  adam_step(range, c.hyper(), judged.place());
+void step(const OptimizerRange& range, const AdamCase& test_case, bool updates = true) {
+  const Judged judged(test_case, updates);
+  adam_step(range, test_case.hyper(), judged.place());
 }
-void step(const OptimizerRange& range, const SgdCase& c, bool updates = true) {
-  const Judged judged(c, updates);
-  sgd_step(range, c.hyper(), judged.place());
+void step(const OptimizerRange& range, const SgdCase& test_case, bool updates = true) {
+  const Judged judged(test_case, updates);
+  sgd_step(range, test_case.hyper(), judged.place());
 }
-void step(const OptimizerRange& range, const LionCase& c, bool updates = true) {
-  const Judged judged(c, updates);
-  lion_step(range, c.hyper(), judged.place());
+void step(const OptimizerRange& range, const LionCase& test_case, bool updates = true) {
+  const Judged judged(test_case, updates);
+  lion_step(range, test_case.hyper(), judged.place());
 }
 int moments(const AdamCase&) { return 2; }
 int moments(const SgdCase& hyper) { return hyper.momentum == 0 ? 0 : 1; }
@@ -67,7 +67,7 @@ std::vector<Storage> all_storage() {
 // The written parameter is the stored main parameter rounded, bit for bit.
 void expect_param(const Arrays& arrays, const Contents& after) {
   if (!arrays.storage.param) return;
-  const at::Tensor right = at::tensor(after.main, at::kDouble).to(at::kFloat).to(dtype_of(*arrays.storage.param));
+  const at::Tensor right = at::tensor(after.main, at::kDouble).to(at::kFloat).to(to_dtype(*arrays.storage.param));
   EXPECT_TRUE(at::equal(arrays.param.data.slice(0, arrays.param.offset), right)) << arrays.storage.text();
 }
 
@@ -140,22 +140,22 @@ TEST(OptimizerStep, GivesTheSameBitsOnAnyNumberOfThreads) {
 
 // The sub-range [begin, end) of a range; begin is a multiple of a block if the storage has blocks.
 OptimizerRange piece(const OptimizerRange& whole, int64_t begin, int64_t end) {
-  OptimizerRange r = whole;
+  OptimizerRange range = whole;
   const auto moved = [&](void* data, Number number) -> void* {
     constexpr int64_t kBytes[] = {8, 4, 2, 2, 1};  // of f64, f32, bf16, f16, block8
     return data == nullptr ? nullptr : static_cast<char*>(data) + begin * kBytes[static_cast<int>(number)];
   };
-  r.n = end - begin;
-  r.grad = moved(const_cast<void*>(whole.grad), whole.grad_number);
-  r.main = moved(whole.main, whole.main_number);
-  r.param = moved(whole.param, whole.param_number);
-  if (whole.remainder != nullptr) r.remainder = whole.remainder + begin;
+  range.n = end - begin;
+  range.grad = moved(const_cast<void*>(whole.grad), whole.grad_number);
+  range.main = moved(whole.main, whole.main_number);
+  range.param = moved(whole.param, whole.param_number);
+  if (whole.remainder != nullptr) range.remainder = whole.remainder + begin;
   for (MomentArray OptimizerRange::*moment : {&OptimizerRange::first, &OptimizerRange::second}) {
-    (r.*moment).data = moved((whole.*moment).data, (whole.*moment).number);
-    if ((whole.*moment).scales != nullptr) (r.*moment).scales = (whole.*moment).scales + begin / kBlock8;
+    (range.*moment).data = moved((whole.*moment).data, (whole.*moment).number);
+    if ((whole.*moment).scales != nullptr) (range.*moment).scales = (whole.*moment).scales + begin / kBlock8;
   }
-  r.noise_start = whole.noise_start + begin;
-  return r;
+  range.noise_start = whole.noise_start + begin;
+  return range;
 }
 
 TEST(OptimizerStep, TouchesNothingOfAStepThatIsHeldBack) {
@@ -179,9 +179,9 @@ TEST(OptimizerStep, EveryUpdateDrawsItsOwnNoise) {
   std::vector<Arrays> results;
   for (const int64_t number : {7, 7, 8}) {
     results.emplace_back(storage, random_contents(5000, 6));
-    LionCase c = kLion;
-    c.step = number;
-    step(results.back().range(), c);
+    LionCase test_case = kLion;
+    test_case.step = number;
+    step(results.back().range(), test_case);
   }
   EXPECT_TRUE(same_bits(results[0], results[1]));
   EXPECT_FALSE(same_bits(results[0], results[2]));
@@ -269,12 +269,12 @@ TEST(OptimizerStep, ASecondMomentInFewBitsFallsAsItShouldOnlyWithStochasticRound
 
 TEST(OptimizerStep, TinySecondMomentsBesideALargeOneDoNotExplodeTheUpdate) {
   const int64_t n = 256;
-  Contents c = random_contents(n, 9);
-  for (size_t i = 0; i < c.grad.size(); ++i) {
-    c.first[i] = c.grad[i] = std::pow(10.0, -static_cast<double>(i % 16));
-    c.second[i] = c.grad[i] * c.grad[i];
+  Contents contents = random_contents(n, 9);
+  for (size_t i = 0; i < contents.grad.size(); ++i) {
+    contents.first[i] = contents.grad[i] = std::pow(10.0, -static_cast<double>(i % 16));
+    contents.second[i] = contents.grad[i] * contents.grad[i];
   }
-  Arrays arrays({Number::f32, Main::f32, {}, Number::block8, Number::block8}, c);
+  Arrays arrays({Number::f32, Main::f32, {}, Number::block8, Number::block8}, contents);
   const AdamCase hyper{1e-2, 0.9, 0.999, 1e-30, 0, 1, 100000};
   for (int round = 0; round < 3; ++round) {
     const Values before = arrays.contents().main;
@@ -292,14 +292,14 @@ TEST(OptimizerStep, StorageThatDoesNotGoTogetherIsRefused) {
     change(range);
     EXPECT_THROW(step(range, kAdam), std::logic_error);
   };
-  refused([](OptimizerRange& r) { r.main = nullptr; });
-  refused([](OptimizerRange& r) { r.remainder = reinterpret_cast<uint16_t*>(r.first.data); });
-  refused([](OptimizerRange& r) { r.main_number = Number::f16; });
-  refused([](OptimizerRange& r) { r.main_number = Number::f64; });
-  refused([](OptimizerRange& r) { r.grad_number = Number::block8; });
-  refused([](OptimizerRange& r) { r.second.number = Number::f16; });
-  refused([](OptimizerRange& r) { r.second.number = Number::block8; });  // without scales
-  refused([](OptimizerRange& r) { r.param = r.second.data, r.param_number = Number::f64; });
+  refused([](OptimizerRange& range) { range.main = nullptr; });
+  refused([](OptimizerRange& range) { range.remainder = reinterpret_cast<uint16_t*>(range.first.data); });
+  refused([](OptimizerRange& range) { range.main_number = Number::f16; });
+  refused([](OptimizerRange& range) { range.main_number = Number::f64; });
+  refused([](OptimizerRange& range) { range.grad_number = Number::block8; });
+  refused([](OptimizerRange& range) { range.second.number = Number::f16; });
+  refused([](OptimizerRange& range) { range.second.number = Number::block8; });  // without scales
+  refused([](OptimizerRange& range) { range.param = range.second.data, range.param_number = Number::f64; });
 }
 
 // The documented summation order, element by element.

@@ -8,7 +8,10 @@
 #include "base/error.h"
 #include "base/philox.h"
 #include "device/device.h"
+#include "kernels/balance.h"
+#include "kernels/random_rows.h"
 #include "kernels/route.h"
+#include "kernels/sinkhorn.h"
 #include "support/gpu.h"
 
 namespace metroplex::kernels::router_kernels_cuda_test {
@@ -68,35 +71,37 @@ void check_sinkhorn(int64_t rows, int64_t columns) {
 }
 
 template <class T>
-void check_route(const RouteShape& s, bool bias) {
-  const at::Tensor x = values<T>({s.tokens, s.experts}, 0.7), b = bias ? values<T>({s.experts}, 0.2) : at::Tensor(),
-                   dprobs = values<T>({s.tokens, s.k}, 0.3), dx = at::empty_like(x), probs = at::empty_like(dprobs),
-                   experts = at::arange(s.k, at::kLong).expand({s.tokens, s.k}).contiguous();
+void check_route(const RouteShape& shape, bool bias) {
+  const at::Tensor x = values<T>({shape.tokens, shape.experts}, 0.7),
+                   b = bias ? values<T>({shape.experts}, 0.2) : at::Tensor(),
+                   dprobs = values<T>({shape.tokens, shape.k}, 0.3), dx = at::empty_like(x),
+                   probs = at::empty_like(dprobs),
+                   experts = at::arange(shape.k, at::kLong).expand({shape.tokens, shape.k}).contiguous();
   const at::Tensor gx = on_gpu(x), gb = on_gpu(b), gdprobs = on_gpu(dprobs), gdx = on_gpu(dx), gprobs = on_gpu(probs),
-                   gexperts = on_gpu(experts), ggroups = on_gpu(at::empty({s.tokens, s.groups}, x.options()));
-  route_forward<T>({data<T>(x), data<T>(b), data<int64_t>(experts), data<T>(probs)}, s);
-  route_forward_cuda<T>({data<T>(gx), data<T>(gb), data<int64_t>(gexperts), data<T>(gprobs), data<T>(ggroups)}, s,
+                   gexperts = on_gpu(experts), ggroups = on_gpu(at::empty({shape.tokens, shape.groups}, x.options()));
+  route_forward<T>({data<T>(x), data<T>(b), data<int64_t>(experts), data<T>(probs)}, shape);
+  route_forward_cuda<T>({data<T>(gx), data<T>(gb), data<int64_t>(gexperts), data<T>(gprobs), data<T>(ggroups)}, shape,
                         device::current_stream());
   EXPECT_TRUE(gexperts.cpu().equal(experts));
   expect_twins<T>(gprobs, probs, "probabilities");
-  route_backward<T>({data<T>(dprobs), data<T>(x), data<int64_t>(experts), data<T>(dx)}, s);
-  route_backward_cuda<T>({data<T>(gdprobs), data<T>(gx), data<int64_t>(gexperts), data<T>(gdx)}, s,
+  route_backward<T>({data<T>(dprobs), data<T>(x), data<int64_t>(experts), data<T>(dx)}, shape);
+  route_backward_cuda<T>({data<T>(gdprobs), data<T>(gx), data<int64_t>(gexperts), data<T>(gdx)}, shape,
                          device::current_stream());
   expect_twins<T>(gdx, dx, "gradient of the logits");
 }
 
 template <class T>
-void check_balance(const BalanceShape& s) {
-  const at::Tensor x = values<T>({s.tokens, s.experts}, 0.7), dsums = values<double>({s.sums()}, 0.3),
-                   sums = at::empty_like(dsums), lines = at::empty({balance_chunks(s), s.sums()}, dsums.options()),
-                   dx = at::empty_like(x);
+void check_balance(const BalanceShape& shape) {
+  const at::Tensor x = values<T>({shape.tokens, shape.experts}, 0.7), dsums = values<double>({shape.sums()}, 0.3),
+                   sums = at::empty_like(dsums),
+                   lines = at::empty({balance_chunks(shape), shape.sums()}, dsums.options()), dx = at::empty_like(x);
   const at::Tensor gx = on_gpu(x), gdsums = on_gpu(dsums), gsums = on_gpu(sums), glines = on_gpu(lines),
                    gdx = on_gpu(dx);
-  balance_forward<T>(data<T>(x), data<double>(sums), data<double>(lines), s);
-  balance_forward_cuda<T>(data<T>(gx), data<double>(gsums), data<double>(glines), s, device::current_stream());
+  balance_forward<T>(data<T>(x), data<double>(sums), data<double>(lines), shape);
+  balance_forward_cuda<T>(data<T>(gx), data<double>(gsums), data<double>(glines), shape, device::current_stream());
   expect_twins<T>(gsums, sums, "sums of scores");
-  balance_backward<T>(data<T>(x), data<double>(dsums), data<T>(dx), s);
-  balance_backward_cuda<T>(data<T>(gx), data<double>(gdsums), data<T>(gdx), s, device::current_stream());
+  balance_backward<T>(data<T>(x), data<double>(dsums), data<T>(dx), shape);
+  balance_backward_cuda<T>(data<T>(gx), data<double>(gdsums), data<T>(gdx), shape, device::current_stream());
   expect_twins<T>(gdx, dx, "gradient of the scores");
 }
 

@@ -11,12 +11,12 @@
 namespace metroplex::kernels::test::step_state_cuda_test {
 namespace {
 
-at::Tensor tensor_of(const void* numbers, size_t bytes) {
+at::Tensor make_tensor(const void* numbers, size_t bytes) {
   return at::from_blob(const_cast<void*>(numbers), {static_cast<int64_t>(bytes / sizeof(double))}, at::kDouble);
 }
 template <class T>
 at::Tensor on_gpu(const T& numbers) {
-  return tensor_of(&numbers, sizeof(T)).to(at::kCUDA);
+  return make_tensor(&numbers, sizeof(T)).to(at::kCUDA);
 }
 template <class T>
 T* at_gpu(const at::Tensor& x) {
@@ -30,27 +30,28 @@ void check_judgements() {
     return static_cast<double>(random >> 40) / static_cast<double>(1 << 24);
   };
   for (int i = 0; i < 500; ++i) {
-    Case c;
-    c.rules.scale = {i % 2 == 0, i % 4 == 0, 1.5F, 2.1F, 0.3F, 3, 2};
-    c.rules.per_token = i % 3 == 0;
-    c.rules.max_norm = draw();
-    c.rules.skip_threshold = 4 * draw();
-    c.values.loss_scale = static_cast<float>(1 + 100 * draw());
-    c.values.growth_tracker = i % 4;
-    c.values.hysteresis_tracker = 2 - i % 3;
-    c.sums.tokens = 100 * draw();
-    c.numbers[0] = i % 10 == 9 ? kInf : draw();
-    const at::Tensor values = on_gpu(c.values), rates = on_gpu(c.rates), sums = on_gpu(c.sums),
-                     numbers = on_gpu(c.numbers), verdict = on_gpu(c.verdict),
-                     table = at::tensor(c.table, at::kDouble).to(at::kCUDA);
-    judge_step_cuda(c.rules,
+    Case test_case;
+    test_case.rules.scale = {i % 2 == 0, i % 4 == 0, 1.5F, 2.1F, 0.3F, 3, 2};
+    test_case.rules.per_token = i % 3 == 0;
+    test_case.rules.max_norm = draw();
+    test_case.rules.skip_threshold = 4 * draw();
+    test_case.values.loss_scale = static_cast<float>(1 + 100 * draw());
+    test_case.values.growth_tracker = i % 4;
+    test_case.values.hysteresis_tracker = 2 - i % 3;
+    test_case.sums.tokens = 100 * draw();
+    test_case.numbers[0] = i % 10 == 9 ? kInf : draw();
+    const at::Tensor values = on_gpu(test_case.values), rates = on_gpu(test_case.rates),
+                     sums = on_gpu(test_case.sums), numbers = on_gpu(test_case.numbers),
+                     verdict = on_gpu(test_case.verdict),
+                     table = at::tensor(test_case.table, at::kDouble).to(at::kCUDA);
+    judge_step_cuda(test_case.rules,
                     {at_gpu<StepValues>(values), at_gpu<GroupRates>(rates), at_gpu<double>(table),
                      at_gpu<StepSums>(sums), at_gpu<double>(numbers), at_gpu<StepVerdict>(verdict)},
                     device::current_stream());
-    c.judged();
-    ASSERT_TRUE(at::equal(values.cpu(), tensor_of(&c.values, sizeof(c.values)))) << i;
-    ASSERT_TRUE(at::equal(rates.cpu(), tensor_of(&c.rates, sizeof(c.rates)))) << i;
-    ASSERT_TRUE(at::equal(verdict.cpu(), tensor_of(&c.verdict, sizeof(c.verdict)))) << i;
+    test_case.judged();
+    ASSERT_TRUE(at::equal(values.cpu(), make_tensor(&test_case.values, sizeof(test_case.values)))) << i;
+    ASSERT_TRUE(at::equal(rates.cpu(), make_tensor(&test_case.rates, sizeof(test_case.rates)))) << i;
+    ASSERT_TRUE(at::equal(verdict.cpu(), make_tensor(&test_case.verdict, sizeof(test_case.verdict)))) << i;
   }
 }
 
@@ -78,7 +79,7 @@ void check_sums_and_factors() {
   const auto run = [&](at::Device device, auto&& sums, auto&& factors) {
     const auto there = [&](const at::Tensor& x) { return x.to(device); };
     const at::Tensor l = there(losses), t = there(tokens), s = there(stop), p = there(reported),
-                     raised = there(flags), v = there(tensor_of(&values, sizeof(values)));
+                     raised = there(flags), v = there(make_tensor(&values, sizeof(values)));
     constexpr int64_t kSums = sizeof(StepSums) / sizeof(double);
     const at::Tensor out = at::zeros({kSums + 2 + n}, v.options()), f = at::zeros({n}, v.options());
     auto* const place = at_gpu<StepSums>(out);
@@ -91,12 +92,12 @@ void check_sums_and_factors() {
   };
   const at::Tensor right = run(
       at::kCPU, [](const OwnLosses& own, const SumsPlace& place) { own_sums(own, place); },
-      [&](const StepValues* v, const double* t, double* f) { loss_factors(v, t, f, shape); });
+      [&](const StepValues* values, const double* t, double* f) { loss_factors(values, t, f, shape); });
   const at::Tensor got = run(
       at::kCUDA,
       [](const OwnLosses& own, const SumsPlace& place) { own_sums_cuda(own, place, device::current_stream()); },
-      [&](const StepValues* v, const double* t, double* f) {
-        loss_factors_cuda(v, t, f, shape, device::current_stream());
+      [&](const StepValues* values, const double* t, double* f) {
+        loss_factors_cuda(values, t, f, shape, device::current_stream());
       });
   EXPECT_TRUE(at::equal(got, right));
 }

@@ -11,51 +11,51 @@ namespace metroplex::kernels::test::step_state_test {
 namespace {
 
 TEST(StepState, AStepUpdatesCountsAndTakesItsRow) {
-  Case c;
-  const StepVerdict& verdict = c.judged();
+  Case test_case;
+  const StepVerdict& verdict = test_case.judged();
   EXPECT_EQ(verdict.updates, 1);
   EXPECT_EQ(verdict.steps, 7);
   EXPECT_EQ(verdict.grad_norm, 3);
   EXPECT_EQ(verdict.num_zeros, 5);
   EXPECT_EQ(verdict.row, 1);
-  EXPECT_EQ(c.values.number, 7);
-  EXPECT_EQ(c.values.steps, 7);
-  EXPECT_EQ(c.values.updates, 1);
-  EXPECT_EQ(c.values.grad_factor, 1);
-  const double* row = &c.table[1 + 11];
+  EXPECT_EQ(test_case.values.number, 7);
+  EXPECT_EQ(test_case.values.steps, 7);
+  EXPECT_EQ(test_case.values.updates, 1);
+  EXPECT_EQ(test_case.values.grad_factor, 1);
+  const double* row = &test_case.table[1 + 11];
   EXPECT_EQ(verdict.lr, row[0]);
   for (int g = 0; g < 2; ++g) {
-    const GroupRates& r = c.rates[g];
-    const double got[] = {r.lr, r.weight_decay, r.keep, r.step_size, r.unbias};
+    const GroupRates& rates = test_case.rates[g];
+    const double got[] = {rates.lr, rates.weight_decay, rates.keep, rates.step_size, rates.unbias};
     for (int i = 0; i < 5; ++i) EXPECT_EQ(got[i], row[1 + 5 * g + i]) << g << " " << i;
   }
 }
 
 TEST(StepState, ARowOutsideTheTableIsToldAndReadsNoOtherMemory) {
   for (const double steps : {4.0, 9.0}) {
-    Case c;
-    c.values.steps = steps;
-    EXPECT_EQ(c.judged().row, steps - 5);
-    EXPECT_EQ(c.verdict.lr, c.table[steps < 5 ? 1 : 1 + 3 * 11]);
+    Case test_case;
+    test_case.values.steps = steps;
+    EXPECT_EQ(test_case.judged().row, steps - 5);
+    EXPECT_EQ(test_case.verdict.lr, test_case.table[steps < 5 ? 1 : 1 + 3 * 11]);
   }
 }
 
 TEST(StepState, ClippingAndUnscalingAreOneFactor) {
-  Case c;
-  c.rules.max_norm = 2;
-  c.judged();
-  EXPECT_EQ(c.values.grad_factor, 2 / (3 + 1e-6));
-  c.rules.max_norm = 4;
-  c.judged();
-  EXPECT_EQ(c.values.grad_factor, 1);
-  c.values.loss_scale = 3;
-  c.rules.per_token = true;
-  c.sums.tokens = 10;
-  c.rules.max_norm = 0.05;
+  Case test_case;
+  test_case.rules.max_norm = 2;
+  test_case.judged();
+  EXPECT_EQ(test_case.values.grad_factor, 2 / (3 + 1e-6));
+  test_case.rules.max_norm = 4;
+  test_case.judged();
+  EXPECT_EQ(test_case.values.grad_factor, 1);
+  test_case.values.loss_scale = 3;
+  test_case.rules.per_token = true;
+  test_case.sums.tokens = 10;
+  test_case.rules.max_norm = 0.05;
   const double unscale = (1.0 / 10.0) * static_cast<double>(static_cast<float>(1.0 / 3.0)), norm = 3 * unscale;
-  EXPECT_EQ(c.judged().unscale, unscale);
-  EXPECT_EQ(c.verdict.grad_norm, norm);
-  EXPECT_EQ(c.values.grad_factor, 0.05 / (norm + 1e-6) * unscale);
+  EXPECT_EQ(test_case.judged().unscale, unscale);
+  EXPECT_EQ(test_case.verdict.grad_norm, norm);
+  EXPECT_EQ(test_case.values.grad_factor, 0.05 / (norm + 1e-6) * unscale);
   EXPECT_EQ(unscale_of(true, 0, 1, 1), 1) << "no token counts";
   EXPECT_EQ(unscale_of(true, 10, 4, 1), 0.1);
   EXPECT_EQ(unscale_of(false, 10, 4, 2), 0.125) << "the mean over 4 ranks";
@@ -63,67 +63,67 @@ TEST(StepState, ClippingAndUnscalingAreOneFactor) {
 
 // A suspended step does not advance the count and reports the reason.
 TEST(StepState, WhatHoldsAStepBack) {
-  struct Held {
+  struct HeldMemory {
     const char* what;
     bool scales, holds_losses, holds_gradients;
     double bad_losses, squares, num_bad, threshold;
     bool updates, found_inf, over_limit;
   };
-  const Held cases[] = {
+  const HeldMemory cases[] = {
       {"nothing", false, true, true, 0, 9, 0, 3, true, false, false},
       {"the limit", false, true, true, 0, 9, 0, 2.9, false, false, true},
       {"a loss", false, true, true, 1, 9, 0, kInf, false, false, false},
-      {"a loss that nobody asks for", false, false, true, 1, 9, 0, kInf, true, false, false},
+      {"a loss that no caller requests", false, false, true, 1, 9, 0, kInf, true, false, false},
       {"gradients", false, true, true, 0, kNan, 1, kInf, false, true, false},
       {"an infinite norm of finite gradients", false, true, true, 0, kInf, 0, kInf, false, true, false},
       {"bad elements that do not count in the norm", false, true, true, 0, 9, 2, kInf, false, true, false},
-      {"gradients that nobody asks for", false, false, false, 0, kNan, 1, 1, true, true, false},
+      {"gradients that no caller requests", false, false, false, 0, kNan, 1, 1, true, true, false},
       {"an overflow", true, false, false, 0, kInf, 1, 1, false, true, false},
       {"the limit with a scale", true, false, false, 0, 9, 0, 1, false, false, true},
   };
-  for (const Held& held : cases) {
+  for (const HeldMemory& held : cases) {
     SCOPED_TRACE(held.what);
-    Case c;
-    c.rules.scale.scales = held.scales;
-    c.rules.holds_bad_losses = held.holds_losses;
-    c.rules.holds_bad_gradients = held.holds_gradients;
-    c.rules.skip_threshold = held.threshold;
-    c.sums.bad_losses = held.bad_losses;
-    c.numbers[0] = held.squares;
-    c.numbers[1] = held.num_bad;
-    const StepVerdict& verdict = c.judged();
+    Case test_case;
+    test_case.rules.scale.scales = held.scales;
+    test_case.rules.holds_bad_losses = held.holds_losses;
+    test_case.rules.holds_bad_gradients = held.holds_gradients;
+    test_case.rules.skip_threshold = held.threshold;
+    test_case.sums.bad_losses = held.bad_losses;
+    test_case.numbers[0] = held.squares;
+    test_case.numbers[1] = held.num_bad;
+    const StepVerdict& verdict = test_case.judged();
     EXPECT_EQ(verdict.updates != 0, held.updates);
     EXPECT_EQ(verdict.found_inf != 0, held.found_inf);
     EXPECT_EQ(verdict.over_limit != 0, held.over_limit);
-    EXPECT_EQ(c.values.updates, verdict.updates);
-    EXPECT_EQ(c.values.steps, held.updates ? 7 : 6);
-    EXPECT_EQ(c.values.number, 7);
+    EXPECT_EQ(test_case.values.updates, verdict.updates);
+    EXPECT_EQ(test_case.values.steps, held.updates ? 7 : 6);
+    EXPECT_EQ(test_case.values.number, 7);
   }
 }
 
 // A step with overflowing rows is repeated: gradients, losses and the loss scale are ignored.
 TEST(StepState, FlagsOfLayersHoldAStepBack) {
-  Case c;
-  c.rules.scale.scales = c.rules.scale.dynamic = true;
-  c.rules.scale.growth_interval = 1;
-  c.rules.skip_threshold = 1;
-  c.values.loss_scale = 4;
-  c.values.hysteresis_tracker = 1;
-  c.sums.overflows = 2;
-  c.numbers[1] = 1;
-  const StepVerdict overflow = c.judged();
+  Case test_case;
+  test_case.rules.scale.scales = test_case.rules.scale.dynamic = true;
+  test_case.rules.scale.growth_interval = 1;
+  test_case.rules.skip_threshold = 1;
+  test_case.values.loss_scale = 4;
+  test_case.values.hysteresis_tracker = 1;
+  test_case.sums.overflows = 2;
+  test_case.numbers[1] = 1;
+  const StepVerdict overflow = test_case.judged();
   EXPECT_EQ(overflow.updates + overflow.found_inf + overflow.over_limit, 0);
-  EXPECT_EQ(c.values.steps, 6);
-  EXPECT_EQ(c.values.loss_scale, 4);
-  EXPECT_EQ(c.values.growth_tracker, 0);
-  EXPECT_EQ(c.values.hysteresis_tracker, 1);
-  c.sums.overflows = 0;
-  c.rules.skip_threshold = kInf;
-  EXPECT_EQ(c.judged().found_inf, 1);
-  EXPECT_EQ(c.values.loss_scale, 2);
-  c.numbers[1] = 0;
-  EXPECT_EQ(c.judged().updates, 1);
-  EXPECT_EQ(c.values.loss_scale, 4);
+  EXPECT_EQ(test_case.values.steps, 6);
+  EXPECT_EQ(test_case.values.loss_scale, 4);
+  EXPECT_EQ(test_case.values.growth_tracker, 0);
+  EXPECT_EQ(test_case.values.hysteresis_tracker, 1);
+  test_case.sums.overflows = 0;
+  test_case.rules.skip_threshold = kInf;
+  EXPECT_EQ(test_case.judged().found_inf, 1);
+  EXPECT_EQ(test_case.values.loss_scale, 2);
+  test_case.numbers[1] = 0;
+  EXPECT_EQ(test_case.judged().updates, 1);
+  EXPECT_EQ(test_case.values.loss_scale, 4);
 }
 
 TEST(StepState, FactorsOfLossesAreMeansOfMicrobatchesOrOnePerToken) {

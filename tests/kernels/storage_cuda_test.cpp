@@ -17,25 +17,26 @@ at::Tensor some_indices(int64_t count, int64_t rows) {
 }
 
 template <class T>
-void check_gather(const TableShape& s, bool add) {
-  const at::Tensor table = values<T>({s.rows, s.width}, 0.7), out = values<T>({s.count, s.width}, 0.3),
-                   indices = some_indices(s.count, s.rows);
+void check_gather(const TableShape& shape, bool add) {
+  const at::Tensor table = values<T>({shape.rows, shape.width}, 0.7),
+                   out = values<T>({shape.count, shape.width}, 0.3), indices = some_indices(shape.count, shape.rows);
   const at::Tensor gtable = table.to(at::kCUDA), gout = out.to(at::kCUDA), gindices = indices.to(at::kCUDA);
-  gather_rows<T>(data<T>(table), data<int64_t>(indices), data<T>(out), add, s);
-  gather_rows_cuda<T>(data<T>(gtable), data<int64_t>(gindices), data<T>(gout), add, s, device::current_stream());
+  gather_rows<T>(data<T>(table), data<int64_t>(indices), data<T>(out), add, shape);
+  gather_rows_cuda<T>(data<T>(gtable), data<int64_t>(gindices), data<T>(gout), add, shape, device::current_stream());
   EXPECT_TRUE(at::equal(gout.cpu(), out));
 }
 
 template <class Table, class Dout>
-void check_scatter(const TableShape& s) {
-  const at::Tensor table = values<Table>({s.rows, s.width}, 0.7), dout = values<Dout>({s.count, s.width}, 0.3),
-                   indices = some_indices(s.count, s.rows);
+void check_scatter(const TableShape& shape) {
+  const at::Tensor table = values<Table>({shape.rows, shape.width}, 0.7),
+                   dout = values<Dout>({shape.count, shape.width}, 0.3),
+                   indices = some_indices(shape.count, shape.rows);
   const at::Tensor gtable = table.to(at::kCUDA), gdout = dout.to(at::kCUDA);
   at::Tensor sorted, order;
   std::tie(sorted, order) = indices.to(at::kCUDA).sort(/*stable=*/true, 0, false);
-  scatter_add_rows<Table, Dout>(data<Table>(table), data<int64_t>(indices), data<Dout>(dout), s);
+  scatter_add_rows<Table, Dout>(data<Table>(table), data<int64_t>(indices), data<Dout>(dout), shape);
   scatter_add_rows_cuda<Table, Dout>(data<Table>(gtable), {data<int64_t>(sorted), data<int64_t>(order)},
-                                     data<Dout>(gdout), s, device::current_stream());
+                                     data<Dout>(gdout), shape, device::current_stream());
   EXPECT_TRUE(at::equal(gtable.cpu(), table));
 }
 
@@ -43,17 +44,18 @@ void check_scatter(const TableShape& s) {
 // of at most the sum of absolute values. The table's type rounds by half of its own unit; the sum in doubles rounds
 // at every step.
 template <class Table, class Dout>
-void check_long_scatter(const TableShape& s) {
-  const at::Tensor table = values<Table>({s.rows, s.width}, 0.7), dout = values<Dout>({s.count, s.width}, 0.3),
-                   indices = at::arange(s.count, at::kLong).mul(7919).remainder(s.rows);
+void check_long_scatter(const TableShape& shape) {
+  const at::Tensor table = values<Table>({shape.rows, shape.width}, 0.7),
+                   dout = values<Dout>({shape.count, shape.width}, 0.3),
+                   indices = at::arange(shape.count, at::kLong).mul(7919).remainder(shape.rows);
   const at::Tensor gtable = table.to(at::kCUDA), gdout = dout.to(at::kCUDA);
   at::Tensor sorted, order;
   std::tie(sorted, order) = indices.to(at::kCUDA).sort(/*stable=*/true, 0, false);
   scatter_add_rows_cuda<Table, Dout>(data<Table>(gtable), {data<int64_t>(sorted), data<int64_t>(order)},
-                                     data<Dout>(gdout), s, device::current_stream());
+                                     data<Dout>(gdout), shape, device::current_stream());
   const at::Tensor from = table.to(at::kDouble), rows = dout.to(at::kDouble);
   const at::Tensor exact = from.index_add(0, indices, rows), sizes = from.abs().index_add(0, indices, rows.abs());
-  const double times = static_cast<double>(s.count / s.rows + 1);
+  const double times = static_cast<double>(shape.count / shape.rows + 1);
   const double unit = std::is_same_v<Table, double> ? 0x1p-53 : 0x1p-24;
   const double half = !kIsHalf<Table> ? 0 : std::is_same_v<Table, Bf16> ? 0x1p-8 : 0x1p-11;
   const at::Tensor sums = sizes * ((times / 32 + 7) * unit + times * 0x1p-53);
@@ -65,20 +67,20 @@ constexpr TableShape kShapes[] = {{40, 16, 100}, {1000, 257, 3000}, {5, 1, 1}, {
 
 TEST(EmbeddingKernelsCuda, RowsAndTheirGradientsHaveTheBitsOfTheCpu) {
   MPX_NEED_GPU_KERNELS();
-  for (const TableShape& s : kShapes) {
-    SCOPED_TRACE(testing::Message() << s.rows << " rows of " << s.width << ", " << s.count << " indices");
-#define MPX_CHECK_GATHER(T) check_gather<T>(s, false), check_gather<T>(s, true)
+  for (const TableShape& shape : kShapes) {
+    SCOPED_TRACE(testing::Message() << shape.rows << " rows of " << shape.width << ", " << shape.count << " indices");
+#define MPX_CHECK_GATHER(T) check_gather<T>(shape, false), check_gather<T>(shape, true)
     MPX_FOR_ELEMENTS(MPX_CHECK_GATHER);
-#define MPX_CHECK_SCATTER(Dout, Table) check_scatter<Table, Dout>(s)
+#define MPX_CHECK_SCATTER(Dout, Table) check_scatter<Table, Dout>(shape)
     MPX_FOR_ELEMENT_PAIRS(MPX_CHECK_SCATTER);
   }
 }
 
 TEST(EmbeddingKernelsCuda, RowsThatAreDrawnOftenAreSummedInWideParts) {
   MPX_NEED_GPU_KERNELS();
-  for (const TableShape& s : {TableShape{3, 64, 4000}, {1, 768, 8192}, {7, 257, 1000}}) {
-    SCOPED_TRACE(testing::Message() << s.rows << " rows of " << s.width << ", " << s.count << " indices");
-#define MPX_CHECK_LONG_SCATTER(Dout, Table) check_long_scatter<Table, Dout>(s)
+  for (const TableShape& shape : {TableShape{3, 64, 4000}, {1, 768, 8192}, {7, 257, 1000}}) {
+    SCOPED_TRACE(testing::Message() << shape.rows << " rows of " << shape.width << ", " << shape.count << " indices");
+#define MPX_CHECK_LONG_SCATTER(Dout, Table) check_long_scatter<Table, Dout>(shape)
     MPX_FOR_ELEMENT_PAIRS(MPX_CHECK_LONG_SCATTER);
   }
 }

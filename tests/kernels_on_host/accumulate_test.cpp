@@ -10,13 +10,13 @@ template <class T>
 void check(int64_t n, bool adds, size_t shift_out, size_t shift_x) {
   SCOPED_TRACE(testing::Message() << kName<T> << " " << n << " adds " << adds << " shifted " << shift_out << " "
                                   << shift_x);
-  const std::vector<T> x = made<T>(n, 0.7);
-  const std::vector<float> before = made<float>(n, 0.3);
+  const std::vector<T> x = make_values<T>(n, 0.7);
+  const std::vector<float> before = make_values<float>(n, 0.3);
   std::vector<float> want(before), on_cpu(before);
   for (size_t i = 0; i < want.size(); ++i) want[i] = adds ? before[i] + load(x[i]) : load(x[i]);
   add_elements<T>(on_cpu.data(), x.data(), n, adds);
   EXPECT_TRUE(same_bits(on_cpu, want)) << "on the CPU";
-  const auto got = in_all_orders([&] {
+  const auto got = run_all_orders([&] {
     const DeviceArray<T> there(x, Use::in, "x", shift_x);
     const DeviceArray<float> out(before, adds ? Use::both : Use::out, "out", shift_out);
     add_elements_cuda<T>(out.data(), there.data(), n, adds, nullptr);

@@ -10,37 +10,41 @@ struct Case {
   bool with_bias;
   size_t shift;  // of all arrays
   int64_t wide = shape.width * (shape.gated ? 2 : 1);
-  std::vector<T> x = made<T>(shape.rows * wide, 0.7), dy = made<T>(shape.rows * shape.width, 0.3);
-  std::vector<T> bias = with_bias ? made<T>(wide, 0.2) : std::vector<T>();
+  std::vector<T> x = make_values<T>(shape.rows * wide, 0.7), dy = make_values<T>(shape.rows * shape.width, 0.3);
+  std::vector<T> bias = with_bias ? make_values<T>(wide, 0.2) : std::vector<T>();
 };
 
 template <class T>
-void check_forward(const Case<T>& c) {
-  std::vector<T> x = c.x, out(c.dy.size());
-  activation_forward<T>(x.data(), c.with_bias ? c.bias.data() : nullptr, out.data(), c.shape);
-  const auto got = in_all_orders([&] {
-    const DeviceArray<T> gx(c.x, kIsHalf<T> ? Use::in : Use::both, "x", c.shift), gout(out, Use::out, "out", c.shift);
-    const DeviceArray<T> bias(c.bias, Use::in, "bias", c.shift);
-    activation_forward_cuda<T>(gx.data(), c.with_bias ? bias.data() : nullptr, gout.data(), c.shape, nullptr);
+void check_forward(const Case<T>& test_case) {
+  std::vector<T> x = test_case.x, out(test_case.dy.size());
+  activation_forward<T>(x.data(), test_case.with_bias ? test_case.bias.data() : nullptr, out.data(), test_case.shape);
+  const auto got = run_all_orders([&] {
+    const DeviceArray<T> gx(test_case.x, kIsHalf<T> ? Use::in : Use::both, "x", test_case.shift),
+        gout(out, Use::out, "out", test_case.shift);
+    const DeviceArray<T> bias(test_case.bias, Use::in, "bias", test_case.shift);
+    activation_forward_cuda<T>(gx.data(), test_case.with_bias ? bias.data() : nullptr, gout.data(), test_case.shape,
+                               nullptr);
     return std::tuple{gx.values(), gout.values()};
   });
-  expect_twins(std::get<0>(got), x, "x + bias");
-  expect_twins(std::get<1>(got), out, "activation");
+  expect_close(std::get<0>(got), x, "x + bias");
+  expect_close(std::get<1>(got), out, "activation");
 }
 
 template <class T>
-void check_backward(const Case<T>& c) {
-  const bool with_bias = c.with_bias && kIsHalf<T>;
-  std::vector<T> dx(c.x.size());
-  activation_backward<T>(c.dy.data(), c.x.data(), with_bias ? c.bias.data() : nullptr, dx.data(), c.shape);
-  const auto got = in_all_orders([&] {
-    const DeviceArray<T> x(c.x, Use::in, "x", c.shift), dy(c.dy, Use::in, "dy", c.shift),
-        gdx(dx, Use::out, "dx", c.shift);
-    const DeviceArray<T> bias(c.bias, Use::in, "bias", c.shift);
-    activation_backward_cuda<T>(dy.data(), x.data(), with_bias ? bias.data() : nullptr, gdx.data(), c.shape, nullptr);
+void check_backward(const Case<T>& test_case) {
+  const bool with_bias = test_case.with_bias && kIsHalf<T>;
+  std::vector<T> dx(test_case.x.size());
+  activation_backward<T>(test_case.dy.data(), test_case.x.data(), with_bias ? test_case.bias.data() : nullptr,
+                         dx.data(), test_case.shape);
+  const auto got = run_all_orders([&] {
+    const DeviceArray<T> x(test_case.x, Use::in, "x", test_case.shift),
+        dy(test_case.dy, Use::in, "dy", test_case.shift), gdx(dx, Use::out, "dx", test_case.shift);
+    const DeviceArray<T> bias(test_case.bias, Use::in, "bias", test_case.shift);
+    activation_backward_cuda<T>(dy.data(), x.data(), with_bias ? bias.data() : nullptr, gdx.data(), test_case.shape,
+                                nullptr);
     return std::tuple{gdx.values()};
   });
-  expect_twins(std::get<0>(got), dx, "gradient of the activation");
+  expect_close(std::get<0>(got), dx, "gradient of the activation");
 }
 
 template <class T>
@@ -54,9 +58,9 @@ void check_all() {
           for (const size_t shift : {0, 1}) {
             SCOPED_TRACE(testing::Message() << rows << " x " << width << (gated ? " gated" : "") << " kind "
                                             << static_cast<int>(kind) << " bias " << with_bias << " shift " << shift);
-            const Case<T> c{{rows, width, kind, gated}, with_bias, shift};
-            check_forward(c);
-            check_backward(c);
+            const Case<T> test_case{{rows, width, kind, gated}, with_bias, shift};
+            check_forward(test_case);
+            check_backward(test_case);
             if (!gated) continue;
             const Case<T> limited{{rows, width, kind, gated, {0.4, 1.0}}, with_bias, shift};
             check_forward(limited);

@@ -46,52 +46,56 @@ struct Block {
 
 // The columns that are keys.
 template <class T>
-std::vector<T> keys_of(const std::vector<T>& all, const ScoreBlock& b) {
+std::vector<T> select_keys(const std::vector<T>& all, const ScoreBlock& block) {
   std::vector<T> keys;
   for (size_t i = 0; i < all.size(); ++i) {
-    if (static_cast<int64_t>(i) % b.stride < b.keys) keys.push_back(all[i]);
+    if (static_cast<int64_t>(i) % block.stride < block.keys) keys.push_back(all[i]);
   }
   return keys;
 }
 
 template <class T>
-void check(const Case& c) {
+void check(const Case& test_case) {
   using W = Wide<T>;
-  const Block<T> block(c);
-  const ScoreBlock& b = c.block;
-  const std::vector<W> scores = made<W>(block.numbers(), 0.7), dprobabilities = made<W>(block.numbers(), 0.3);
-  const std::vector<T> out = made<T>(c.s * c.samples * c.heads * c.v_dim, 0.9), dout = made<T>(out.size(), 0.5);
+  const Block<T> block(test_case);
+  const ScoreBlock& score_block = test_case.block;
+  const std::vector<W> scores = make_values<W>(block.numbers(), 0.7),
+                       dprobabilities = make_values<W>(block.numbers(), 0.3);
+  const std::vector<T> out = make_values<T>(test_case.s * test_case.samples * test_case.heads * test_case.v_dim, 0.9),
+                       dout = make_values<T>(out.size(), 0.5);
   std::vector<T> probabilities(scores.size()), again(scores.size()), dscores(scores.size());
-  std::vector<W> sums(static_cast<size_t>(c.samples * c.heads * c.s), W(77));
+  std::vector<W> sums(static_cast<size_t>(test_case.samples * test_case.heads * test_case.s), W(77));
   const AttentionShape here = block.placed(block.documents.data(), block.rows.data(), block.counters.data());
-  attention_softmax<T>({scores.data(), probabilities.data(), sums.data()}, here, b);
+  attention_softmax<T>({scores.data(), probabilities.data(), sums.data()}, here, score_block);
   attention_softmax_backward<T>({scores.data(), dprobabilities.data(), sums.data(), block.operand(out.data()),
                                  block.operand(dout.data()), again.data(), dscores.data()},
-                                here, b);
-  const auto got = in_all_orders([&] {
+                                here, score_block);
+  const auto got = run_all_orders([&] {
     const DeviceArray<W> x(scores, Use::in, "scores"), dp(dprobabilities, Use::in, "dprobabilities"),
         gsums(std::vector<W>(sums.size(), W(77)), Use::both, "logsumexp"), whole(sums, Use::in, "logsumexp");
-    const DeviceArray<T> p(probabilities, Use::both, "probabilities"), p2(probabilities, Use::both, "probabilities"),
-        ds(dscores, Use::both, "dscores"), y(out, Use::in, "out"), dy(dout, Use::in, "dout");
+    const DeviceArray<T> array(probabilities, Use::both, "probabilities"),
+        p2(probabilities, Use::both, "probabilities"), ds(dscores, Use::both, "dscores"), y(out, Use::in, "out"),
+        dy(dout, Use::in, "dout");
     const DeviceArray<int64_t> ids(block.documents, Use::in, "documents"), chosen(block.rows, Use::in, "rows"),
         counter(block.counters, Use::in, "counters");
     const AttentionShape there = block.placed(ids.data(), chosen.data(), counter.data());
-    attention_softmax_cuda<T>({x.data(), p.data(), gsums.data()}, there, b, nullptr);
+    attention_softmax_cuda<T>({x.data(), array.data(), gsums.data()}, there, score_block, nullptr);
     attention_softmax_backward_cuda<T>(
         {x.data(), dp.data(), whole.data(), block.operand(y.data()), block.operand(dy.data()), p2.data(), ds.data()},
-        there, b, nullptr);
-    return std::tuple{keys_of(p.values(), b), gsums.values(), keys_of(p2.values(), b), keys_of(ds.values(), b)};
+        there, score_block, nullptr);
+    return std::tuple{select_keys(array.values(), score_block), gsums.values(), select_keys(p2.values(), score_block),
+                      select_keys(ds.values(), score_block)};
   });
   // A gradient is a probability of at most 1 times 0.3, times the difference of up to 3 / 0.7 and a dot of up to 9
   // terms each; rounded once.
-  const std::vector<T> right = keys_of(dscores, b);
+  const std::vector<T> right = select_keys(dscores, score_block);
   std::vector<double> parts;
   for (const T x : right)
-    parts.push_back(std::fabs(double{load(x)}) + 0.01 * (5 + 9.0 * static_cast<double>(c.v_dim)));
-  expect_twins(std::get<0>(got), keys_of(probabilities, b), "probabilities");
-  expect_twins(std::get<1>(got), sums, "logsumexp");
-  expect_twins(std::get<2>(got), keys_of(again, b), "probabilities of backward");
-  expect_twins(std::get<3>(got), right, "gradients of scores", parts);
+    parts.push_back(std::fabs(double{load(x)}) + 0.01 * (5 + 9.0 * static_cast<double>(test_case.v_dim)));
+  expect_close(std::get<0>(got), select_keys(probabilities, score_block), "probabilities");
+  expect_close(std::get<1>(got), sums, "logsumexp");
+  expect_close(std::get<2>(got), select_keys(again, score_block), "probabilities of backward");
+  expect_close(std::get<3>(got), right, "gradients of scores", parts);
 }
 
 std::vector<Case> cases() {
@@ -99,14 +103,15 @@ std::vector<Case> cases() {
   for (const double dropout : {0.0, 0.3}) {
     for (const bool documents : {false, true}) {
       for (const bool chosen : {false, true}) {
-        for (Case c : {Case{2, 3, 37, 8, {0, 6, 0, 37, 0, 37, 40}}, Case{1, 2, 36, 5, {1, 1, 8, 12, 8, 16, 16}},
-                       Case{2, 2, 150, 3, {1, 2, 130, 20, 0, 150, 152}}, Case{1, 1, 33, 70, {0, 1, 0, 1, 0, 1, 8}}}) {
-          c.dropout = dropout, c.documents = documents, c.chosen = chosen;
-          all.push_back(c);
-          c.reach = 9;
-          all.push_back(c);
-          c.reach = 0, c.softcap = 0.8;
-          all.push_back(c);
+        for (Case test_case :
+             {Case{2, 3, 37, 8, {0, 6, 0, 37, 0, 37, 40}}, Case{1, 2, 36, 5, {1, 1, 8, 12, 8, 16, 16}},
+              Case{2, 2, 150, 3, {1, 2, 130, 20, 0, 150, 152}}, Case{1, 1, 33, 70, {0, 1, 0, 1, 0, 1, 8}}}) {
+          test_case.dropout = dropout, test_case.documents = documents, test_case.chosen = chosen;
+          all.push_back(test_case);
+          test_case.reach = 9;
+          all.push_back(test_case);
+          test_case.reach = 0, test_case.softcap = 0.8;
+          all.push_back(test_case);
         }
       }
     }
@@ -115,31 +120,31 @@ std::vector<Case> cases() {
 }
 
 TEST(AttentionScoresOnHost, AreTheTwinsOfTheCpu) {
-  const auto trace = [](const Case& c) {
-    return testing::Message() << "s " << c.s << " v " << c.v_dim << " dropout " << c.dropout << " documents "
-                              << c.documents << " chosen " << c.chosen << " reach " << c.reach << " cap "
-                              << c.softcap;
+  const auto trace = [](const Case& test_case) {
+    return testing::Message() << "s " << test_case.s << " v " << test_case.v_dim << " dropout " << test_case.dropout
+                              << " documents " << test_case.documents << " chosen " << test_case.chosen << " reach "
+                              << test_case.reach << " cap " << test_case.softcap;
   };
   const std::vector<Case> all = cases();
-  for (const Case& c : all) {
-    SCOPED_TRACE(trace(c));
-    check<float>(c);
-    check<Bf16>(c);
+  for (const Case& test_case : all) {
+    SCOPED_TRACE(trace(test_case));
+    check<float>(test_case);
+    check<Bf16>(test_case);
   }
-  for (const Case& c : test::everyday(all, 3)) {
-    SCOPED_TRACE(trace(c));
-    check<double>(c);
-    check<F16>(c);
+  for (const Case& test_case : test::sample_cases(all, 3)) {
+    SCOPED_TRACE(trace(test_case));
+    check<double>(test_case);
+    check<F16>(test_case);
   }
 }
 
 // A row with more keys than a warp handles is processed by a block.
 TEST(AttentionScoresOnHost, RowsOfManyKeysAreTheTwinsOfTheCpu) {
   for (const bool chosen : {false, true}) {
-    Case c{1, 1, 2060, 3, {0, 1, 2056, 4, 0, 2060, 2064}, 0.3};
-    c.chosen = chosen;
-    check<float>(c);
-    check<Bf16>(c);
+    Case test_case{1, 1, 2060, 3, {0, 1, 2056, 4, 0, 2060, 2064}, 0.3};
+    test_case.chosen = chosen;
+    check<float>(test_case);
+    check<Bf16>(test_case);
   }
 }
 

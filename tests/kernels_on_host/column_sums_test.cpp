@@ -10,45 +10,46 @@ namespace {
 // Integers from -8 to 8, whose sums every wide type represents exactly: any order of addition gives the same bits.
 // The gaps between rows must not be read.
 template <class T>
-std::vector<T> whole_numbers(const ColumnSumsShape& s) {
-  const int64_t n = s.rows == 0 ? 0 : (s.rows - 1) * s.stride + s.width;
+std::vector<T> whole_numbers(const ColumnSumsShape& shape) {
+  const int64_t n = shape.rows == 0 ? 0 : (shape.rows - 1) * shape.stride + shape.width;
   std::vector<T> x(static_cast<size_t>(n), store<T>(std::numeric_limits<Wide<T>>::infinity()));
-  for (int64_t row = 0; row < s.rows; ++row)
-    for (int64_t c = 0; c < s.width; ++c)
-      x[static_cast<size_t>(row * s.stride + c)] =
+  for (int64_t row = 0; row < shape.rows; ++row)
+    for (int64_t c = 0; c < shape.width; ++c)
+      x[static_cast<size_t>(row * shape.stride + c)] =
           store<T>(static_cast<Wide<T>>((row * 5 + c * 7 + row * c) % 17 - 8));
   return x;
 }
 
 template <class T>
 std::vector<Wide<T>> plain_sums(const std::vector<T>& x, const std::vector<Wide<T>>& before,
-                                const ColumnSumsShape& s) {
+                                const ColumnSumsShape& shape) {
   std::vector<Wide<T>> sums(before.size());
   for (size_t c = 0; c < sums.size(); ++c) {
-    int64_t sum = s.adds ? static_cast<int64_t>(before[c]) : 0;
-    for (int64_t row = 0; row < s.rows; ++row)
-      sum += static_cast<int64_t>(load(x[static_cast<size_t>(row * s.stride) + c]));
+    int64_t sum = shape.adds ? static_cast<int64_t>(before[c]) : 0;
+    for (int64_t row = 0; row < shape.rows; ++row)
+      sum += static_cast<int64_t>(load(x[static_cast<size_t>(row * shape.stride) + c]));
     sums[c] = static_cast<Wide<T>>(sum);
   }
   return sums;
 }
 
 template <class T>
-void check(const ColumnSumsShape& s, size_t shift) {
-  SCOPED_TRACE(testing::Message() << kName<T> << " " << s.rows << " x " << s.width << " of " << s.stride << " adds "
-                                  << s.adds << " shifted " << shift);
-  const std::vector<T> x = whole_numbers<T>(s);
-  std::vector<Wide<T>> before(static_cast<size_t>(s.width));
+void check(const ColumnSumsShape& shape, size_t shift) {
+  SCOPED_TRACE(testing::Message() << kName<T> << " " << shape.rows << " x " << shape.width << " of " << shape.stride
+                                  << " adds " << shape.adds << " shifted " << shift);
+  const std::vector<T> x = whole_numbers<T>(shape);
+  std::vector<Wide<T>> before(static_cast<size_t>(shape.width));
   for (size_t c = 0; c < before.size(); ++c) before[c] = static_cast<Wide<T>>(3 * static_cast<int64_t>(c) - 5);
-  const std::vector<Wide<T>> want = plain_sums(x, before, s);
+  const std::vector<Wide<T>> want = plain_sums(x, before, shape);
   std::vector<Wide<T>> on_cpu = before;
-  column_sums(on_cpu.data(), x.data(), s);
+  column_sums(on_cpu.data(), x.data(), shape);
   EXPECT_TRUE(same_bits(on_cpu, want)) << "on the CPU";
-  const auto got = in_all_orders([&] {
+  const auto got = run_all_orders([&] {
     const DeviceArray<T> there(x, Use::in, "x", shift);
-    const DeviceArray<Wide<T>> out(before, s.adds ? Use::both : Use::out, "out", shift),
-        lines(std::vector<Wide<T>>(static_cast<size_t>(column_lines<T>(s) * s.width)), Use::out, "lines", shift);
-    column_sums_cuda<T>(out.data(), there.data(), lines.data(), s, nullptr);
+    const DeviceArray<Wide<T>> out(before, shape.adds ? Use::both : Use::out, "out", shift),
+        lines(std::vector<Wide<T>>(static_cast<size_t>(column_lines<T>(shape) * shape.width)), Use::out, "lines",
+              shift);
+    column_sums_cuda<T>(out.data(), there.data(), lines.data(), shape, nullptr);
     return std::tuple{out.values()};
   });
   EXPECT_TRUE(same_bits(std::get<0>(got), want));
@@ -91,15 +92,15 @@ TEST(ColumnSumsOnHost, AreThoseOfPlainLoopsForEveryTypeAndShape) {
 TEST(ColumnLines, KeepEveryProcessorBusyAndStaySmallBesideX) {
   for (const auto& [rows, width] : std::vector<std::pair<int64_t, int64_t>>{
            {8192, 768}, {8192, 2304}, {8192, 3072}, {65536, 4096}, {128, 8192}}) {
-    const ColumnSumsShape s{rows, width, width};
-    const int64_t blocks = column_lines<Bf16>(s) * (width / 256);
+    const ColumnSumsShape shape{rows, width, width};
+    const int64_t blocks = column_lines<Bf16>(shape) * (width / 256);
     EXPECT_GE(blocks, 2 * 132) << rows << " x " << width;
     EXPECT_LE(blocks, 4096) << rows << " x " << width;
   }
   int64_t fewer = 0;
   for (const int64_t rows : {0, 1, 8, 9, 2111, 2112, 4223, 4224, 8447, 8448, 131071, 131072, 1000001}) {
-    const ColumnSumsShape s{rows, 200, 200};
-    const int64_t lines = column_lines<Bf16>(s), of_line = column_rows_per_line<Bf16>(s);
+    const ColumnSumsShape shape{rows, 200, 200};
+    const int64_t lines = column_lines<Bf16>(shape), of_line = column_rows_per_line<Bf16>(shape);
     EXPECT_GE(lines * of_line, rows);
     EXPECT_LT((lines - 1) * of_line, std::max<int64_t>(rows, 1));
     if (rows >= 8448) { EXPECT_LE((lines - 1) * 4 * 16, rows * 2) << "a sixteenth of x in bf16"; }

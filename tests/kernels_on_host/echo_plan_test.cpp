@@ -16,20 +16,20 @@ using plan::EchoPlan;
 using plan::EchoSizes;
 
 template <class T>
-DeviceArray<T> room(int64_t count, const char* name) {
+DeviceArray<T> make_output(int64_t count, const char* name) {
   return DeviceArray<T>(std::vector<T>(static_cast<size_t>(count)), Use::both, name);
 }
 
 struct Place {
-  explicit Place(const EchoSizes& s)
-      : owner(room<int32_t>(s.clones(), "owner")),
-        first(room<int32_t>(s.experts, "first")),
-        next(room<int32_t>(s.clones(), "next")),
-        ends(room<int64_t>(s.clones(), "ends")),
-        source_rows(room<int64_t>(int64_t{s.ranks} * s.clones(), "source_rows")),
-        final_loads(room<int64_t>(s.ranks, "final_loads")),
-        scratch(room<int64_t>(kernels::echo_plan_scratch(s), "scratch")),
-        narrow_scratch(room<int32_t>(kernels::echo_plan_narrow_scratch(s), "narrow_scratch")) {}
+  explicit Place(const EchoSizes& sizes)
+      : owner(make_output<int32_t>(sizes.replicas(), "owner")),
+        first(make_output<int32_t>(sizes.experts, "first")),
+        next(make_output<int32_t>(sizes.replicas(), "next")),
+        ends(make_output<int64_t>(sizes.replicas(), "ends")),
+        source_rows(make_output<int64_t>(int64_t{sizes.ranks} * sizes.replicas(), "source_rows")),
+        final_loads(make_output<int64_t>(sizes.ranks, "final_loads")),
+        scratch(make_output<int64_t>(kernels::echo_plan_scratch(sizes), "scratch")),
+        narrow_scratch(make_output<int32_t>(kernels::echo_plan_narrow_scratch(sizes), "narrow_scratch")) {}
   kernels::EchoPlanPlace place() {
     return {owner.data(),       first.data(),       next.data(),    ends.data(),
             source_rows.data(), final_loads.data(), scratch.data(), narrow_scratch.data()};
@@ -44,7 +44,7 @@ std::vector<T> values(DeviceArray<T>& x, size_t count) {
   return {x.data(), x.data() + count};
 }
 
-std::vector<int64_t> counts_of(const EchoSizes& sizes, std::mt19937_64& draw) {
+std::vector<int64_t> draw_counts(const EchoSizes& sizes, std::mt19937_64& draw) {
   std::vector<int64_t> rows(static_cast<size_t>(sizes.ranks) * static_cast<size_t>(sizes.experts));
   for (size_t i = 0; i < rows.size(); ++i) {
     const uint64_t hot = i % static_cast<size_t>(sizes.experts) % 7 == 3 ? 90 : 6;
@@ -57,8 +57,8 @@ std::vector<int64_t> counts_of(const EchoSizes& sizes, std::mt19937_64& draw) {
 struct Assignments {
   std::vector<int64_t> experts, rows;
 };
-Assignments assignments_of(const std::vector<int64_t>& counts, const EchoSizes& sizes, int rank,
-                           std::mt19937_64& draw) {
+Assignments draw_assignments(const std::vector<int64_t>& counts, const EchoSizes& sizes, int rank,
+                             std::mt19937_64& draw) {
   Assignments all;
   for (int e = 0; e < sizes.experts; ++e)
     all.experts.insert(all.experts.end(), static_cast<size_t>(counts[static_cast<size_t>(rank * sizes.experts + e)]),
@@ -71,24 +71,24 @@ Assignments assignments_of(const std::vector<int64_t>& counts, const EchoSizes& 
 }
 
 void check(const EchoSizes& sizes, const plan::EchoOptions& options, std::mt19937_64& draw) {
-  const std::vector<int64_t> rows = counts_of(sizes, draw);
+  const std::vector<int64_t> rows = draw_counts(sizes, draw);
   const EchoPlan expected = plan_echo({rows.data(), sizes}, options);
   const DeviceArray<int64_t> counts(rows, Use::in, "counts");
   const int rank = static_cast<int>(draw() % static_cast<uint64_t>(sizes.ranks));
   Place by_warp(sizes), plain(sizes);
   kernels::echo_plan_cuda(counts.data(), by_warp.place(), {sizes, options, rank}, nullptr);
   kernels::echo_plan(counts.data(), plain.place(), {sizes, options, rank});
-  for (Place* const p : {&by_warp, &plain}) {
-    EXPECT_EQ(values(p->owner, expected.owner.size()), expected.owner);
-    EXPECT_EQ(values(p->source_rows, expected.source_rows.size()), expected.source_rows);
-    EXPECT_EQ(values(p->final_loads, expected.final_loads.size()), expected.final_loads);
+  for (Place* const place : {&by_warp, &plain}) {
+    EXPECT_EQ(values(place->owner, expected.owner.size()), expected.owner);
+    EXPECT_EQ(values(place->source_rows, expected.source_rows.size()), expected.source_rows);
+    EXPECT_EQ(values(place->final_loads, expected.final_loads.size()), expected.final_loads);
   }
-  const size_t clones = expected.owner.size(), experts = static_cast<size_t>(sizes.experts);
+  const size_t replicas = expected.owner.size(), experts = static_cast<size_t>(sizes.experts);
   EXPECT_EQ(values(by_warp.first, experts), values(plain.first, experts));
-  EXPECT_EQ(values(by_warp.next, clones), values(plain.next, clones));
-  EXPECT_EQ(values(by_warp.ends, clones), values(plain.ends, clones));
+  EXPECT_EQ(values(by_warp.next, replicas), values(plain.next, replicas));
+  EXPECT_EQ(values(by_warp.ends, replicas), values(plain.ends, replicas));
 
-  const Assignments all = assignments_of(rows, sizes, rank, draw);
+  const Assignments all = draw_assignments(rows, sizes, rank, draw);
   const auto n = static_cast<int64_t>(all.experts.size());
   const std::vector<int32_t> chosen(all.experts.begin(), all.experts.end());
   const std::vector<int32_t> columns = echo_reroute(expected, rank, chosen);
@@ -98,7 +98,7 @@ void check(const EchoSizes& sizes, const plan::EchoOptions& options, std::mt1993
   const DeviceArray<int64_t> number(moved, Use::in, "rows"),
       offsets(std::vector<int64_t>(experts, -7), Use::in, "offsets");
   for (const bool on_warps : {true, false}) {
-    DeviceArray<int64_t> out = room<int64_t>(n, "columns");
+    DeviceArray<int64_t> out = make_output<int64_t>(n, "columns");
     const kernels::EchoColumnsPlace place{
         given.data(),        number.data(),       offsets.data(), by_warp.first.data(),
         by_warp.next.data(), by_warp.ends.data(), out.data()};

@@ -16,25 +16,27 @@ std::vector<double> sizes(const std::vector<T>& x, double most) {
 }
 
 template <class T>
-void check_rows(const ExpertShape& s, bool with_bias, bool with_probs, size_t shift) {
+void check_rows(const ExpertShape& shape, bool with_bias, bool with_probs, size_t shift) {
   using A = Wide<T>;
-  const int64_t wide = s.gated ? 2 * s.width : s.width;
-  const std::vector<T> x = made<T>(s.rows * wide, 0.7), bias = made<T>(s.experts * wide, 0.2),
-                       dy = made<T>(s.rows * s.width, 0.3);
-  const std::vector<A> probs = made<A>(s.rows, 0.5);
+  const int64_t wide = shape.gated ? 2 * shape.width : shape.width;
+  const std::vector<T> x = make_values<T>(shape.rows * wide, 0.7), bias = make_values<T>(shape.experts * wide, 0.2),
+                       dy = make_values<T>(shape.rows * shape.width, 0.3);
+  const std::vector<A> probs = make_values<A>(shape.rows, 0.5);
   const T* const b = with_bias ? bias.data() : nullptr;
   const A* const p = with_probs ? probs.data() : nullptr;
-  std::vector<T> out = made<T>(s.rows * s.width, 0.9), dx = made<T>(s.rows * wide, 0.8), y = dy;
-  std::vector<A> dprobs = made<A>(s.rows, 0.6), sums = made<A>(s.experts * s.width, 0.1), more = dprobs;
+  std::vector<T> out = make_values<T>(shape.rows * shape.width, 0.9), dx = make_values<T>(shape.rows * wide, 0.8),
+                 y = dy;
+  std::vector<A> dprobs = make_values<A>(shape.rows, 0.6), sums = make_values<A>(shape.experts * shape.width, 0.1),
+                 more = dprobs;
   const auto out0 = out, dx0 = dx;
   const auto dprobs0 = dprobs, sums0 = sums;
-  expert_activation<T>(x.data(), b, p, kCounts.data(), out.data(), s);
+  expert_activation<T>(x.data(), b, p, kCounts.data(), out.data(), shape);
   expert_activation_backward<T>({dy.data(), x.data(), b, p, dx.data(), with_probs ? dprobs.data() : nullptr},
-                                kCounts.data(), s);
-  expert_bias<T>(y.data(), bias.data(), p, kCounts.data(), s);
-  expert_bias_probs<T>(dy.data(), bias.data(), kCounts.data(), more.data(), s);
-  expert_sums<T>(dy.data(), p, kCounts.data(), sums.data(), s);
-  const auto got = in_all_orders([&] {
+                                kCounts.data(), shape);
+  expert_bias<T>(y.data(), bias.data(), p, kCounts.data(), shape);
+  expert_bias_probs<T>(dy.data(), bias.data(), kCounts.data(), more.data(), shape);
+  expert_sums<T>(dy.data(), p, kCounts.data(), sums.data(), shape);
+  const auto got = run_all_orders([&] {
     const DeviceArray<T> gx(x, Use::in, "x", shift), gbias(bias, Use::in, "bias", shift),
         gdy(dy, Use::in, "dy", shift), gout(out0, Use::both, "out", shift), gdx(dx0, Use::both, "dx", shift),
         gy(dy, Use::both, "y", shift);
@@ -43,46 +45,48 @@ void check_rows(const ExpertShape& s, bool with_bias, bool with_probs, size_t sh
     const DeviceArray<int64_t> counts(kCounts, Use::in, "counts");
     const T* const at_bias = with_bias ? gbias.data() : nullptr;
     const A* const at_probs = with_probs ? gprobs.data() : nullptr;
-    expert_activation_cuda<T>(gx.data(), at_bias, at_probs, counts.data(), gout.data(), s, nullptr);
+    expert_activation_cuda<T>(gx.data(), at_bias, at_probs, counts.data(), gout.data(), shape, nullptr);
     expert_activation_backward_cuda<T>(
         {gdy.data(), gx.data(), at_bias, at_probs, gdx.data(), with_probs ? gdprobs.data() : nullptr}, counts.data(),
-        s, nullptr);
-    expert_bias_cuda<T>(gy.data(), gbias.data(), at_probs, counts.data(), s, nullptr);
-    expert_bias_probs_cuda<T>(gdy.data(), gbias.data(), counts.data(), gmore.data(), s, nullptr);
-    expert_sums_cuda<T>(gdy.data(), at_probs, counts.data(), gsums.data(), s, nullptr);
+        shape, nullptr);
+    expert_bias_cuda<T>(gy.data(), gbias.data(), at_probs, counts.data(), shape, nullptr);
+    expert_bias_probs_cuda<T>(gdy.data(), gbias.data(), counts.data(), gmore.data(), shape, nullptr);
+    expert_sums_cuda<T>(gdy.data(), at_probs, counts.data(), gsums.data(), shape, nullptr);
     return std::tuple{gout.values(), gdx.values(), gy.values(), gdprobs.values(), gmore.values(), gsums.values()};
   });
-  expect_twins(std::get<0>(got), out, "activation of experts");
-  expect_twins(std::get<1>(got), dx, "its gradient");
-  expect_twins(std::get<2>(got), y, "bias of experts");
-  const double dot = 27.0 * static_cast<double>(s.width) + 3;  // products of three numbers of at most 3
-  expect_twins(std::get<3>(got), dprobs, "dprobs", sizes(dprobs, dot));
-  expect_twins(std::get<4>(got), more, "dprobs of the bias", sizes(more, dot));
-  expect_twins(std::get<5>(got), sums, "sums", sizes(sums, 9.0 * 9 + 3));
+  expect_close(std::get<0>(got), out, "activation of experts");
+  expect_close(std::get<1>(got), dx, "its gradient");
+  expect_close(std::get<2>(got), y, "bias of experts");
+  const double dot = 27.0 * static_cast<double>(shape.width) + 3;  // products of three numbers of at most 3
+  expect_close(std::get<3>(got), dprobs, "dprobs", sizes(dprobs, dot));
+  expect_close(std::get<4>(got), more, "dprobs of the bias", sizes(more, dot));
+  expect_close(std::get<5>(got), sums, "sums", sizes(sums, 9.0 * 9 + 3));
 }
 
 template <class T>
-void check_scale(const ExpertShape& s, size_t shift) {
+void check_scale(const ExpertShape& shape, size_t shift) {
   using A = Wide<T>;
-  const std::vector<T> x = made<T>(s.rows * s.width, 0.7), dy = made<T>(s.rows * s.width, 0.3);
-  const std::vector<A> probs = made<A>(s.rows, 0.5);
+  const std::vector<T> x = make_values<T>(shape.rows * shape.width, 0.7),
+                       dy = make_values<T>(shape.rows * shape.width, 0.3);
+  const std::vector<A> probs = make_values<A>(shape.rows, 0.5);
   std::vector<T> out = x, dx = x;
   std::vector<A> dprobs = probs;
-  expert_scale<T>(x.data(), probs.data(), kCounts.data(), out.data(), s);
-  expert_scale_backward<T>({dy.data(), x.data(), nullptr, probs.data(), dx.data(), dprobs.data()}, kCounts.data(), s);
-  const auto got = in_all_orders([&] {
+  expert_scale<T>(x.data(), probs.data(), kCounts.data(), out.data(), shape);
+  expert_scale_backward<T>({dy.data(), x.data(), nullptr, probs.data(), dx.data(), dprobs.data()}, kCounts.data(),
+                           shape);
+  const auto got = run_all_orders([&] {
     const DeviceArray<T> gx(x, Use::in, "x", shift), gdy(dy, Use::in, "dy", shift), gout(x, Use::both, "out", shift),
         gdx(x, Use::both, "dx", shift);
     const DeviceArray<A> gprobs(probs, Use::in, "probs", shift), gdprobs(probs, Use::both, "dprobs", shift);
     const DeviceArray<int64_t> counts(kCounts, Use::in, "counts");
-    expert_scale_cuda<T>(gx.data(), gprobs.data(), counts.data(), gout.data(), s, nullptr);
+    expert_scale_cuda<T>(gx.data(), gprobs.data(), counts.data(), gout.data(), shape, nullptr);
     expert_scale_backward_cuda<T>({gdy.data(), gx.data(), nullptr, gprobs.data(), gdx.data(), gdprobs.data()},
-                                  counts.data(), s, nullptr);
+                                  counts.data(), shape, nullptr);
     return std::tuple{gout.values(), gdx.values(), gdprobs.values()};
   });
-  expect_twins(std::get<0>(got), out, "scaled rows");
-  expect_twins(std::get<1>(got), dx, "their gradient");
-  expect_twins(std::get<2>(got), dprobs, "dprobs", sizes(dprobs, 9.0 * static_cast<double>(s.width)));
+  expect_close(std::get<0>(got), out, "scaled rows");
+  expect_close(std::get<1>(got), dx, "their gradient");
+  expect_close(std::get<2>(got), dprobs, "dprobs", sizes(dprobs, 9.0 * static_cast<double>(shape.width)));
 }
 
 template <class T>
@@ -117,7 +121,7 @@ template <class Cpu, class Gpu>
 Sizes check_plan(const std::vector<int64_t>& from, const Sizes& empty, const Cpu& cpu, const Gpu& gpu) {
   Sizes plan = empty;
   cpu(from.data(), PermutationPlan{plan.rows.data(), plan.source.data(), plan.counts.data()});
-  const auto got = in_all_orders([&] {
+  const auto got = run_all_orders([&] {
     const DeviceArray<int64_t> gfrom(from, Use::in, "experts"), rows(empty.rows, Use::out, "rows"),
         source(empty.source, Use::out, "source"), counts(empty.counts, Use::out, "counts");
     gpu(gfrom.data(), PermutationPlan{rows.data(), source.data(), counts.data()});
@@ -129,13 +133,13 @@ Sizes check_plan(const std::vector<int64_t>& from, const Sizes& empty, const Cpu
   return plan;
 }
 
-std::vector<int64_t> room(int64_t n) { return std::vector<int64_t>(static_cast<size_t>(n)); }
+std::vector<int64_t> make_zeros(int64_t n) { return std::vector<int64_t>(static_cast<size_t>(n)); }
 
 template <class T>
 void check_moves(const Sizes& plan, int64_t assignments, int64_t width) {
   const size_t shift = assignments == 254 ? 1 : 0;
-  const std::vector<T> x = made<T>(assignments / 2 * width, 0.7);
-  std::vector<T> out = made<T>(static_cast<int64_t>(plan.source.size()) * width, 0.2);
+  const std::vector<T> x = make_values<T>(assignments / 2 * width, 0.7);
+  std::vector<T> out = make_values<T>(static_cast<int64_t>(plan.source.size()) * width, 0.2);
   const std::vector<T> out0 = out;
   const auto num_rows = static_cast<int64_t>(plan.source.size());
   const SumShape sum{assignments / 2, 2 * static_cast<int64_t>(plan.rows.size()) / std::max<int64_t>(1, assignments),
@@ -143,7 +147,7 @@ void check_moves(const Sizes& plan, int64_t assignments, int64_t width) {
   permute_rows<T>(x.data(), plan.source.data(), out.data(), {num_rows, width, 2});
   std::vector<T> back(x.size());
   sum_rows<T>(out.data(), plan.rows.data(), back.data(), sum);
-  const auto got = in_all_orders([&] {
+  const auto got = run_all_orders([&] {
     const DeviceArray<T> gx(x, Use::in, "x", shift), gout(out0, Use::both, "out", shift),
         gback(back, Use::out, "back", shift);
     const DeviceArray<int64_t> source(plan.source, Use::in, "source"), rows(plan.rows, Use::in, "rows");
@@ -160,14 +164,16 @@ TEST(ExpertsOnHost, RowsAreSortedAndSummedToTheBitsOfTheCpu) {
   for (const int64_t assignments : {0, 2, 254, 300, 1024, 2100, 5002}) {
     std::vector<int64_t> experts(static_cast<size_t>(assignments));
     for (int64_t a = 0; a < assignments; ++a) experts[static_cast<size_t>(a)] = a * 7 % 13 - 1;
-    for (const PermutationShape& s : {PermutationShape{assignments, assignments, 0, 12, 12},
-                                      PermutationShape{assignments, 3 * assignments, 4, 4, 2, 3},
-                                      PermutationShape{assignments, 12 * assignments, 0, 12, 12, 1, assignments}}) {
+    for (const PermutationShape& shape :
+         {PermutationShape{assignments, assignments, 0, 12, 12},
+          PermutationShape{assignments, 3 * assignments, 4, 4, 2, 3},
+          PermutationShape{assignments, 12 * assignments, 0, 12, 12, 1, assignments}}) {
       const Sizes plan = check_plan(
-          experts, {room(assignments * s.copies), room(s.num_rows), room(s.num_experts)},
-          [&](const int64_t* e, const PermutationPlan& p) { plan_permutation(e, p, s); },
-          [&](const int64_t* e, const PermutationPlan& p) { plan_permutation_cuda(e, p, s, nullptr); });
-      if (assignments > 1024 && s.copies * s.capacity > 0) continue;  // its buffer is large
+          experts,
+          {make_zeros(assignments * shape.copies), make_zeros(shape.num_rows), make_zeros(shape.num_experts)},
+          [&](const int64_t* e, const PermutationPlan& plan) { plan_permutation(e, plan, shape); },
+          [&](const int64_t* e, const PermutationPlan& plan) { plan_permutation_cuda(e, plan, shape, nullptr); });
+      if (assignments > 1024 && shape.copies * shape.capacity > 0) continue;  // its buffer is large
       const int64_t width = assignments > 300 ? 1 : assignments > 254 ? 3 : assignments > 2 ? 64 : 33;
       check_moves<float>(plan, assignments, width);
       check_moves<double>(plan, assignments, width);
@@ -175,59 +181,63 @@ TEST(ExpertsOnHost, RowsAreSortedAndSummedToTheBitsOfTheCpu) {
       check_moves<F16>(plan, assignments, width);
     }
   }
-  for (const RegroupShape& s : {RegroupShape{2, 3, 0, 7, 7}, {2, 3, 4, 24, 24}}) {
+  for (const RegroupShape& shape : {RegroupShape{2, 3, 0, 7, 7}, {2, 3, 4, 24, 24}}) {
     check_plan(
-        {2, 0, 1, 1, 3, 0}, {room(s.num_in), room(s.num_out), room(3)},
-        [&](const int64_t* table, const PermutationPlan& p) { plan_regroup(table, p, s); },
-        [&](const int64_t* table, const PermutationPlan& p) { plan_regroup_cuda(table, p, s, nullptr); });
+        {2, 0, 1, 1, 3, 0}, {make_zeros(shape.num_in), make_zeros(shape.num_out), make_zeros(3)},
+        [&](const int64_t* table, const PermutationPlan& plan) { plan_regroup(table, plan, shape); },
+        [&](const int64_t* table, const PermutationPlan& plan) { plan_regroup_cuda(table, plan, shape, nullptr); });
   }
 }
 
 // The operands of one grouped matmul. The last `slots` weights or gradients are separate allocations, and these
 // gradients are overwritten; the others are added to if `adds`. One group has no rows.
 template <class T, class C>
-void check_product(const GroupedShape& s, size_t shift, int64_t slots = 0, bool adds = true,
+void check_product(const GroupedShape& shape, size_t shift, int64_t slots = 0, bool adds = true,
                    const std::vector<int64_t>& row_counts = kCounts) {
-  const bool weight = s.op == GroupedOp::weight_gradient;
-  const int64_t home = (s.groups - slots) * s.out, apart = slots * s.out;
-  const int64_t a_width = s.op == GroupedOp::forward ? s.in : s.out, b_rows = weight ? s.rows : home,
-                c_width = s.op == GroupedOp::forward ? s.out : s.in, c_rows = weight ? home : s.rows;
-  const std::vector<T> a = made<T>(s.rows * a_width, 0.7), b = made<T>(b_rows * s.in, 0.3),
-                       b_clones = made<T>(weight ? 0 : apart * s.in, 0.4);
-  const std::vector<C> start = made<C>(c_rows * c_width, 0.1), start_clones = made<C>(weight ? apart * s.in : 0, 0.2);
-  const auto source = [&](const T* at_a, const T* at_b, const T* at_b_clones, const C* at_c, const C* at_c_clones) {
+  const bool weight = shape.op == GroupedOp::weight_gradient;
+  const int64_t home = (shape.groups - slots) * shape.out, apart = slots * shape.out;
+  const int64_t a_width = shape.op == GroupedOp::forward ? shape.in : shape.out, b_rows = weight ? shape.rows : home,
+                c_width = shape.op == GroupedOp::forward ? shape.out : shape.in, c_rows = weight ? home : shape.rows;
+  const std::vector<T> a = make_values<T>(shape.rows * a_width, 0.7), b = make_values<T>(b_rows * shape.in, 0.3),
+                       b_replicas = make_values<T>(weight ? 0 : apart * shape.in, 0.4);
+  const std::vector<C> start = make_values<C>(c_rows * c_width, 0.1),
+                       start_replicas = make_values<C>(weight ? apart * shape.in : 0, 0.2);
+  const auto source = [&](const T* at_a, const T* at_b, const T* at_b_replicas, const C* at_c,
+                          const C* at_c_replicas) {
     return GroupedSource{{at_a, a_width, 0, sizeof(T)},
-                         {at_b, s.in, weight ? 0 : s.out * s.in, sizeof(T), at_b_clones},
-                         {at_c, c_width, weight ? s.out * s.in : 0, sizeof(C), at_c_clones},
-                         s.groups,
-                         s.rows,
+                         {at_b, shape.in, weight ? 0 : shape.out * shape.in, sizeof(T), at_b_replicas},
+                         {at_c, c_width, weight ? shape.out * shape.in : 0, sizeof(C), at_c_replicas},
+                         shape.groups,
+                         shape.rows,
                          slots,
                          adds};
   };
-  std::vector<C> c = start, c_clones = start_clones;
-  std::vector<int64_t> arguments(static_cast<size_t>(kGroupedFields * s.groups));
-  grouped_arguments(row_counts.data(), source(a.data(), b.data(), b_clones.data(), c.data(), c_clones.data()),
+  std::vector<C> c = start, c_replicas = start_replicas;
+  std::vector<int64_t> arguments(static_cast<size_t>(kGroupedFields * shape.groups));
+  grouped_arguments(row_counts.data(), source(a.data(), b.data(), b_replicas.data(), c.data(), c_replicas.data()),
                     arguments.data());
-  grouped_product<T>(arguments.data(), s);
-  const auto got = in_all_orders([&] {
+  grouped_product<T>(arguments.data(), shape);
+  const auto got = run_all_orders([&] {
     const DeviceArray<T> ga(a, Use::in, "a", shift), gb(b, Use::in, "b", shift),
-        gb_clones(b_clones, Use::in, "b of clones", shift);
-    const DeviceArray<C> gc(start, Use::both, "c", shift), gc_clones(start_clones, Use::both, "c of clones", shift);
+        gb_replicas(b_replicas, Use::in, "b of clones", shift);
+    const DeviceArray<C> gc(start, Use::both, "c", shift),
+        gc_replicas(start_replicas, Use::both, "c of clones", shift);
     const DeviceArray<int64_t> counts(row_counts, Use::in, "counts"), table(arguments, Use::out, "arguments");
-    grouped_arguments_cuda(counts.data(), source(ga.data(), gb.data(), gb_clones.data(), gc.data(), gc_clones.data()),
+    grouped_arguments_cuda(counts.data(),
+                           source(ga.data(), gb.data(), gb_replicas.data(), gc.data(), gc_replicas.data()),
                            table.data(), nullptr);
-    grouped_product_cuda<T>(table.data(), s, nullptr);
-    return std::tuple{gc.values(), gc_clones.values()};
+    grouped_product_cuda<T>(table.data(), shape, nullptr);
+    return std::tuple{gc.values(), gc_replicas.values()};
   });
-  const double terms = static_cast<double>(std::max({s.in, s.out, s.rows}));
+  const double terms = static_cast<double>(std::max({shape.in, shape.out, shape.rows}));
   // Sums for half types are in fp32, of up to `terms` products of at most 9.
   const auto parts = [&](const std::vector<C>& of) {
     std::vector<double> out(of.size());
     for (size_t i = 0; i < of.size(); ++i) out[i] = kIsHalf<C> ? std::fabs(double{load(of[i])}) + 3 : 9 * terms;
     return out;
   };
-  expect_twins(std::get<0>(got), c, "product of groups", parts(c));
-  expect_twins(std::get<1>(got), c_clones, "gradients of clones", parts(c_clones));
+  expect_close(std::get<0>(got), c, "product of groups", parts(c));
+  expect_close(std::get<1>(got), c_replicas, "gradients of clones", parts(c_replicas));
 }
 
 template <class T>

@@ -22,7 +22,7 @@ constexpr int64_t kFar = (int64_t{1} << 31) + 1000;
 const Bf16 kTwo = store<Bf16>(2.0F), kThree = store<Bf16>(3.0F);
 
 // Runs the first block and the one that handles element `last` of a grid over elements.
-void only_the_last(int64_t last) {
+void only_last(int64_t last) {
   constexpr int64_t kThreads = 256, kMostBlocks = 8192;
   const auto block = static_cast<uint64_t>(last / kThreads % kMostBlocks);
   set_order({0, block == 0 ? std::vector<uint64_t>{0} : std::vector<uint64_t>{0, block}});
@@ -31,14 +31,14 @@ void only_the_last(int64_t last) {
 // A quarter turn of heads that are `apart` elements from each other in the sequence; checks the last pair of the last
 // one.
 void turn_heads(int64_t apart, int64_t rotary) {
-  const RopeShape s{3, 2, 2, rotary, apart, apart / 2, apart / 4};
+  const RopeShape shape{3, 2, 2, rotary, apart, apart / 2, apart / 4};
   const FarArray<Bf16> x(3 * apart, "x");
-  Bf16* const last = x.data() + 2 * s.stride_s + s.stride_b + s.stride_head + rotary / 2 - 1;
+  Bf16* const last = x.data() + 2 * shape.stride_s + shape.stride_b + shape.stride_head + rotary / 2 - 1;
   last[0] = kTwo, last[rotary / 2] = kThree;
   const auto angles = static_cast<size_t>(3 * rotary / 2);
   const DeviceArray<float> cos(std::vector<float>(angles, 0.0F), Use::in, "cos"),
       sin(std::vector<float>(angles, 1.0F), Use::in, "sin");
-  rope_cuda<Bf16>(x.data(), cos.data(), sin.data(), 1, s, nullptr);
+  rope_cuda<Bf16>(x.data(), cos.data(), sin.data(), 1, shape, nullptr);
   EXPECT_EQ(load(last[0]), -3.0F);
   EXPECT_EQ(load(last[rotary / 2]), 2.0F);
 }
@@ -53,7 +53,7 @@ TEST(FarOnHost, DropoutReachesLargeArrays) {
     const DeviceArray<int64_t> counter({5}, Use::in, "counter");
     x.data()[last] = kThree;
     for (const int64_t item : {rows * of_row - 1, rows * of_row - 2}) {  // the last one of a row may have no element
-      only_the_last(item);
+      only_last(item);
       bias_dropout_add_cuda<Bf16, Bf16>({x.data(), nullptr, nullptr, out.data()},
                                         {{counter.data(), 1, 0}, rows, width, 7, 0.5}, nullptr);
     }
@@ -66,7 +66,7 @@ TEST(FarOnHost, DropoutReachesLargeArrays) {
 TEST(FarOnHost, ElementsOfLargeArraysAreReached) {
   const int64_t width = 1000, rows = kFar / width + 1, last = rows * width - 1;
   const FarArray<Bf16> x(rows * width, "x"), out(rows * width, "out");
-  only_the_last(last);
+  only_last(last);
   x.data()[last] = kThree;
   activation_forward_cuda<Bf16>(x.data(), nullptr, out.data(), {rows, width, Activation::squared_relu, false},
                                 nullptr);
@@ -145,15 +145,15 @@ TEST(FarOnHost, RowsOfExpertsAreReached) {
   const FarArray<Bf16> x(rows * width, "x"), out(rows * width, "out");
   const FarArray<float> probs(rows, "probs");
   const DeviceArray<int64_t> counts({rows - 1, 1}, Use::in, "counts");
-  const ExpertShape s{2, rows, width, Activation::squared_relu, false};
+  const ExpertShape shape{2, rows, width, Activation::squared_relu, false};
   x.data()[last] = kThree;
   probs.data()[rows - 1] = 2;
   only_row(rows - 1);
-  expert_activation_cuda<Bf16>(x.data(), nullptr, probs.data(), counts.data(), out.data(), s, nullptr);
+  expert_activation_cuda<Bf16>(x.data(), nullptr, probs.data(), counts.data(), out.data(), shape, nullptr);
   EXPECT_EQ(load(out.data()[last]), 18.0F);
   const FarArray<float> dprobs(rows, "dprobs");
   expert_activation_backward_cuda<Bf16>({x.data(), x.data(), nullptr, probs.data(), out.data(), dprobs.data()},
-                                        counts.data(), s, nullptr);
+                                        counts.data(), shape, nullptr);
   EXPECT_EQ(load(out.data()[last]), 36.0F);   // dy p 2 x
   EXPECT_EQ(dprobs.data()[rows - 1], 27.0F);  // dy x^2
   set_order({});
@@ -162,19 +162,19 @@ TEST(FarOnHost, RowsOfExpertsAreReached) {
 // Rows of all operands are far apart: 8 elements per row; the last element of row 1 is nonzero.
 TEST(FarOnHost, ProductsOfGroupsReachRowsThatLieFarApart) {
   const int64_t apart = kFar / 8 * 8, last = apart + 7;
-  const FarArray<F16> a(2 * apart, "a"), b(2 * apart, "b"), c(2 * apart, "c");
+  const FarArray<F16> array(2 * apart, "a"), b(2 * apart, "b"), c(2 * apart, "c");
   const FarArray<float> sum(2 * apart, "sum");
-  a.data()[last] = store<F16>(3.0F), b.data()[last] = store<F16>(2.0F);
+  array.data()[last] = store<F16>(3.0F), b.data()[last] = store<F16>(2.0F);
   const DeviceArray<int64_t> counts({2}, Use::in, "counts"),
       table(std::vector<int64_t>(kGroupedFields), Use::out, "table");
   const auto run = [&](const GroupedSource& source, const GroupedShape& shape) {
     grouped_arguments_cuda(counts.data(), source, table.data(), nullptr);
     grouped_product_cuda<F16>(table.data(), shape, nullptr);
   };
-  const GroupedOperand of_a{a.data(), apart, 0, 2}, of_b{b.data(), apart, 8, 2}, of_c{c.data(), apart, 0, 2};
+  const GroupedOperand of_a{array.data(), apart, 0, 2}, of_b{b.data(), apart, 8, 2}, of_c{c.data(), apart, 0, 2};
   run({of_a, of_b, of_c, 1, 2}, {GroupedOp::forward, 1, 2, 8, 2});
   EXPECT_EQ(load(c.data()[apart + 1]), 6.0F);
-  a.data()[last] = {}, a.data()[apart + 1] = store<F16>(3.0F);
+  array.data()[last] = {}, array.data()[apart + 1] = store<F16>(3.0F);
   run({of_a, of_b, of_c, 1, 2}, {GroupedOp::input_gradient, 1, 2, 8, 2});
   EXPECT_EQ(load(c.data()[last]), 6.0F);
   run({of_a, {b.data(), apart, 0, 2}, {sum.data(), apart, 8, 4}, 1, 2}, {GroupedOp::weight_gradient, 1, 2, 8, 2});
@@ -184,13 +184,14 @@ TEST(FarOnHost, ProductsOfGroupsReachRowsThatLieFarApart) {
 // The last of the lines of weight gradients is one row.
 TEST(FarOnHost, NormsBehindDropoutAndTheirGradientsReachLargeArrays) {
   const int64_t width = int64_t{1} << 16, rows = 993 * 33 + 1, last = rows * width - 1;
-  const NormShape s{rows, width, 0, true};
+  const NormShape norm_shape{rows, width, 0, true};
   ASSERT_GT(rows * width, kFar);
-  ASSERT_EQ(norm_rows_per_line(s), 33);
+  ASSERT_EQ(norm_rows_per_line(norm_shape), 33);
   const FarArray<Bf16> raw(rows * width, "raw"), residual(rows * width, "residual"), x(rows * width, "x"),
       out(rows * width, "out"), weight(width, "weight");
-  const FarArray<float> rstd(rows, "rstd"), dweight(width, "dweight"), lines(norm_lines(s) * 2 * width, "lines");
-  const DropoutNormShape shape{{{nullptr, 1, 0}, rows, width, 7, 0.0}, s};
+  const FarArray<float> rstd(rows, "rstd"), dweight(width, "dweight"),
+      lines(norm_lines(norm_shape) * 2 * width, "lines");
+  const DropoutNormShape shape{{{nullptr, 1, 0}, rows, width, 7, 0.0}, norm_shape};
   raw.data()[last] = residual.data()[last] = store<Bf16>(1.0F);
   weight.data()[width - 2] = weight.data()[width - 1] = store<Bf16>(1.0F);
   only_row(rows - 1);
@@ -203,10 +204,10 @@ TEST(FarOnHost, NormsBehindDropoutAndTheirGradientsReachLargeArrays) {
   const FarArray<Bf16> dy(rows * width, "dy"), dx(rows * width, "dx"), drawn(rows * width, "drawn");
   dy.data()[last - 1] = dy.data()[last] = store<Bf16>(1.0F);
   // The last line, and the thread block that sums the last columns of all lines.
-  set_order({0, {static_cast<uint64_t>(norm_lines(s) - 1), static_cast<uint64_t>(width / 8 - 1)}});
+  set_order({0, {static_cast<uint64_t>(norm_lines(norm_shape) - 1), static_cast<uint64_t>(width / 8 - 1)}});
   const NormBackward<Bf16, Bf16> backward{dy.data(), x.data(),  weight.data(),  nullptr, rstd.data(),
                                           nullptr,   dx.data(), dweight.data(), nullptr};
-  norm_backward_cuda<Bf16, Bf16>(backward, lines.data(), s, nullptr);
+  norm_backward_cuda<Bf16, Bf16>(backward, lines.data(), norm_shape, nullptr);
   EXPECT_EQ(load(dx.data()[last - 1]), 128.0F);  // there the normalized x is 0
   EXPECT_EQ(dweight.data()[width - 1], 256.0F);
   dx.data()[last - 1] = Bf16{};
@@ -219,15 +220,15 @@ TEST(FarOnHost, NormsBehindDropoutAndTheirGradientsReachLargeArrays) {
 // The last line is one row.
 TEST(FarOnHost, SumsOfColumnsReachTheLastRow) {
   const int64_t width = 1024, rows = kFar / width + 1, last = rows * width - 1;
-  const ColumnSumsShape s{rows, width, width};
-  ASSERT_EQ(column_rows_per_line<Bf16>(s), 4096);
+  const ColumnSumsShape shape{rows, width, width};
+  ASSERT_EQ(column_rows_per_line<Bf16>(shape), 4096);
   ASSERT_EQ(rows % 4096, 1);
   const FarArray<Bf16> x(rows * width, "x");
-  const FarArray<float> out(width, "out"), lines(column_lines<Bf16>(s) * width, "lines");
+  const FarArray<float> out(width, "out"), lines(column_lines<Bf16>(shape) * width, "lines");
   x.data()[last] = kThree;
   // The last columns of the last line, and the thread block that sums the last columns of all lines.
-  set_order({0, {static_cast<uint64_t>(column_lines<Bf16>(s) * 4 - 1), static_cast<uint64_t>(width / 8 - 1)}});
-  column_sums_cuda<Bf16>(out.data(), x.data(), lines.data(), s, nullptr);
+  set_order({0, {static_cast<uint64_t>(column_lines<Bf16>(shape) * 4 - 1), static_cast<uint64_t>(width / 8 - 1)}});
+  column_sums_cuda<Bf16>(out.data(), x.data(), lines.data(), shape, nullptr);
   EXPECT_EQ(out.data()[width - 1], 3.0F);
   set_order({});
 }
@@ -239,7 +240,7 @@ TEST(FarOnHost, HalvesAreAddedToTheEndOfLargeGradients) {
   for (const int64_t n : {kFar / 8 * 8, kFar / 8 * 8 - 7}) {
     x.data()[n - 1] = kThree;
     out.data()[n - 1] = 0.5F;
-    only_the_last(n / 8 - 1);
+    only_last(n / 8 - 1);
     add_elements_cuda<Bf16>(out.data(), x.data(), n, true, nullptr);
     EXPECT_EQ(out.data()[n - 1], 3.5F);
   }
@@ -271,7 +272,7 @@ TEST(FarOnHost, StepsAndSumsOfLargeRangesReachTheirEnd) {
   one.grad = &one_grad, one.main = &one_main, one.param = &one_param;
   one.first.data = &one_first, one.second.data = &one_second, one.second.scales = &one_scale;
   adam_step(one, {}, {&value, &rate});
-  only_the_last(last);
+  only_last(last);
   adam_step_cuda({{range, rates.data()}}, {}, values.data(), nullptr);
   EXPECT_NE(one_main, 1);
   EXPECT_FLOAT_EQ(main.data()[last], one_main);
@@ -284,7 +285,7 @@ TEST(FarOnHost, StepsAndSumsOfLargeRangesReachTheirEnd) {
   range.second = {};
   main.data()[last] = one_main = 1, first.data()[last] = one_first = 0;
   lion_step(one, {}, {&value, &rate});
-  only_the_last(last / 8);
+  only_last(last / 8);
   lion_step_cuda({{range, rates.data()}}, {}, values.data(), nullptr);
   EXPECT_NE(one_main, 1);
   EXPECT_FLOAT_EQ(main.data()[last], one_main);

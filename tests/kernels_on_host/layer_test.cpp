@@ -13,59 +13,59 @@ namespace {
 
 // `shift`: of one array after the other.
 template <class T>
-void check_rope(const RopeShape& s, size_t shift) {
-  const int64_t n = s.sequence * s.stride_s;
-  const std::vector<Wide<T>> cos = made<Wide<T>>(s.sequence * s.rotary / 2, 0.2),
-                             sin = made<Wide<T>>(s.sequence * s.rotary / 2, 0.9);
+void check_rope(const RopeShape& shape, size_t shift) {
+  const int64_t n = shape.sequence * shape.stride_s;
+  const std::vector<Wide<T>> cos = make_values<Wide<T>>(shape.sequence * shape.rotary / 2, 0.2),
+                             sin = make_values<Wide<T>>(shape.sequence * shape.rotary / 2, 0.9);
   for (const int direction : {1, -1}) {
-    const std::vector<T> start = made<T>(n, 0.7);
+    const std::vector<T> start = make_values<T>(n, 0.7);
     std::vector<T> x = start;
-    rope<T>(x.data(), cos.data(), sin.data(), direction, s);
+    rope<T>(x.data(), cos.data(), sin.data(), direction, shape);
     for (const int shifted : {0, 1, 2}) {
-      const auto got = in_all_orders([&] {
+      const auto got = run_all_orders([&] {
         const DeviceArray<T> gx(start, Use::both, "x", shifted == 0 ? shift : 0);
         const DeviceArray<Wide<T>> gcos(cos, Use::in, "cos", shifted == 1 ? shift : 0),
             gsin(sin, Use::in, "sin", shifted == 2 ? shift : 0);
-        rope_cuda<T>(gx.data(), gcos.data(), gsin.data(), direction, s, nullptr);
+        rope_cuda<T>(gx.data(), gcos.data(), gsin.data(), direction, shape, nullptr);
         return std::tuple{gx.values()};
       });
       // a cos - c sin: of two products of at most 9.
-      expect_twins(std::get<0>(got), x, "rope", std::vector<double>(x.size(), 9.0 * 2));
+      expect_close(std::get<0>(got), x, "rope", std::vector<double>(x.size(), 9.0 * 2));
     }
   }
 }
 
 template <class T>
-void check_cross_entropy(const LogitsShape& s, size_t shift) {
+void check_cross_entropy(const LogitsShape& shape, size_t shift) {
   using A = Wide<T>;
-  const std::vector<T> x = made<T>(s.rows * s.stride, 0.7);
-  std::vector<int64_t> targets(static_cast<size_t>(s.rows));
+  const std::vector<T> x = make_values<T>(shape.rows * shape.stride, 0.7);
+  std::vector<int64_t> targets(static_cast<size_t>(shape.rows));
   for (size_t i = 0; i < targets.size(); ++i) targets[i] = static_cast<int64_t>(i) * 7 - 3;
-  const std::vector<A> scale = made<A>(s.rows, 0.4);
+  const std::vector<A> scale = make_values<A>(shape.rows, 0.4);
   std::vector<A> maximum(targets.size()), exp_sum = maximum, target = maximum, sum = maximum, lse = maximum;
   cross_entropy_statistics<T>(x.data(), targets.data(), {maximum.data(), exp_sum.data(), target.data(), sum.data()},
-                              s);
+                              shape);
   for (size_t i = 0; i < lse.size(); ++i) lse[i] = maximum[i] + std::log(exp_sum[i]);
   std::vector<T> dx = x;
-  cross_entropy_backward<T>(dx.data(), targets.data(), {lse.data(), scale.data(), 0.9, 0.1 / 40}, s);
-  const auto got = in_all_orders([&] {
+  cross_entropy_backward<T>(dx.data(), targets.data(), {lse.data(), scale.data(), 0.9, 0.1 / 40}, shape);
+  const auto got = run_all_orders([&] {
     const DeviceArray<T> gx(x, Use::both, "logits", shift);
     const DeviceArray<int64_t> gtargets(targets, Use::in, "targets");
     const DeviceArray<A> gmax(maximum, Use::out, "maximum"), gexp(maximum, Use::out, "exp_sum"),
         gtarget(maximum, Use::out, "target"), gsum(maximum, Use::out, "sum"), glse(lse, Use::in, "logsumexp"),
         gscale(scale, Use::in, "scale");
     cross_entropy_statistics_cuda<T>(gx.data(), gtargets.data(),
-                                     {gmax.data(), gexp.data(), gtarget.data(), gsum.data()}, s, nullptr);
-    cross_entropy_backward_cuda<T>(gx.data(), gtargets.data(), {glse.data(), gscale.data(), 0.9, 0.1 / 40}, s,
+                                     {gmax.data(), gexp.data(), gtarget.data(), gsum.data()}, shape, nullptr);
+    cross_entropy_backward_cuda<T>(gx.data(), gtargets.data(), {glse.data(), gscale.data(), 0.9, 0.1 / 40}, shape,
                                    nullptr);
     return std::tuple{gmax.values(), gexp.values(), gtarget.values(), gsum.values(), gx.values()};
   });
-  expect_twins(std::get<0>(got), maximum, "maximum");
-  expect_sums(std::get<1>(got), exp_sum, "exp_sum", s.columns, {exp_sum.begin(), exp_sum.end()});
-  expect_twins(std::get<2>(got), target, "target");
-  expect_sums(std::get<3>(got), sum, "sum", s.columns,
-              std::vector<double>(sum.size(), 3.0 * static_cast<double>(s.columns)));
-  expect_twins(std::get<4>(got), dx, "gradient of the logits", std::vector<double>(dx.size(), 3));
+  expect_close(std::get<0>(got), maximum, "maximum");
+  expect_sums(std::get<1>(got), exp_sum, "exp_sum", shape.columns, {exp_sum.begin(), exp_sum.end()});
+  expect_close(std::get<2>(got), target, "target");
+  expect_sums(std::get<3>(got), sum, "sum", shape.columns,
+              std::vector<double>(sum.size(), 3.0 * static_cast<double>(shape.columns)));
+  expect_close(std::get<4>(got), dx, "gradient of the logits", std::vector<double>(dx.size(), 3));
 }
 
 struct DropoutCase {
@@ -78,39 +78,39 @@ struct DropoutCase {
 using Shifts = std::array<size_t, 4>;
 
 template <class In, class Out>
-void check_dropout(const DropoutCase& c, const Shifts& shifts) {
-  const std::vector<In> x = made<In>(c.rows * c.width, 0.7);
-  const std::vector<Out> residual = made<Out>(c.rows * c.width, 0.2);
-  const std::vector<In> bias = made<In>(c.width, 0.3);
-  const int64_t samples = c.rows % 3 == 0 ? 3 : 1;
-  const int64_t of_sample = c.rows / samples, heads = of_sample % 2 == 0 ? 2 : 1;
+void check_dropout(const DropoutCase& test_case, const Shifts& shifts) {
+  const std::vector<In> x = make_values<In>(test_case.rows * test_case.width, 0.7);
+  const std::vector<Out> residual = make_values<Out>(test_case.rows * test_case.width, 0.2);
+  const std::vector<In> bias = make_values<In>(test_case.width, 0.3);
+  const int64_t samples = test_case.rows % 3 == 0 ? 3 : 1;
+  const int64_t of_sample = test_case.rows / samples, heads = of_sample % 2 == 0 ? 2 : 1;
   std::vector<int64_t> counters(static_cast<size_t>(samples)), chosen(static_cast<size_t>(of_sample / heads));
   std::iota(counters.begin(), counters.end(), int64_t{0xF00000000000});
   for (size_t i = 0; i < chosen.size(); ++i) chosen[i] = 2 * static_cast<int64_t>(chosen.size() - 1 - i);
   const auto shape = [&](const int64_t* counts, const int64_t* choice) {
-    DropoutRows rows{counts, samples, c.first, c.sample_major};
-    if (c.chosen) rows.chosen = choice, rows.num_chosen = of_sample / heads, rows.whole = 2 * rows.num_chosen;
-    return DropoutShape{rows, c.rows, c.width, 0x123456789ABCDEF0ull, c.probability};
+    DropoutRows rows{counts, samples, test_case.first, test_case.sample_major};
+    if (test_case.chosen) rows.chosen = choice, rows.num_chosen = of_sample / heads, rows.whole = 2 * rows.num_chosen;
+    return DropoutShape{rows, test_case.rows, test_case.width, 0x123456789ABCDEF0ull, test_case.probability};
   };
   std::vector<Out> out(x.size());
   bias_dropout_add<In, Out>(
-      {x.data(), c.bias ? bias.data() : nullptr, c.residual ? residual.data() : nullptr, out.data()},
+      {x.data(), test_case.bias ? bias.data() : nullptr, test_case.residual ? residual.data() : nullptr, out.data()},
       shape(counters.data(), chosen.data()));
-  const auto got = in_all_orders([&] {
+  const auto got = run_all_orders([&] {
     const DeviceArray<In> gx(x, Use::in, "x", shifts[0]), gbias(bias, Use::in, "bias", shifts[1]);
     const DeviceArray<Out> gresidual(residual, Use::in, "residual", shifts[2]), gout(out, Use::out, "out", shifts[3]);
     const DeviceArray<int64_t> gcounters(counters, Use::in, "counters"), gchosen(chosen, Use::in, "chosen");
-    bias_dropout_add_cuda<In, Out>(
-        {gx.data(), c.bias ? gbias.data() : nullptr, c.residual ? gresidual.data() : nullptr, gout.data()},
-        shape(gcounters.data(), gchosen.data()), nullptr);
+    bias_dropout_add_cuda<In, Out>({gx.data(), test_case.bias ? gbias.data() : nullptr,
+                                    test_case.residual ? gresidual.data() : nullptr, gout.data()},
+                                   shape(gcounters.data(), gchosen.data()), nullptr);
     return std::tuple{gout.values()};
   });
   // (x + bias) scale + residual, and each at most 3.
-  const double most = 6 / (1 - c.probability) + 3;
+  const double most = 6 / (1 - test_case.probability) + 3;
   std::vector<double> parts(out.size());
   for (size_t i = 0; i < out.size(); ++i) parts[i] = kIsHalf<Out> ? std::fabs(double{load(out[i])}) : most;
-  expect_twins(std::get<0>(got), out, "dropout", parts);
-  for (size_t i = 0; !c.residual && i < out.size(); ++i)
+  expect_close(std::get<0>(got), out, "dropout", parts);
+  for (size_t i = 0; !test_case.residual && i < out.size(); ++i)
     ASSERT_EQ(load(std::get<0>(got)[i]) == 0, load(out[i]) == 0) << "mask at " << i;
 }
 
@@ -121,26 +121,27 @@ std::vector<int64_t> some_indices(int64_t count, int64_t rows) {
 }
 
 template <class T>
-void check_gather(const TableShape& s, bool add, size_t shift) {
-  const std::vector<T> table = made<T>(s.rows * s.width, 0.7), start = made<T>(s.count * s.width, 0.3);
-  const std::vector<int64_t> indices = some_indices(s.count, s.rows);
+void check_gather(const TableShape& shape, bool add, size_t shift) {
+  const std::vector<T> table = make_values<T>(shape.rows * shape.width, 0.7),
+                       start = make_values<T>(shape.count * shape.width, 0.3);
+  const std::vector<int64_t> indices = some_indices(shape.count, shape.rows);
   std::vector<T> out = start;
-  gather_rows<T>(table.data(), indices.data(), out.data(), add, s);
-  const auto got = in_all_orders([&] {
+  gather_rows<T>(table.data(), indices.data(), out.data(), add, shape);
+  const auto got = run_all_orders([&] {
     const DeviceArray<T> gtable(table, Use::in, "table", add ? 0 : shift),
         gout(start, add ? Use::both : Use::out, "out", add ? shift : 0);
     const DeviceArray<int64_t> gindices(indices, Use::in, "indices");
-    gather_rows_cuda<T>(gtable.data(), gindices.data(), gout.data(), add, s, nullptr);
+    gather_rows_cuda<T>(gtable.data(), gindices.data(), gout.data(), add, shape, nullptr);
     return std::tuple{gout.values()};
   });
   EXPECT_TRUE(same_bits(std::get<0>(got), out)) << "gather";
 }
 
 template <class Table, class Dout>
-void check_scatter(const TableShape& s, size_t shift) {
-  const std::vector<Table> start = made<Table>(s.rows * s.width, 0.7);
-  const std::vector<Dout> dout = made<Dout>(s.count * s.width, 0.3);
-  const std::vector<int64_t> indices = some_indices(s.count, s.rows);
+void check_scatter(const TableShape& shape, size_t shift) {
+  const std::vector<Table> start = make_values<Table>(shape.rows * shape.width, 0.7);
+  const std::vector<Dout> dout = make_values<Dout>(shape.count * shape.width, 0.3);
+  const std::vector<int64_t> indices = some_indices(shape.count, shape.rows);
   std::vector<int64_t> order(indices.size()), sorted = indices;
   std::iota(order.begin(), order.end(), int64_t{0});
   std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) {
@@ -148,12 +149,12 @@ void check_scatter(const TableShape& s, size_t shift) {
   });
   std::sort(sorted.begin(), sorted.end());
   std::vector<Table> table = start;
-  scatter_add_rows<Table, Dout>(table.data(), indices.data(), dout.data(), s);
-  const auto got = in_all_orders([&] {
+  scatter_add_rows<Table, Dout>(table.data(), indices.data(), dout.data(), shape);
+  const auto got = run_all_orders([&] {
     const DeviceArray<Table> gtable(start, Use::both, "table", shift);
     const DeviceArray<Dout> gdout(dout, Use::in, "dout", shift);
     const DeviceArray<int64_t> gsorted(sorted, Use::in, "sorted"), gorder(order, Use::in, "order");
-    scatter_add_rows_cuda<Table, Dout>(gtable.data(), {gsorted.data(), gorder.data()}, gdout.data(), s, nullptr);
+    scatter_add_rows_cuda<Table, Dout>(gtable.data(), {gsorted.data(), gorder.data()}, gdout.data(), shape, nullptr);
     return std::tuple{gtable.values()};
   });
   EXPECT_TRUE(same_bits(std::get<0>(got), table)) << "scatter";
@@ -171,18 +172,19 @@ void check_all() {
     check_rope<T>({3, 1, 3, 6, 3 * 7, 3 * 7, 7, true}, shift);
     check_rope<T>({4, 2, 3, 48, 2 * 3 * 48, 3 * 48, 48, true}, shift);
     check_rope<T>({0, 1, 3, 6, 3 * 7, 3 * 7, 7}, shift);
-    for (const LogitsShape& s : {LogitsShape{5, 41, 37},
-                                 {3, 600, 600},
-                                 {4, 48, 37},
-                                 {2, 8208, 8195},
-                                 {0, 8, 8},
-                                 {2, 0, 0},
-                                 {2, 8, 0},
-                                 {1, 1, 1}})
-      check_cross_entropy<T>(s, shift);
-    for (const TableShape& s : {TableShape{40, 16, 100}, {20, 257, 30}, {5, 1, 1}, {64, 768, 0}, {3, 0, 4}}) {
-      check_gather<T>(s, false, shift);
-      check_gather<T>(s, true, shift);
+    for (const LogitsShape& shape : {LogitsShape{5, 41, 37},
+                                     {3, 600, 600},
+                                     {4, 48, 37},
+                                     {2, 8208, 8195},
+                                     {0, 8, 8},
+                                     {2, 0, 0},
+                                     {2, 8, 0},
+                                     {1, 1, 1}})
+      check_cross_entropy<T>(shape, shift);
+    for (const TableShape& table_shape :
+         {TableShape{40, 16, 100}, {20, 257, 30}, {5, 1, 1}, {64, 768, 0}, {3, 0, 4}}) {
+      check_gather<T>(table_shape, false, shift);
+      check_gather<T>(table_shape, true, shift);
     }
   }
 }
@@ -203,23 +205,23 @@ TEST(LayersOnHost, RopeCrossEntropyAndRowsOfTablesAreAsTheirCpuTwins) {
 #undef MPX_CHECK_SCATTER
 
 TEST(LayersOnHost, DropoutDrawsTheMaskOfItsCpuTwinForEveryPairOfTypes) {
-  for (const DropoutCase& c : {DropoutCase{1, 1, 0, 0.5, false, false},
-                               {5, 7, 3, 0.3, true, true},
-                               {9, 64, 0, 0.1, true, true},
-                               {9, 130, 1, 0.9, false, true, true},
-                               {8, 100, 6, 0.25, false, false},
-                               {7, 33, 2, 0.0, true, true},
-                               {3, 1027, 5, 0.1, true, false},
-                               {9, 67, 0, 0.4, false, false, false, true},
-                               {9, 131, 10, 0.4, false, false, true, true},
-                               {9, 132, 10, 0.4, false, true, true, true},
-                               {12, 24, 3, 0.4, true, false, false, true},
-                               {12, 21, 3, 0.4, true, false, true, true},
-                               {0, 8, 0, 0.5, true, true},
-                               {4, 0, 0, 0.5, true, true}}) {
-    SCOPED_TRACE(testing::Message() << c.rows << " x " << c.width << " p " << c.probability);
+  for (const DropoutCase& test_case : {DropoutCase{1, 1, 0, 0.5, false, false},
+                                       {5, 7, 3, 0.3, true, true},
+                                       {9, 64, 0, 0.1, true, true},
+                                       {9, 130, 1, 0.9, false, true, true},
+                                       {8, 100, 6, 0.25, false, false},
+                                       {7, 33, 2, 0.0, true, true},
+                                       {3, 1027, 5, 0.1, true, false},
+                                       {9, 67, 0, 0.4, false, false, false, true},
+                                       {9, 131, 10, 0.4, false, false, true, true},
+                                       {9, 132, 10, 0.4, false, true, true, true},
+                                       {12, 24, 3, 0.4, true, false, false, true},
+                                       {12, 21, 3, 0.4, true, false, true, true},
+                                       {0, 8, 0, 0.5, true, true},
+                                       {4, 0, 0, 0.5, true, true}}) {
+    SCOPED_TRACE(testing::Message() << test_case.rows << " x " << test_case.width << " p " << test_case.probability);
     for (const Shifts& shifts : {Shifts{}, {1, 1, 1, 1}, {1, 0, 0, 0}, {0, 1, 0, 0}, {0, 0, 1, 0}, {0, 0, 0, 1}}) {
-#define MPX_CHECK_DROPOUT(In, Out) check_dropout<In, Out>(c, shifts)
+#define MPX_CHECK_DROPOUT(In, Out) check_dropout<In, Out>(test_case, shifts)
       MPX_FOR_ELEMENT_CASTS(MPX_CHECK_DROPOUT);
     }
   }

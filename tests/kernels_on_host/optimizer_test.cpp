@@ -13,15 +13,15 @@ struct Range {
   bool split = false, stochastic = false;
   int64_t n = 0;
 };
-size_t bytes_of(Number number) {
+size_t number_bytes(Number number) {
   return number == Number::f64 ? 8 : number == Number::f32 ? 4 : number == Number::block8 ? 1 : 2;
 }
 
 using Bytes = std::vector<uint8_t>;
 Bytes numbers(Number number, int64_t n, double step, bool positive) {
-  Bytes bytes(static_cast<size_t>(n) * bytes_of(number));
+  Bytes bytes(static_cast<size_t>(n) * number_bytes(number));
   const auto put = [&]<class T>(T) {
-    std::vector<T> values = made<T>(n, step);
+    std::vector<T> values = make_values<T>(n, step);
     for (T& value : values) value = store<T>(load(value) * Wide<T>(0.01));
     if (positive) {
       for (T& value : values) value = store<T>(std::fabs(load(value)));
@@ -42,19 +42,19 @@ struct Arrays {
   Bytes grad, main, param, remainder, first, second;
   std::vector<float> first_scales, second_scales;
 
-  explicit Arrays(const Range& r)
-      : grad(numbers(r.grad, r.n, 0.7, false)),
-        main(r.split ? Bytes() : numbers(r.main, r.n, 0.3, false)),
-        param(numbers(Number::bf16, r.n, 0.3, false)),
-        remainder(r.split ? numbers(Number::bf16, r.n, 0.9, false) : Bytes()),
-        first(numbers(r.moment, r.n, 0.2, false)),
-        second(numbers(r.moment, r.n, 0.5, true)),
-        first_scales(r.moment == Number::block8 ? static_cast<size_t>(block8_scales(r.n)) : 0, 0x1p-7F),
+  explicit Arrays(const Range& range)
+      : grad(numbers(range.grad, range.n, 0.7, false)),
+        main(range.split ? Bytes() : numbers(range.main, range.n, 0.3, false)),
+        param(numbers(Number::bf16, range.n, 0.3, false)),
+        remainder(range.split ? numbers(Number::bf16, range.n, 0.9, false) : Bytes()),
+        first(numbers(range.moment, range.n, 0.2, false)),
+        second(numbers(range.moment, range.n, 0.5, true)),
+        first_scales(range.moment == Number::block8 ? static_cast<size_t>(block8_scales(range.n)) : 0, 0x1p-7F),
         second_scales(first_scales) {}
 };
 
 template <class Place>
-OptimizerRange range_of(const Range& r, const Place& at) {
+OptimizerRange make_range(const Range& r, const Place& at) {
   OptimizerRange range;
   range.n = r.n;
   range.grad = at.grad;
@@ -79,13 +79,13 @@ const StepValues kValues{.steps = 3, .updates = 1, .number = 3, .grad_factor = 0
 const GroupRates kRates{1e-2, 0.1, 1 - 1e-3, 1e-2 / 0.271, 1.0 / std::sqrt(0.002997001)};
 
 std::vector<double> decoded(Number number, const Bytes& bytes, const std::vector<float>& scales, bool is_signed) {
-  const auto n = static_cast<int64_t>(bytes.size() / bytes_of(number));
+  const auto n = static_cast<int64_t>(bytes.size() / number_bytes(number));
   std::vector<double> out(static_cast<size_t>(n));
   for (int64_t i = 0; i < n; ++i) {
     const auto at = static_cast<size_t>(i);
-    const void* const from = bytes.data() + at * bytes_of(number);
+    const void* const from = bytes.data() + at * number_bytes(number);
     uint16_t half = 0;
-    if (bytes_of(number) == 2) memcpy(&half, from, 2);
+    if (number_bytes(number) == 2) memcpy(&half, from, 2);
     float single = 0;
     if (number == Number::f64) memcpy(&out[at], from, 8);
     if (number == Number::f32) memcpy(&single, from, 4), out[at] = double{single};
@@ -99,34 +99,35 @@ std::vector<double> decoded(Number number, const Bytes& bytes, const std::vector
   return out;
 }
 
-double unit_of(Number number) {
+double rounding_unit(Number number) {
   return number == Number::bf16 ? 0x1p-7 : number == Number::f16 ? 0x1p-10 : number == Number::block8 ? 0x1p-3 : 0;
 }
 
 // A step has fewer than 16 roundings (Adam: three per moment, and ten from them to the parameter) of numbers up to
 // the largest. A value stored in fewer bits may go to the neighbor if its unrounded value differs in its last bits.
-void expect_near(const std::vector<double>& got, const std::vector<double>& want, const Range& r, Number stored,
+void expect_near(const std::vector<double>& got, const std::vector<double>& want, const Range& range, Number stored,
                  const char* what) {
   ASSERT_EQ(got.size(), want.size());
-  const double rounding = r.main == Number::f64 ? 0x1p-53 : 0x1p-24;
+  const double rounding = range.main == Number::f64 ? 0x1p-53 : 0x1p-24;
   double largest = 0;
   for (const double value : want) largest = std::max(largest, std::fabs(value));
   for (size_t i = 0; i < got.size(); ++i)
-    ASSERT_NEAR(got[i], want[i], unit_of(stored) * std::fabs(want[i]) + 16 * rounding * largest)
+    ASSERT_NEAR(got[i], want[i], rounding_unit(stored) * std::fabs(want[i]) + 16 * rounding * largest)
         << what << " at " << i;
 }
 
 template <class Cpu, class Gpu>
-void check_step(const Range& r, const Cpu& cpu, const Gpu& gpu) {
-  const Arrays start(r);
-  Arrays host(r);
-  cpu(range_of(r, Place{host.grad.data(), host.main.data(), host.param.data(), host.remainder.data(),
-                        host.first.data(), host.second.data(), host.first_scales.data(), host.second_scales.data()}),
+void check_step(const Range& range, const Cpu& cpu, const Gpu& gpu) {
+  const Arrays start(range);
+  Arrays host(range);
+  cpu(make_range(range,
+                 Place{host.grad.data(), host.main.data(), host.param.data(), host.remainder.data(),
+                       host.first.data(), host.second.data(), host.first_scales.data(), host.second_scales.data()}),
       StepPlace{&kValues, &kRates});
-  const size_t shift = r.n == 257 ? 1 : 0;  // elements by which arrays begin after a multiple of 64 bytes
-  const auto got = in_all_orders([&] {
-    const size_t grads = shift * bytes_of(r.grad), mains = shift * bytes_of(r.main), halves = shift * 2,
-                 moments = shift * bytes_of(r.moment);
+  const size_t shift = range.n == 257 ? 1 : 0;  // elements by which arrays begin after a multiple of 64 bytes
+  const auto got = run_all_orders([&] {
+    const size_t grads = shift * number_bytes(range.grad), mains = shift * number_bytes(range.main),
+                 halves = shift * 2, moments = shift * number_bytes(range.moment);
     const DeviceArray<uint8_t> grad(start.grad, Use::in, "grad", grads), main(start.main, Use::both, "main", mains),
         param(start.param, Use::both, "param", halves), remainder(start.remainder, Use::both, "remainder", halves),
         first(start.first, Use::both, "first", moments), second(start.second, Use::both, "second", moments);
@@ -134,44 +135,45 @@ void check_step(const Range& r, const Cpu& cpu, const Gpu& gpu) {
         second_scales(start.second_scales, Use::both, "second scales", shift);
     const DeviceArray<StepValues> values({kValues}, Use::in, "values");
     const DeviceArray<GroupRates> rates({kRates}, Use::in, "rates");
-    gpu(range_of(r, Place{grad.data(), main.data(), param.data(), remainder.data(), first.data(), second.data(),
-                          first_scales.data(), second_scales.data()}),
+    gpu(make_range(range, Place{grad.data(), main.data(), param.data(), remainder.data(), first.data(), second.data(),
+                                first_scales.data(), second_scales.data()}),
         StepPlace{values.data(), rates.data()});
     return std::tuple{main.values(),   param.values(),        remainder.values(),    first.values(),
                       second.values(), first_scales.values(), second_scales.values()};
   });
-  expect_near(decoded(r.main, std::get<0>(got), {}, true), decoded(r.main, host.main, {}, true), r, r.main, "main");
-  expect_near(decoded(Number::bf16, std::get<1>(got), {}, true), decoded(Number::bf16, host.param, {}, true), r,
+  expect_near(decoded(range.main, std::get<0>(got), {}, true), decoded(range.main, host.main, {}, true), range,
+              range.main, "main");
+  expect_near(decoded(Number::bf16, std::get<1>(got), {}, true), decoded(Number::bf16, host.param, {}, true), range,
               Number::bf16, "param");
-  expect_near(decoded(r.moment, std::get<3>(got), std::get<5>(got), true),
-              decoded(r.moment, host.first, host.first_scales, true), r, r.moment, "first moment");
-  expect_near(decoded(r.moment, std::get<4>(got), std::get<6>(got), false),
-              decoded(r.moment, host.second, host.second_scales, false), r, r.moment, "second moment");
+  expect_near(decoded(range.moment, std::get<3>(got), std::get<5>(got), true),
+              decoded(range.moment, host.first, host.first_scales, true), range, range.moment, "first moment");
+  expect_near(decoded(range.moment, std::get<4>(got), std::get<6>(got), false),
+              decoded(range.moment, host.second, host.second_scales, false), range, range.moment, "second moment");
 }
 
-void check_optimizers(const Range& r) {
-  SCOPED_TRACE(testing::Message() << "grad " << static_cast<int>(r.grad) << " main " << static_cast<int>(r.main)
-                                  << " moment " << static_cast<int>(r.moment) << " split " << r.split << " n "
-                                  << r.n);
+void check_optimizers(const Range& range) {
+  SCOPED_TRACE(testing::Message() << "grad " << static_cast<int>(range.grad) << " main "
+                                  << static_cast<int>(range.main) << " moment " << static_cast<int>(range.moment)
+                                  << " split " << range.split << " n " << range.n);
   check_step(
-      r, [](const OptimizerRange& x, const StepPlace& p) { adam_step(x, {}, p); },
-      [](const OptimizerRange& x, const StepPlace& p) {
-        adam_step_cuda({{x, p.rates}}, {}, p.values, nullptr);
+      range, [](const OptimizerRange& x, const StepPlace& place) { adam_step(x, {}, place); },
+      [](const OptimizerRange& x, const StepPlace& place) {
+        adam_step_cuda({{x, place.rates}}, {}, place.values, nullptr);
       });
   check_step(
-      r, [](const OptimizerRange& x, const StepPlace& p) { sgd_step(x, {0.9}, p); },
-      [](const OptimizerRange& x, const StepPlace& p) {
-        sgd_step_cuda({{x, p.rates}}, {0.9}, p.values, nullptr);
+      range, [](const OptimizerRange& x, const StepPlace& place) { sgd_step(x, {0.9}, place); },
+      [](const OptimizerRange& x, const StepPlace& place) {
+        sgd_step_cuda({{x, place.rates}}, {0.9}, place.values, nullptr);
       });
   check_step(
-      r, [](const OptimizerRange& x, const StepPlace& p) { sgd_step(x, {0}, p); },
-      [](const OptimizerRange& x, const StepPlace& p) {
-        sgd_step_cuda({{x, p.rates}}, {0}, p.values, nullptr);
+      range, [](const OptimizerRange& x, const StepPlace& place) { sgd_step(x, {0}, place); },
+      [](const OptimizerRange& x, const StepPlace& place) {
+        sgd_step_cuda({{x, place.rates}}, {0}, place.values, nullptr);
       });
   check_step(
-      r, [](const OptimizerRange& x, const StepPlace& p) { lion_step(x, {}, p); },
-      [](const OptimizerRange& x, const StepPlace& p) {
-        lion_step_cuda({{x, p.rates}}, {}, p.values, nullptr);
+      range, [](const OptimizerRange& x, const StepPlace& place) { lion_step(x, {}, place); },
+      [](const OptimizerRange& x, const StepPlace& place) {
+        lion_step_cuda({{x, place.rates}}, {}, place.values, nullptr);
       });
 }
 
@@ -195,8 +197,8 @@ TEST(OptimizerOnHost, SumsOfGradientsAreThoseOfTheCpuInAnotherOrder) {
     for (const int64_t n : {0, 1, 257, 16385, 40003}) {
       const Bytes grad = numbers(number, n, 0.7, false);
       const GradientSums want = gradient_sums(grad.data(), number, n);
-      const auto got = in_all_orders([&] {
-        const DeviceArray<uint8_t> there(grad, Use::in, "grad", n == 16385 ? bytes_of(number) : 0);
+      const auto got = run_all_orders([&] {
+        const DeviceArray<uint8_t> there(grad, Use::in, "grad", n == 16385 ? number_bytes(number) : 0);
         const DeviceArray<double> sums(std::vector<double>(3), Use::both, "sums"),
             workspace(std::vector<double>(static_cast<size_t>(3 * gradient_sums_blocks(n))), Use::out, "workspace");
         gradient_sums_cuda(
@@ -228,8 +230,8 @@ TEST(OptimizerOnHost, SumsOfManyRangesAreThoseOfEach) {
     values.push_back(numbers(number, n, 0.7 + 0.01 * static_cast<double>(i), false));
     const bool counts = i % 5 != 2;
     if (!counts && number == Number::f32 && n > 0) std::memset(values.back().data(), 0xff, sizeof(float));  // NaN
-    there.push_back(
-        std::make_unique<DeviceArray<uint8_t>>(values.back(), Use::in, "grad", i % 3 == 1 ? bytes_of(number) : 0));
+    there.push_back(std::make_unique<DeviceArray<uint8_t>>(values.back(), Use::in, "grad",
+                                                           i % 3 == 1 ? number_bytes(number) : 0));
     ranges.push_back({there.back()->data(), number, n, counts});
     blocks += gradient_sums_blocks(n), elements += n;
   }
@@ -261,7 +263,7 @@ TEST(OptimizerOnHost, SumsOfManyRangesAreThoseOfEach) {
 TEST(OptimizerOnHost, EightBitsAndSplitFloatsHaveTheBitsOfTheCpu) {
   for (const int64_t n : {0, 1, 255, 257, 1000}) {
     const size_t shift = n == 257 ? 1 : 0;
-    std::vector<float> x = made<float>(n, 0.37);
+    std::vector<float> x = make_values<float>(n, 0.37);
     for (size_t i = 0; i < x.size(); ++i) x[i] *= std::exp2(static_cast<float>(i % 40) - 30.0F);
     for (const bool is_signed : {false, true}) {
       std::vector<float> from = x, scales(static_cast<size_t>(block8_scales(n))), back(from.size());
@@ -269,7 +271,7 @@ TEST(OptimizerOnHost, EightBitsAndSplitFloatsHaveTheBitsOfTheCpu) {
       Bytes codes(from.size());
       block8_encode(from.data(), n, is_signed, codes.data(), scales.data());
       block8_decode(codes.data(), scales.data(), n, is_signed, back.data());
-      const auto got = in_all_orders([&] {
+      const auto got = run_all_orders([&] {
         const DeviceArray<float> values(from, Use::in, "values", shift), gscales(scales, Use::out, "scales", shift),
             gback(back, Use::out, "back", shift);
         const DeviceArray<uint8_t> gcodes(codes, Use::out, "codes", shift);
@@ -283,7 +285,7 @@ TEST(OptimizerOnHost, EightBitsAndSplitFloatsHaveTheBitsOfTheCpu) {
     }
     std::vector<uint16_t> param(x.size()), rest(x.size());
     split_floats(x.data(), n, param.data(), rest.data());
-    const auto got = in_all_orders([&] {
+    const auto got = run_all_orders([&] {
       const DeviceArray<float> values(x, Use::in, "values", shift), back(x, Use::out, "back", shift);
       const DeviceArray<uint16_t> gparam(param, Use::out, "param", shift), grest(rest, Use::out, "remainder", shift);
       split_floats_cuda(values.data(), n, gparam.data(), grest.data(), nullptr);
@@ -313,15 +315,15 @@ TEST(OptimizerOnHost, ManyRangesAreSteppedAsEachAlone) {
   struct OnDevice {
     DeviceArray<uint8_t> grad, main, param, remainder, first, second;
     DeviceArray<float> first_scales, second_scales;
-    explicit OnDevice(const Arrays& a)
-        : grad(a.grad, Use::in, "grad"),
-          main(a.main, Use::both, "main"),
-          param(a.param, Use::both, "param"),
-          remainder(a.remainder, Use::both, "remainder"),
-          first(a.first, Use::both, "first"),
-          second(a.second, Use::both, "second"),
-          first_scales(a.first_scales, Use::both, "first scales"),
-          second_scales(a.second_scales, Use::both, "second scales") {}
+    explicit OnDevice(const Arrays& arrays)
+        : grad(arrays.grad, Use::in, "grad"),
+          main(arrays.main, Use::both, "main"),
+          param(arrays.param, Use::both, "param"),
+          remainder(arrays.remainder, Use::both, "remainder"),
+          first(arrays.first, Use::both, "first"),
+          second(arrays.second, Use::both, "second"),
+          first_scales(arrays.first_scales, Use::both, "first scales"),
+          second_scales(arrays.second_scales, Use::both, "second scales") {}
     Place place() const {
       return {grad.data(),  main.data(),   param.data(),        remainder.data(),
               first.data(), second.data(), first_scales.data(), second_scales.data()};
@@ -335,8 +337,8 @@ TEST(OptimizerOnHost, ManyRangesAreSteppedAsEachAlone) {
   for (size_t i = 0; i < forms.size(); ++i) {
     together.push_back(std::make_unique<OnDevice>(Arrays(forms[i])));
     alone.push_back(std::make_unique<OnDevice>(Arrays(forms[i])));
-    ranges.push_back({range_of(forms[i], together[i]->place()), rates.data() + i % 2});
-    adam_step_cuda({{range_of(forms[i], alone[i]->place()), rates.data() + i % 2}}, {}, values.data(), nullptr);
+    ranges.push_back({make_range(forms[i], together[i]->place()), rates.data() + i % 2});
+    adam_step_cuda({{make_range(forms[i], alone[i]->place()), rates.data() + i % 2}}, {}, values.data(), nullptr);
   }
   adam_step_cuda(ranges, {}, values.data(), nullptr);
   for (size_t i = 0; i < forms.size(); ++i) {

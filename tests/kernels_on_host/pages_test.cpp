@@ -21,46 +21,51 @@ struct Case {
 };
 
 // Allocates pages for `came` rows and copies there and back; all leases are held until every second one is freed.
-std::tuple<Words, Words, Words, Bytes, Bytes> run(const Case& c, const std::vector<int64_t>& came, bool on_cpu) {
-  const PageShape& s = c.shape;
-  const int64_t page = s.page_rows * (c.width + c.other), words = lease_words(c.room, s);
-  const auto shift = static_cast<size_t>(2 * c.shift);
-  DeviceArray<int32_t> state(Words(static_cast<size_t>(kPageWords + s.pages())), Use::both, "state"),
+std::tuple<Words, Words, Words, Bytes, Bytes> run(const Case& test_case, const std::vector<int64_t>& came,
+                                                  bool on_cpu) {
+  const PageShape& shape = test_case.shape;
+  const int64_t page = shape.page_rows * (test_case.width + test_case.other),
+                words = lease_words(test_case.room, shape);
+  const auto shift = static_cast<size_t>(2 * test_case.shift);
+  DeviceArray<int32_t> state(Words(static_cast<size_t>(kPageWords + shape.pages())), Use::both, "state"),
       flag({0}, Use::both, "flag"), leases(Words(static_cast<size_t>(words) * came.size()), Use::both, "leases");
-  DeviceArray<uint8_t> device(Bytes(static_cast<size_t>(s.device_pages * page)), Use::both, "device", shift),
-      host(Bytes(static_cast<size_t>(s.host_pages * page)), Use::both, "host", shift),
-      back(Bytes(static_cast<size_t>(c.room * c.width) * came.size()), Use::both, "back", shift);
+  DeviceArray<uint8_t> device(Bytes(static_cast<size_t>(shape.device_pages * page)), Use::both, "device", shift),
+      host(Bytes(static_cast<size_t>(shape.host_pages * page)), Use::both, "host", shift),
+      back(Bytes(static_cast<size_t>(test_case.room * test_case.width) * came.size()), Use::both, "back", shift);
   std::mt19937 draw(3);
   for (size_t i = 0; i < came.size(); ++i) {
     const DeviceArray<int64_t> counts({came[i] / 3, 0, came[i] - came[i] / 3}, Use::in, "counts");
     int32_t* const lease = leases.data() + static_cast<int64_t>(i) * words;
-    PageTake take{counts.data(), 3, c.room, static_cast<int32_t>(i + 1), state.data(), lease, flag.data()};
-    on_cpu ? take_pages(take, s) : take_pages_cuda(take, s, nullptr);
+    PageTake take{counts.data(), 3, test_case.room, static_cast<int32_t>(i + 1), state.data(), lease, flag.data()};
+    on_cpu ? take_pages(take, shape) : take_pages_cuda(take, shape, nullptr);
     // Exactly the received rows: an access to one more would be reported.
-    Bytes rows(static_cast<size_t>(std::min(came[i], c.room) * c.width));
+    Bytes rows(static_cast<size_t>(std::min(came[i], test_case.room) * test_case.width));
     for (uint8_t& byte : rows) byte = static_cast<uint8_t>(draw());
     const DeviceArray<uint8_t> from(rows, Use::in, "rows", shift);
-    const PagedRows pages{lease, device.data(), host.data_or_null(), c.room, c.width, s.page_rows * c.other, page};
-    uint8_t* const to = back.data() + static_cast<int64_t>(i) * c.room * c.width;
-    on_cpu ? rows_to_pages(from.data(), pages, s) : rows_to_pages_cuda(from.data(), pages, s, nullptr);
-    on_cpu ? rows_from_pages(pages, to, s) : rows_from_pages_cuda(pages, to, s, nullptr);
-    if (lease[kLeaseRows] == std::min(came[i], c.room)) {
+    const PagedRows pages{
+        lease, device.data(), host.data_or_null(), test_case.room, test_case.width, shape.page_rows * test_case.other,
+        page};
+    uint8_t* const to = back.data() + static_cast<int64_t>(i) * test_case.room * test_case.width;
+    on_cpu ? rows_to_pages(from.data(), pages, shape) : rows_to_pages_cuda(from.data(), pages, shape, nullptr);
+    on_cpu ? rows_from_pages(pages, to, shape) : rows_from_pages_cuda(pages, to, shape, nullptr);
+    if (lease[kLeaseRows] == std::min(came[i], test_case.room)) {
       EXPECT_TRUE(std::equal(rows.begin(), rows.end(), to));
     } else {
       EXPECT_EQ(lease[kLeaseRows], 0);
     }
-    if (i % 2 == 1) on_cpu ? give_pages(lease, state.data(), s) : give_pages_cuda(lease, state.data(), s, nullptr);
+    if (i % 2 == 1)
+      on_cpu ? give_pages(lease, state.data(), shape) : give_pages_cuda(lease, state.data(), shape, nullptr);
   }
   Words held = state.values();
   for (size_t i = 0; i < came.size(); i += 2) {
     const int32_t* const lease = leases.data() + static_cast<int64_t>(i) * words;
-    on_cpu ? give_pages(lease, state.data(), s) : give_pages_cuda(lease, state.data(), s, nullptr);
+    on_cpu ? give_pages(lease, state.data(), shape) : give_pages_cuda(lease, state.data(), shape, nullptr);
   }
   const Words after = state.values();
   EXPECT_EQ(after[kTakenPages] + after[kTakenHostPages] + after[kWantedPages], 0);
   EXPECT_EQ(flag.values()[0] != 0, after[kShortLayer] != 0);
-  std::vector<int> seen(static_cast<size_t>(s.pages()));
-  for (int32_t i = 0; i < s.pages(); ++i)
+  std::vector<int> seen(static_cast<size_t>(shape.pages()));
+  for (int32_t i = 0; i < shape.pages(); ++i)
     ++seen.at(static_cast<size_t>(after[static_cast<size_t>(kPageWords + i)] + i));
   EXPECT_EQ(seen, std::vector<int>(seen.size(), 1)) << "a page is lost, or there twice";
   Words short_of{flag.values()[0], after[kShortLayer]};
@@ -70,17 +75,17 @@ std::tuple<Words, Words, Words, Bytes, Bytes> run(const Case& c, const std::vect
 
 TEST(Pages, OfTheDeviceAreThoseOfTheCpu) {
   bool fell_short = false, spilled = false;
-  for (const Case& c :
+  for (const Case& test_case :
        {Case{{12, 0, 4}, 17, 32, 16, 0}, Case{{12, 0, 4}, 17, 32, 16, 1}, Case{{5, 7, 3}, 20, 6, 10, 0},
         Case{{4, 2, 4}, 17, 48, 0, 0}, Case{{600, 0, 1}, 500, 16, 16, 0}, Case{{0, 30, 2}, 9, 2, 2, 0}}) {
     for (const std::vector<int64_t>& came : {std::vector<int64_t>{5, 8, 0, 17, 3}, {17, 30, 1, 2, 9, 4}}) {
-      SCOPED_TRACE(base::concat(c.shape.device_pages, " + ", c.shape.host_pages, " pages of ", c.shape.page_rows,
-                                " rows, width ", c.width));
-      const auto want = run(c, came, true);
-      const auto got = in_all_orders([&] { return run(c, came, false); });
+      SCOPED_TRACE(base::concat(test_case.shape.device_pages, " + ", test_case.shape.host_pages, " pages of ",
+                                test_case.shape.page_rows, " rows, width ", test_case.width));
+      const auto want = run(test_case, came, true);
+      const auto got = run_all_orders([&] { return run(test_case, came, false); });
       EXPECT_TRUE(want == got);
       fell_short = fell_short || std::get<2>(want)[0] != 0;
-      spilled = spilled || (std::get<2>(want)[0] == 0 && c.shape.device_pages < 6);
+      spilled = spilled || (std::get<2>(want)[0] == 0 && test_case.shape.device_pages < 6);
     }
   }
   EXPECT_TRUE(fell_short && spilled);

@@ -1,4 +1,7 @@
+#include "kernels/balance.h"
+#include "kernels/random_rows.h"
 #include "kernels/route.h"
+#include "kernels/sinkhorn.h"
 #include "kernels_on_host/twins.h"
 
 namespace metroplex::kernels_on_host::router_test {
@@ -11,78 +14,80 @@ void check_random(int64_t rows, int64_t width, size_t shift) {
     std::vector<T> out(static_cast<size_t>(rows * width));
     const auto shape = [&](const int64_t* c) { return DropoutShape{{c, 3, 3}, rows, width, 0x123456789ABCDEF0ull}; };
     random_rows<T>(out.data(), noise, shape(counters.data()));
-    const auto got = in_all_orders([&] {
+    const auto got = run_all_orders([&] {
       const DeviceArray<int64_t> gcounters(counters, Use::in, "counters");
       const DeviceArray<T> gout(out, Use::out, "out", shift);
       random_rows_cuda<T>(gout.data(), noise, shape(gcounters.data()), nullptr);
       return std::tuple{gout.values()};
     });
-    expect_twins(std::get<0>(got), out, "random rows");
+    expect_close(std::get<0>(got), out, "random rows");
   }
 }
 
 template <class T>
 void check_sinkhorn(int64_t rows, int64_t columns, size_t shift) {
-  const std::vector<T> x = made<T>(rows * columns, 0.7);
+  const std::vector<T> x = make_values<T>(rows * columns, 0.7);
   std::vector<T> out(x.size()), factors(static_cast<size_t>(rows + 2 * columns));
   const SinkhornShape shape{rows, columns};
   sinkhorn<T>(x.data(), out.data(), factors.data(), shape);
-  const auto got = in_all_orders([&] {
+  const auto got = run_all_orders([&] {
     const DeviceArray<T> gx(x, Use::in, "logits", shift), gout(out, Use::out, "out", shift),
         gfactors(factors, Use::out, "factors", shift);
     sinkhorn_cuda<T>(gx.data(), gout.data(), gfactors.data(), shape, nullptr);
     return std::tuple{gout.values()};
   });
   // For these logits, sums in another order converge in the same iteration.
-  expect_twins(std::get<0>(got), out, "out");
+  expect_close(std::get<0>(got), out, "out");
 }
 
 template <class T>
-void check_route(const RouteShape& s, bool with_bias, size_t shift) {
-  const std::vector<T> x = made<T>(s.tokens * s.experts, 0.7), bias = made<T>(s.experts, 0.2),
-                       dprobs = made<T>(s.tokens * s.k, 0.3);
+void check_route(const RouteShape& shape, bool with_bias, size_t shift) {
+  const std::vector<T> x = make_values<T>(shape.tokens * shape.experts, 0.7),
+                       bias = make_values<T>(shape.experts, 0.2),
+                       dprobs = make_values<T>(shape.tokens * shape.k, 0.3);
   std::vector<int64_t> experts(dprobs.size());
-  for (size_t i = 0; i < experts.size(); ++i) experts[i] = static_cast<int64_t>(i) % s.k;
+  for (size_t i = 0; i < experts.size(); ++i) experts[i] = static_cast<int64_t>(i) % shape.k;
   const std::vector<int64_t> given = experts;
-  std::vector<T> probs(dprobs.size()), dx(x.size()), groups(static_cast<size_t>(s.tokens * s.groups));
-  route_forward<T>({x.data(), with_bias ? bias.data() : nullptr, experts.data(), probs.data()}, s);
-  route_backward<T>({dprobs.data(), x.data(), experts.data(), dx.data()}, s);
-  const auto got = in_all_orders([&] {
+  std::vector<T> probs(dprobs.size()), dx(x.size()), groups(static_cast<size_t>(shape.tokens * shape.groups));
+  route_forward<T>({x.data(), with_bias ? bias.data() : nullptr, experts.data(), probs.data()}, shape);
+  route_backward<T>({dprobs.data(), x.data(), experts.data(), dx.data()}, shape);
+  const auto got = run_all_orders([&] {
     const DeviceArray<T> gx(x, Use::in, "logits", shift), gbias(bias, Use::in, "bias", shift),
         gdprobs(dprobs, Use::in, "dprobs", shift), gprobs(probs, Use::out, "probs", shift),
         gdx(dx, Use::out, "dlogits", shift), ggroups(groups, Use::out, "group scores", shift);
-    const DeviceArray<int64_t> gexperts(given, s.chosen ? Use::in : Use::out, "experts");
+    const DeviceArray<int64_t> gexperts(given, shape.chosen ? Use::in : Use::out, "experts");
     route_forward_cuda<T>(
-        {gx.data(), with_bias ? gbias.data() : nullptr, gexperts.data(), gprobs.data(), ggroups.data()}, s, nullptr);
-    route_backward_cuda<T>({gdprobs.data(), gx.data(), gexperts.data(), gdx.data()}, s, nullptr);
+        {gx.data(), with_bias ? gbias.data() : nullptr, gexperts.data(), gprobs.data(), ggroups.data()}, shape,
+        nullptr);
+    route_backward_cuda<T>({gdprobs.data(), gx.data(), gexperts.data(), gdx.data()}, shape, nullptr);
     return std::tuple{gexperts.values(), gprobs.values(), gdx.values()};
   });
   EXPECT_TRUE(same_bits(std::get<0>(got), experts)) << "choice";
-  expect_twins(std::get<1>(got), probs, "probabilities");
-  expect_twins(std::get<2>(got), dx, "gradient of the logits", std::vector<double>(dx.size(), 9 * s.scale));
+  expect_close(std::get<1>(got), probs, "probabilities");
+  expect_close(std::get<2>(got), dx, "gradient of the logits", std::vector<double>(dx.size(), 9 * shape.scale));
 }
 
 template <class T>
-void check_balance(const BalanceShape& s, size_t shift) {
-  const std::vector<T> x = made<T>(s.tokens * s.experts, 0.7);
-  const std::vector<double> dsums = made<double>(s.sums(), 0.3);
-  std::vector<double> sums(dsums.size()), lines(static_cast<size_t>(balance_chunks(s) * s.sums()));
+void check_balance(const BalanceShape& shape, size_t shift) {
+  const std::vector<T> x = make_values<T>(shape.tokens * shape.experts, 0.7);
+  const std::vector<double> dsums = make_values<double>(shape.sums(), 0.3);
+  std::vector<double> sums(dsums.size()), lines(static_cast<size_t>(balance_chunks(shape) * shape.sums()));
   std::vector<T> dx(x.size());
-  balance_forward<T>(x.data(), sums.data(), lines.data(), s);
-  balance_backward<T>(x.data(), dsums.data(), dx.data(), s);
-  const auto got = in_all_orders([&] {
+  balance_forward<T>(x.data(), sums.data(), lines.data(), shape);
+  balance_backward<T>(x.data(), dsums.data(), dx.data(), shape);
+  const auto got = run_all_orders([&] {
     const DeviceArray<T> gx(x, Use::in, "logits", shift), gdx(dx, Use::out, "dlogits", shift);
     const DeviceArray<double> gdsums(dsums, Use::in, "dsums", shift), gsums(sums, Use::out, "sums", shift),
         glines(lines, Use::out, "lines", shift);
-    balance_forward_cuda<T>(gx.data(), gsums.data(), glines.data(), s, nullptr);
-    balance_backward_cuda<T>(gx.data(), gdsums.data(), gdx.data(), s, nullptr);
+    balance_forward_cuda<T>(gx.data(), gsums.data(), glines.data(), shape, nullptr);
+    balance_backward_cuda<T>(gx.data(), gdsums.data(), gdx.data(), shape, nullptr);
     return std::tuple{gsums.values(), gdx.values()};
   });
   double largest = 1;
   for (const double sum : sums) largest = std::max(largest, std::fabs(sum));
   const double slack = (std::is_same_v<T, double> ? 1e-12 : 4e-6) * largest;
   for (size_t i = 0; i < sums.size(); ++i) ASSERT_NEAR(std::get<0>(got)[i], sums[i], slack) << i;
-  expect_twins(std::get<1>(got), dx, "gradient of the scores", std::vector<double>(dx.size(), 9));
+  expect_close(std::get<1>(got), dx, "gradient of the scores", std::vector<double>(dx.size(), 9));
 }
 
 template <class T>

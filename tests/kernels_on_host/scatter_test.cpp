@@ -20,7 +20,7 @@ struct Indices {
 };
 
 // Each index occurs `times` times, in random order.
-Indices indices_of(const std::vector<Draws>& draws) {
+Indices make_indices(const std::vector<Draws>& draws) {
   Indices made;
   for (const Draws& d : draws) made.sorted.insert(made.sorted.end(), static_cast<size_t>(d.times), d.index);
   const size_t count = made.sorted.size();
@@ -52,7 +52,7 @@ struct Scattered {
   std::vector<Dout> dout;
 
   std::vector<Table> on_device(const Indices& indices, size_t shift_table, size_t shift_dout) const {
-    return std::get<0>(in_all_orders([&] {
+    return std::get<0>(run_all_orders([&] {
       const DeviceArray<Table> table(start, Use::both, "table", shift_table);
       const DeviceArray<Dout> rows(dout, Use::in, "dout", shift_dout);
       const DeviceArray<int64_t> sorted(indices.sorted, Use::in, "sorted"), order(indices.order, Use::in, "order");
@@ -78,9 +78,10 @@ struct Scattered {
 
 template <class Table, class Dout>
 void check(const std::vector<Draws>& draws, int64_t rows, int64_t width) {
-  const Indices indices = indices_of(draws);
+  const Indices indices = make_indices(draws);
   const TableShape shape{rows, width, static_cast<int64_t>(indices.drawn.size())};
-  const Scattered<Table, Dout> scattered{shape, made<Table>(rows * width, 0.7), made<Dout>(shape.count * width, 0.3)};
+  const Scattered<Table, Dout> scattered{shape, make_values<Table>(rows * width, 0.7),
+                                         make_values<Dout>(shape.count * width, 0.3)};
   std::vector<Table> twin = scattered.start;
   scatter_add_rows<Table, Dout>(twin.data(), indices.drawn.data(), scattered.dout.data(), shape);
   const std::vector<Table> got = scattered.on_device(indices, 0, 0);
@@ -119,7 +120,7 @@ TEST(ScatterOnHost, RowsThatAreDrawnOftenAreSummedInWidePartsInOneOrder) {
 // So wide that the same block handles the next 32 positions of the same columns.
 TEST(ScatterOnHost, ABlockThatSumsSeveralRunsKeepsThemApart) {
   constexpr int64_t kMostBlocks = 8192, kColumns = 8, kWidth = kMostBlocks * kColumns;
-  const Indices indices = indices_of({{0, 33}, {1, 40}});
+  const Indices indices = make_indices({{0, 33}, {1, 40}});
   const TableShape shape{2, kWidth, 73};
   const FarArray<float> dout(shape.count * kWidth, "dout");
   for (int64_t row = 0; row < shape.count; ++row) std::fill_n(dout.data() + row * kWidth, kColumns, 1.0F);

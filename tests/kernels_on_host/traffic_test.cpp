@@ -8,7 +8,10 @@
 
 #include "kernels/accumulate.h"
 #include "kernels/activation.h"
+#include "kernels/balance.h"
+#include "kernels/random_rows.h"
 #include "kernels/route.h"
+#include "kernels/sinkhorn.h"
 #include "kernels/attention_scores.h"
 #include "kernels/block8.h"
 #include "kernels/column_sums.h"
@@ -31,13 +34,16 @@ namespace {
 constexpr int64_t kRows = 64, kWidth = 256, kCount = kRows * kWidth, kExperts = 8;
 constexpr int64_t kAssignments = 2048;  // two tiles of plan_permutation
 
-struct Room {
-  DeviceArray<Bf16> x{made<Bf16>(2 * kCount, 0.7), Use::both, "x"}, y{made<Bf16>(2 * kCount, 0.3), Use::both, "y"},
-      z{made<Bf16>(2 * kCount, 0.2), Use::both, "z"}, half_row{made<Bf16>(kWidth, 0.2), Use::both, "half_row"},
-      half_more{made<Bf16>(kWidth, 0.5), Use::both, "half_more"};
-  DeviceArray<float> f{made<float>(kCount, 0.7), Use::both, "f"}, g{made<float>(kCount, 0.3), Use::both, "g"},
-      row{made<float>(kWidth, 0.2), Use::both, "row"}, more{made<float>(kWidth, 0.5), Use::both, "more"},
-      mean{made<float>(kWidth, 0.1), Use::both, "mean"}, rstd{made<float>(kWidth, 0.4), Use::both, "rstd"};
+struct Buffers {
+  DeviceArray<Bf16> x{make_values<Bf16>(2 * kCount, 0.7), Use::both, "x"},
+      y{make_values<Bf16>(2 * kCount, 0.3), Use::both, "y"}, z{make_values<Bf16>(2 * kCount, 0.2), Use::both, "z"},
+      half_row{make_values<Bf16>(kWidth, 0.2), Use::both, "half_row"},
+      half_more{make_values<Bf16>(kWidth, 0.5), Use::both, "half_more"};
+  DeviceArray<float> f{make_values<float>(kCount, 0.7), Use::both, "f"},
+      g{make_values<float>(kCount, 0.3), Use::both, "g"}, row{make_values<float>(kWidth, 0.2), Use::both, "row"},
+      more{make_values<float>(kWidth, 0.5), Use::both, "more"},
+      mean{make_values<float>(kWidth, 0.1), Use::both, "mean"},
+      rstd{make_values<float>(kWidth, 0.4), Use::both, "rstd"};
   DeviceArray<double> d{std::vector<double>(kCount, 1.0), Use::both, "d"};
   DeviceArray<int64_t> i{std::vector<int64_t>(kCount, 1), Use::both, "i"},
       j{std::vector<int64_t>(kCount, 1), Use::both, "j"}, k{std::vector<int64_t>(kCount, 1), Use::both, "k"},
@@ -48,98 +54,110 @@ struct Room {
       others{std::vector<uint16_t>(kCount), Use::both, "others"};
 };
 
-void run_layers(const Room& r) {
+void run_layers(const Buffers& buffer) {
   const ActivationShape gelu{kRows, kWidth, Activation::gelu, false};
-  activation_forward_cuda<Bf16>(r.x.data(), r.half_row.data(), r.y.data(), gelu, nullptr);
-  activation_backward_cuda<Bf16>(r.y.data(), r.x.data(), r.half_row.data(), r.z.data(), gelu, nullptr);
-  column_sums_cuda<Bf16>(r.more.data(), r.x.data(), r.f.data(), {kRows, kWidth, kWidth}, nullptr);
-  add_elements_cuda<Bf16>(r.f.data(), r.x.data(), kCount, true, nullptr);
-  rope_cuda<Bf16>(r.x.data(), r.f.data(), r.g.data(), 1, {16, 1, 8, 128, 1024, 1024, 128}, nullptr);
+  activation_forward_cuda<Bf16>(buffer.x.data(), buffer.half_row.data(), buffer.y.data(), gelu, nullptr);
+  activation_backward_cuda<Bf16>(buffer.y.data(), buffer.x.data(), buffer.half_row.data(), buffer.z.data(), gelu,
+                                 nullptr);
+  column_sums_cuda<Bf16>(buffer.more.data(), buffer.x.data(), buffer.f.data(), {kRows, kWidth, kWidth}, nullptr);
+  add_elements_cuda<Bf16>(buffer.f.data(), buffer.x.data(), kCount, true, nullptr);
+  rope_cuda<Bf16>(buffer.x.data(), buffer.f.data(), buffer.g.data(), 1, {16, 1, 8, 128, 1024, 1024, 128}, nullptr);
   const LogitsShape logits{kRows, kWidth, kWidth};
-  cross_entropy_statistics_cuda<Bf16>(r.x.data(), r.i.data(), {r.mean.data(), r.rstd.data(), r.more.data(), nullptr},
-                                      logits, nullptr);
-  cross_entropy_backward_cuda<Bf16>(r.x.data(), r.i.data(), {r.mean.data(), r.rstd.data(), 1, 0}, logits, nullptr);
-  gather_rows_cuda<Bf16>(r.x.data(), r.i.data(), r.y.data(), false, {kRows, kWidth, kRows}, nullptr);
-  scatter_add_rows_cuda<Bf16, Bf16>(r.x.data(), {r.i.data(), r.zero.data()}, r.y.data(), {kRows, kWidth, kRows},
-                                    nullptr);
-  const DropoutShape dropout{{r.zero.data(), 1, 0}, kRows, kWidth, 7, 0.1};
-  bias_dropout_add_cuda<Bf16, Bf16>({r.x.data(), r.half_row.data(), r.y.data(), r.z.data()}, dropout, nullptr);
+  cross_entropy_statistics_cuda<Bf16>(buffer.x.data(), buffer.i.data(),
+                                      {buffer.mean.data(), buffer.rstd.data(), buffer.more.data(), nullptr}, logits,
+                                      nullptr);
+  cross_entropy_backward_cuda<Bf16>(buffer.x.data(), buffer.i.data(), {buffer.mean.data(), buffer.rstd.data(), 1, 0},
+                                    logits, nullptr);
+  gather_rows_cuda<Bf16>(buffer.x.data(), buffer.i.data(), buffer.y.data(), false, {kRows, kWidth, kRows}, nullptr);
+  scatter_add_rows_cuda<Bf16, Bf16>(buffer.x.data(), {buffer.i.data(), buffer.zero.data()}, buffer.y.data(),
+                                    {kRows, kWidth, kRows}, nullptr);
+  const DropoutShape dropout{{buffer.zero.data(), 1, 0}, kRows, kWidth, 7, 0.1};
+  bias_dropout_add_cuda<Bf16, Bf16>({buffer.x.data(), buffer.half_row.data(), buffer.y.data(), buffer.z.data()},
+                                    dropout, nullptr);
   const NormShape norm{kRows, kWidth, 1e-5, false};
-  const NormForward<Bf16, Bf16> forward{r.x.data(), r.half_row.data(), r.half_more.data(),
-                                        r.y.data(), r.mean.data(),     r.rstd.data()};
-  const NormBackward<Bf16, Bf16> backward{r.y.data(), r.x.data(), r.half_row.data(), r.mean.data(), r.rstd.data(),
-                                          nullptr,    r.z.data(), r.more.data(),     r.g.data()};
+  const NormForward<Bf16, Bf16> forward{buffer.x.data(), buffer.half_row.data(), buffer.half_more.data(),
+                                        buffer.y.data(), buffer.mean.data(),     buffer.rstd.data()};
+  const NormBackward<Bf16, Bf16> backward{buffer.y.data(),    buffer.x.data(),    buffer.half_row.data(),
+                                          buffer.mean.data(), buffer.rstd.data(), nullptr,
+                                          buffer.z.data(),    buffer.more.data(), buffer.g.data()};
   norm_forward_cuda<Bf16, Bf16>(forward, norm, nullptr);
-  norm_backward_cuda<Bf16, Bf16>(backward, r.f.data(), norm, nullptr);
-  dropout_norm_forward_cuda<Bf16, Bf16>({r.z.data(), r.half_row.data(), r.y.data(), r.x.data()}, forward,
-                                        {dropout, norm}, nullptr);
-  dropout_norm_backward_cuda<Bf16, Bf16>(backward, r.x.data() + kCount, r.f.data(), {dropout, norm}, nullptr);
+  norm_backward_cuda<Bf16, Bf16>(backward, buffer.f.data(), norm, nullptr);
+  dropout_norm_forward_cuda<Bf16, Bf16>({buffer.z.data(), buffer.half_row.data(), buffer.y.data(), buffer.x.data()},
+                                        forward, {dropout, norm}, nullptr);
+  dropout_norm_backward_cuda<Bf16, Bf16>(backward, buffer.x.data() + kCount, buffer.f.data(), {dropout, norm},
+                                         nullptr);
 }
 
 // Scores of 64 positions of 4 heads of 64, with documents and dropout.
-void run_attention(const Room& r) {
+void run_attention(const Buffers& buffer) {
   constexpr int64_t kHeads = 4, kDim = 64;
-  AttentionShape s;
-  s.samples = 1, s.heads = s.groups = kHeads, s.queries = s.keys = kRows;
-  s.head_dim = s.v_head_dim = kDim, s.softmax_scale = 0.125;
-  s.documents = r.zero.data(), s.document_stride = kRows;
-  s.dropout = {{r.zero.data(), 1, 0, true, nullptr, kRows, kRows}, kHeads * kRows, kRows, 7, 0.1};
+  AttentionShape shape;
+  shape.samples = 1, shape.heads = shape.groups = kHeads, shape.queries = shape.keys = kRows;
+  shape.head_dim = shape.v_head_dim = kDim, shape.softmax_scale = 0.125;
+  shape.documents = buffer.zero.data(), shape.document_stride = kRows;
+  shape.dropout = {{buffer.zero.data(), 1, 0, true, nullptr, kRows, kRows}, kHeads * kRows, kRows, 7, 0.1};
   const ScoreBlock block{0, kHeads, 0, kRows, 0, kRows, kRows};
   const auto of = [](const Bf16* data) { return AttentionOperand<const Bf16>{data, kHeads * kDim, 0, kDim}; };
   const auto numbers = static_cast<size_t>(block.rows() * kRows);
   const DeviceArray<float> scores(std::vector<float>(numbers), Use::in, "scores");
   const DeviceArray<Bf16> gradients(std::vector<Bf16>(numbers), Use::out, "gradients");
-  attention_softmax_cuda<Bf16>({scores.data(), r.z.data(), r.f.data()}, s, block, nullptr);
-  attention_softmax_backward_cuda<Bf16>(
-      {scores.data(), scores.data(), r.f.data(), of(r.x.data()), of(r.y.data()), r.z.data(), gradients.data()}, s,
-      block, nullptr);
+  attention_softmax_cuda<Bf16>({scores.data(), buffer.z.data(), buffer.f.data()}, shape, block, nullptr);
+  attention_softmax_backward_cuda<Bf16>({scores.data(), scores.data(), buffer.f.data(), of(buffer.x.data()),
+                                         of(buffer.y.data()), buffer.z.data(), gradients.data()},
+                                        shape, block, nullptr);
 }
 
-void run_router(const Room& r) {
-  random_rows_cuda<float>(r.f.data(), Noise::gumbel, {{r.zero.data(), 1, 0}, kRows, kWidth, 7}, nullptr);
-  sinkhorn_cuda<float>(r.g.data(), r.f.data(), r.row.data(), {kRows, kExperts}, nullptr);
+void run_router(const Buffers& buffer) {
+  random_rows_cuda<float>(buffer.f.data(), Noise::gumbel, {{buffer.zero.data(), 1, 0}, kRows, kWidth, 7}, nullptr);
+  sinkhorn_cuda<float>(buffer.g.data(), buffer.f.data(), buffer.row.data(), {kRows, kExperts}, nullptr);
   const RouteShape route{kRows, kExperts, 2};
-  route_forward_cuda<float>({r.g.data(), nullptr, r.i.data(), r.f.data()}, route, nullptr);
-  route_backward_cuda<float>({r.f.data(), r.g.data(), r.i.data(), r.f.data() + kRows * 2}, route, nullptr);
+  route_forward_cuda<float>({buffer.g.data(), nullptr, buffer.i.data(), buffer.f.data()}, route, nullptr);
+  route_backward_cuda<float>({buffer.f.data(), buffer.g.data(), buffer.i.data(), buffer.f.data() + kRows * 2}, route,
+                             nullptr);
   const BalanceShape balance{kRows, kExperts, 1, BalanceScore::softmax, true};
-  balance_forward_cuda<float>(r.g.data(), r.d.data(), r.d.data() + 1000, balance, nullptr);
-  balance_backward_cuda<float>(r.g.data(), r.d.data(), r.f.data(), balance, nullptr);
+  balance_forward_cuda<float>(buffer.g.data(), buffer.d.data(), buffer.d.data() + 1000, balance, nullptr);
+  balance_backward_cuda<float>(buffer.g.data(), buffer.d.data(), buffer.f.data(), balance, nullptr);
 }
 
-void run_experts(const Room& r) {
+void run_experts(const Buffers& buffer) {
   const ExpertShape shape{kExperts, kRows, kWidth, Activation::silu, true};
-  expert_activation_cuda<Bf16>(r.x.data(), nullptr, r.row.data(), r.eight.data(), r.y.data(), shape, nullptr);
-  const ExpertActivationGradient<Bf16> gradient{r.y.data(),   r.x.data(), nullptr,
-                                                r.row.data(), r.z.data(), r.more.data()};
-  expert_activation_backward_cuda<Bf16>(gradient, r.eight.data(), shape, nullptr);
-  expert_bias_cuda<Bf16>(r.y.data(), r.x.data(), r.row.data(), r.eight.data(), shape, nullptr);
-  expert_bias_probs_cuda<Bf16>(r.y.data(), r.x.data(), r.eight.data(), r.more.data(), shape, nullptr);
-  expert_sums_cuda<Bf16>(r.y.data(), r.row.data(), r.eight.data(), r.f.data(), shape, nullptr);
-  expert_scale_cuda<Bf16>(r.x.data(), r.row.data(), r.eight.data(), r.y.data(), shape, nullptr);
-  expert_scale_backward_cuda<Bf16>(gradient, r.eight.data(), shape, nullptr);
-  plan_permutation_cuda(r.zero.data(), {r.i.data(), r.j.data(), r.k.data()}, {kAssignments, kAssignments, 0, 1, 1},
-                        nullptr);
-  permute_rows_cuda<Bf16>(r.x.data(), r.j.data(), r.y.data(), {kRows, kWidth, 1}, nullptr);
-  sum_rows_cuda<Bf16>(r.x.data(), r.i.data(), r.y.data(), {kRows / 2, 2, kWidth}, nullptr);
-  plan_regroup_cuda(r.eight.data(), {r.i.data(), r.j.data(), r.k.data()}, {2, kExperts / 2, 0, kRows, kRows},
-                    nullptr);
-  const GroupedSource source{
-      {r.x.data(), kWidth, 0, 2}, {r.y.data(), kWidth, 0, 2}, {r.z.data(), kRows, 0, 2}, kExperts, kRows};
-  grouped_arguments_cuda(r.eight.data(), source, r.i.data(), nullptr);
-  grouped_product_cuda<Bf16>(r.i.data(), {GroupedOp::forward, kExperts, kRows, kWidth, kRows}, nullptr);
+  expert_activation_cuda<Bf16>(buffer.x.data(), nullptr, buffer.row.data(), buffer.eight.data(), buffer.y.data(),
+                               shape, nullptr);
+  const ExpertActivationGradient<Bf16> gradient{buffer.y.data(),   buffer.x.data(), nullptr,
+                                                buffer.row.data(), buffer.z.data(), buffer.more.data()};
+  expert_activation_backward_cuda<Bf16>(gradient, buffer.eight.data(), shape, nullptr);
+  expert_bias_cuda<Bf16>(buffer.y.data(), buffer.x.data(), buffer.row.data(), buffer.eight.data(), shape, nullptr);
+  expert_bias_probs_cuda<Bf16>(buffer.y.data(), buffer.x.data(), buffer.eight.data(), buffer.more.data(), shape,
+                               nullptr);
+  expert_sums_cuda<Bf16>(buffer.y.data(), buffer.row.data(), buffer.eight.data(), buffer.f.data(), shape, nullptr);
+  expert_scale_cuda<Bf16>(buffer.x.data(), buffer.row.data(), buffer.eight.data(), buffer.y.data(), shape, nullptr);
+  expert_scale_backward_cuda<Bf16>(gradient, buffer.eight.data(), shape, nullptr);
+  plan_permutation_cuda(buffer.zero.data(), {buffer.i.data(), buffer.j.data(), buffer.k.data()},
+                        {kAssignments, kAssignments, 0, 1, 1}, nullptr);
+  permute_rows_cuda<Bf16>(buffer.x.data(), buffer.j.data(), buffer.y.data(), {kRows, kWidth, 1}, nullptr);
+  sum_rows_cuda<Bf16>(buffer.x.data(), buffer.i.data(), buffer.y.data(), {kRows / 2, 2, kWidth}, nullptr);
+  plan_regroup_cuda(buffer.eight.data(), {buffer.i.data(), buffer.j.data(), buffer.k.data()},
+                    {2, kExperts / 2, 0, kRows, kRows}, nullptr);
+  const GroupedSource source{{buffer.x.data(), kWidth, 0, 2},
+                             {buffer.y.data(), kWidth, 0, 2},
+                             {buffer.z.data(), kRows, 0, 2},
+                             kExperts,
+                             kRows};
+  grouped_arguments_cuda(buffer.eight.data(), source, buffer.i.data(), nullptr);
+  grouped_product_cuda<Bf16>(buffer.i.data(), {GroupedOp::forward, kExperts, kRows, kWidth, kRows}, nullptr);
 }
 
-void run_clones(const Room& r) {
+void run_replicas(const Buffers& r) {
   EchoPlanShape shape;
   shape.sizes = {4, kExperts, 1};
   std::vector<int64_t> counts(4 * kExperts, 8);
   for (size_t i = 0; i < counts.size(); i += kExperts) counts[i] = 100;  // expert 0 is hot
   const DeviceArray<int64_t> given(counts, Use::in, "counts");
-  const auto room = [](int64_t n, const char* name) {
+  const auto buffer = [](int64_t n, const char* name) {
     return DeviceArray<int32_t>(std::vector<int32_t>(static_cast<size_t>(n)), Use::both, name);
   };
-  const DeviceArray<int32_t> owner = room(4, "owner"), first = room(kExperts, "first"), next = room(4, "next"),
-                             narrow = room(echo_plan_narrow_scratch(shape.sizes), "narrow_scratch");
+  const DeviceArray<int32_t> owner = buffer(4, "owner"), first = buffer(kExperts, "first"), next = buffer(4, "next"),
+                             narrow = buffer(echo_plan_narrow_scratch(shape.sizes), "narrow_scratch");
   echo_plan_cuda(given.data(),
                  {owner.data(), first.data(), next.data(), r.i.data(), r.i.data() + 100, r.i.data() + 200, r.j.data(),
                   narrow.data()},
@@ -148,50 +166,52 @@ void run_clones(const Room& r) {
                     {shape.sizes, kRows}, nullptr);
 }
 
-void run_pages(const Room& r) {
+void run_pages(const Buffers& buffer) {
   const PageShape shape{8, 0, 16};
   const DeviceArray<int32_t> state(std::vector<int32_t>(kPageWords + 8), Use::both, "state"),
       lease(std::vector<int32_t>(kLeaseWords + 4), Use::both, "lease"), flag({0}, Use::both, "flag");
   const DeviceArray<uint8_t> pool(std::vector<uint8_t>(8 * 16 * 2 * kWidth), Use::both, "pool");
   const PagedRows pages{lease.data(), pool.data(), nullptr, kRows, 2 * kWidth, 0, 16 * 2 * kWidth};
-  take_pages_cuda({r.eight.data(), kExperts, kRows, 1, state.data(), lease.data(), flag.data()}, shape, nullptr);
-  rows_to_pages_cuda(r.x.data(), pages, shape, nullptr);
-  rows_from_pages_cuda(pages, r.y.data(), shape, nullptr);
+  take_pages_cuda({buffer.eight.data(), kExperts, kRows, 1, state.data(), lease.data(), flag.data()}, shape, nullptr);
+  rows_to_pages_cuda(buffer.x.data(), pages, shape, nullptr);
+  rows_from_pages_cuda(pages, buffer.y.data(), shape, nullptr);
   give_pages_cuda(lease.data(), state.data(), shape, nullptr);
 }
 
-void run_optimizer(const Room& r) {
+void run_optimizer(const Buffers& buffer) {
   const DeviceArray<StepValues> values({StepValues{.updates = 1}}, Use::both, "values");
   const DeviceArray<GroupRates> rates({GroupRates{}}, Use::both, "rates");
   const StepPlace place{values.data(), rates.data()};
   OptimizerRange range;
   range.n = kCount / 4;
-  range.grad = r.x.data();
+  range.grad = buffer.x.data();
   range.grad_number = Number::bf16;
-  range.main = r.f.data();
-  range.param = r.y.data();
-  range.first.data = r.g.data();
-  range.second.data = r.g.data() + kCount / 2;
+  range.main = buffer.f.data();
+  range.param = buffer.y.data();
+  range.first.data = buffer.g.data();
+  range.second.data = buffer.g.data() + kCount / 2;
   adam_step_cuda({{range, place.rates}}, {}, place.values, nullptr);
   sgd_step_cuda({{range, place.rates}}, {0.9}, place.values, nullptr);
   lion_step_cuda({{range, place.rates}}, {}, place.values, nullptr);
-  gradient_sums_cuda({{r.x.data(), Number::bf16, kCount}},
-                     {reinterpret_cast<GradientSums*>(r.d.data()), reinterpret_cast<GradientSums*>(r.d.data()) + 1},
-                     nullptr);
-  block8_encode_cuda(r.f.data(), kCount, true, r.codes.data(), r.g.data(), nullptr);
-  block8_decode_cuda(r.codes.data(), r.g.data(), kCount, true, r.f.data(), nullptr);
-  split_floats_cuda(r.f.data(), kCount, r.halves.data(), r.others.data(), nullptr);
-  join_floats_cuda(r.halves.data(), r.others.data(), kCount, r.f.data(), nullptr);
-  copy_if_updates_cuda(values.data(), true, r.f.data(), r.g.data(), kCount, nullptr);
-  loss_factors_cuda(values.data(), r.d.data(), r.d.data() + 100, {8, 1, false}, nullptr);
+  gradient_sums_cuda(
+      {{buffer.x.data(), Number::bf16, kCount}},
+      {reinterpret_cast<GradientSums*>(buffer.d.data()), reinterpret_cast<GradientSums*>(buffer.d.data()) + 1},
+      nullptr);
+  block8_encode_cuda(buffer.f.data(), kCount, true, buffer.codes.data(), buffer.g.data(), nullptr);
+  block8_decode_cuda(buffer.codes.data(), buffer.g.data(), kCount, true, buffer.f.data(), nullptr);
+  split_floats_cuda(buffer.f.data(), kCount, buffer.halves.data(), buffer.others.data(), nullptr);
+  join_floats_cuda(buffer.halves.data(), buffer.others.data(), kCount, buffer.f.data(), nullptr);
+  copy_if_updates_cuda(values.data(), true, buffer.f.data(), buffer.g.data(), kCount, nullptr);
+  loss_factors_cuda(values.data(), buffer.d.data(), buffer.d.data() + 100, {8, 1, false}, nullptr);
   const DeviceArray<StepSums> sums({StepSums{}}, Use::both, "sums");
   const DeviceArray<StepVerdict> verdict({StepVerdict{}}, Use::both, "verdict");
   const DeviceArray<int32_t> flags({0}, Use::in, "flags");
-  own_sums_cuda({.stop = r.d.data(), .flags = flags.data()}, {sums.data(), nullptr, 0, nullptr}, nullptr);
-  judge_step_cuda({}, {values.data(), rates.data(), r.d.data(), sums.data(), r.d.data(), verdict.data()}, nullptr);
+  own_sums_cuda({.stop = buffer.d.data(), .flags = flags.data()}, {sums.data(), nullptr, 0, nullptr}, nullptr);
+  judge_step_cuda({}, {values.data(), rates.data(), buffer.d.data(), sums.data(), buffer.d.data(), verdict.data()},
+                  nullptr);
 }
 
-std::set<std::string> launched_in_sources() {
+std::set<std::string> find_launches() {
   std::set<std::string> names;
   const std::filesystem::path folder = METROPLEX_SOURCE_DIR "/metroplex/core/kernels";
   for (const auto& file : std::filesystem::directory_iterator(folder)) {
@@ -213,18 +233,18 @@ std::string share(uint64_t part, uint64_t all) {
 }
 
 TEST(TrafficOnHost, TheTableOfTheDocsIsWhatTheKernelsMove) {
-  const Room room;
+  const Buffers buffer;
   set_order({});
   traffic().clear();
-  run_layers(room);
-  run_attention(room);
-  run_router(room);
-  run_experts(room);
-  run_pages(room);
-  run_clones(room);
-  run_optimizer(room);
+  run_layers(buffer);
+  run_attention(buffer);
+  run_router(buffer);
+  run_experts(buffer);
+  run_pages(buffer);
+  run_replicas(buffer);
+  run_optimizer(buffer);
   if (!watches()) return;
-  for (const std::string& name : launched_in_sources())
+  for (const std::string& name : find_launches())
     EXPECT_TRUE(traffic().contains(name)) << name << " was not launched";
   std::string table;
   for (const auto& [name, moved] : traffic()) {

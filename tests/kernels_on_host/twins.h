@@ -27,7 +27,7 @@ constexpr const char* kName = std::is_same_v<T, double> ? "double"
                                                         : "float";
 
 template <class T>
-std::vector<T> made(int64_t n, double step) {
+std::vector<T> make_values(int64_t n, double step) {
   std::vector<T> values(static_cast<size_t>(n));
   for (size_t i = 0; i < values.size(); ++i)
     values[i] = store<T>(static_cast<Wide<T>>(3 * std::sin(step * static_cast<double>(i + 1))));
@@ -39,7 +39,7 @@ std::vector<T> made(int64_t n, double step) {
 // 2^-10 (f16) relative apart just above a power of two. `parts`: sizes of the summands of the values, if these may
 // cancel.
 template <class T>
-void expect_twins(const std::vector<T>& got, const std::vector<T>& want, const std::string& what,
+void expect_close(const std::vector<T>& got, const std::vector<T>& want, const std::string& what,
                   const std::vector<double>& parts = {}) {
   constexpr double kUnit = std::is_same_v<T, double> ? 0 : std::is_same_v<T, Bf16> ? 0x1p-7 : 0x1p-10;
   const double rounding = kIsHalf<T> ? kUnit : 0, slack = std::is_same_v<Wide<T>, double> ? 1e-12 : 4e-6;
@@ -80,7 +80,7 @@ bool same_bits(const std::vector<T>& a, const std::vector<T>& b) {
 // call() returns a tuple of vectors, which must have the same bits in every order of blocks and threads. Returns the
 // first one.
 template <class Call>
-auto in_all_orders(const Call& call) {
+auto run_all_orders(const Call& call) {
   set_order({});
   const auto first = call();
   for (const uint64_t seed : orders_to_try()) {

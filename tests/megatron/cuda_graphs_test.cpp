@@ -17,55 +17,55 @@ using Words = std::vector<std::string>;
 using Change = std::function<void(TransformerConfig&)>;
 
 TransformerConfig dense(const std::string& impl, const Words& modules) {
-  TransformerConfig c;
-  c.num_layers = 4;
-  c.hidden_size = 32;
-  c.num_attention_heads = 4;
-  c.cuda_graphs.impl = impl;
-  c.cuda_graphs.modules = modules;
-  return c;
+  TransformerConfig config;
+  config.num_layers = 4;
+  config.hidden_size = 32;
+  config.num_attention_heads = 4;
+  config.cuda_graphs.impl = impl;
+  config.cuda_graphs.modules = modules;
+  return config;
 }
 
 TransformerConfig experts(const std::string& impl, const Words& modules) {
-  TransformerConfig c = dense(impl, modules);
-  c.experts.num_moe_experts = 4;
-  c.add_bias_linear = false;
-  return c;
+  TransformerConfig config = dense(impl, modules);
+  config.experts.num_moe_experts = 4;
+  config.add_bias_linear = false;
+  return config;
 }
 
-TransformerConfig changed(TransformerConfig c, const Change& change) {
-  change(c);
-  return c;
+TransformerConfig changed(TransformerConfig config, const Change& change) {
+  change(config);
+  return config;
 }
 
-TransformerConfig recomputing(TransformerConfig c, const Words& modules) {
-  c.recompute_granularity = "selective";
-  c.recompute_modules = modules;
-  return c;
+TransformerConfig recomputing(TransformerConfig config, const Words& modules) {
+  config.recompute_granularity = "selective";
+  config.recompute_modules = modules;
+  return config;
 }
 
-TransformerConfig offloading(TransformerConfig c, const Words& modules) {
-  c.fine_grained_activation_offloading = true;
-  c.offload_modules = modules;
-  return c;
+TransformerConfig offloading(TransformerConfig config, const Words& modules) {
+  config.fine_grained_activation_offloading = true;
+  config.offload_modules = modules;
+  return config;
 }
 
-void expect(const TransformerConfig& c, bool accepted, const char* what) {
-  const auto found = violations(c);
+void expect(const TransformerConfig& config, bool accepted, const char* what) {
+  const auto found = violations(config);
   EXPECT_EQ(found.empty(), accepted) << what << "\n" << (found.empty() ? "" : config::message(found));
 }
 
 }  // namespace
 
 TEST(CudaGraphOracle, KnowsWhatExpertsAndTheirCapacityAllow) {
-  const auto drops = [](TransformerConfig& c) { c.experts.capacity_factor = 1.0; };
-  const auto pads = [](TransformerConfig& c) {
-    c.experts.capacity_factor = 1.0;
-    c.experts.pad_to_capacity = true;
+  const auto drops = [](TransformerConfig& config) { config.experts.capacity_factor = 1.0; };
+  const auto pads = [](TransformerConfig& config) {
+    config.experts.capacity_factor = 1.0;
+    config.experts.pad_to_capacity = true;
   };
-  const auto sends = [](TransformerConfig& c) {
-    c.experts.dispatcher = "alltoall";
-    c.experts.capacity_factor = 1.0;
+  const auto sends = [](TransformerConfig& config) {
+    config.experts.dispatcher = "alltoall";
+    config.experts.capacity_factor = 1.0;
   };
   const std::string te = "transformer_engine";
   expect(experts(te, {"attn", "moe_router", "moe_preprocess"}), true, "seed 002's modules");
@@ -88,12 +88,12 @@ TEST(CudaGraphOracle, KnowsWhatExpertsAndTheirCapacityAllow) {
 }
 
 TEST(CudaGraphOracle, KnowsWhatRecomputeAllows) {
-  const auto still = [](TransformerConfig& c) { c.attention_dropout = c.hidden_dropout = 0; };
-  const auto jitter = [](TransformerConfig& c) {
-    c.hidden_dropout = 0;
-    c.expert_options.input_jitter = true;
+  const auto still = [](TransformerConfig& config) { config.attention_dropout = config.hidden_dropout = 0; };
+  const auto jitter = [](TransformerConfig& config) {
+    config.hidden_dropout = 0;
+    config.expert_options.input_jitter = true;
   };
-  const auto layers = [](TransformerConfig& c) { c.expert_options.layer_recompute = true; };
+  const auto layers = [](TransformerConfig& config) { config.expert_options.layer_recompute = true; };
   expect(recomputing(dense("local", {}), {"core_attn"}), false, "dropout in a whole layer");
   expect(recomputing(dense("full_iteration", {}), {"core_attn"}), false, "dropout in a whole step");
   expect(recomputing(dense("none", {}), {"core_attn"}), true, "no graph");
@@ -108,16 +108,18 @@ TEST(CudaGraphOracle, KnowsWhatRecomputeAllows) {
   expect(changed(recomputing(experts("local", {}), {"moe"}), jitter), false, "experts with jitter");
   expect(changed(recomputing(experts("local", {"attn"}), {"moe"}), jitter), true, "that are not captured");
   expect(changed(experts("transformer_engine", {"moe_router"}), layers), false, "moe_layer_recompute is moe");
-  expect(changed(experts("local", {"moe_router"}), layers), true, "which local captures beside");
+  expect(changed(experts("local", {"moe_router"}), layers), true, "which local also captures");
   expect(changed(experts("local", {"attn"}), layers), false, "core_attn stays among them");
 }
 
 TEST(CudaGraphOracle, KnowsWhatOffloadingAllows) {
-  const auto flight = [](int64_t most) { return [most](TransformerConfig& c) { c.max_inflight_offloads = most; }; };
-  const auto cold = [](TransformerConfig& c) { c.cuda_graphs.warmup_steps = 0; };
-  const auto moves = [](TransformerConfig& c) {
-    c.cpu_offloading = true;
-    c.cpu_offloading_num_layers = 1;
+  const auto flight = [](int64_t most) {
+    return [most](TransformerConfig& config) { config.max_inflight_offloads = most; };
+  };
+  const auto cold = [](TransformerConfig& config) { config.cuda_graphs.warmup_steps = 0; };
+  const auto moves = [](TransformerConfig& config) {
+    config.cpu_offloading = true;
+    config.cpu_offloading_num_layers = 1;
   };
   const std::string te = "transformer_engine";
   expect(changed(dense(te, {}), moves), false, "cpu_offloading in parts");
@@ -134,7 +136,7 @@ TEST(CudaGraphOracle, KnowsWhatOffloadingAllows) {
 
 TEST(CudaGraphOracle, KnowsWhatGenerationAndOverlapAllow) {
   const auto scope = [](const char* word) {
-    return [word](TransformerConfig& c) { c.cuda_graphs.inference_scope = word; };
+    return [word](TransformerConfig& config) { config.cuda_graphs.inference_scope = word; };
   };
   expect(changed(dense("local", {}), scope("layer")), true, "layer");
   expect(changed(dense("local", {}), scope("block")), true, "block");
@@ -142,24 +144,24 @@ TEST(CudaGraphOracle, KnowsWhatGenerationAndOverlapAllow) {
   expect(changed(dense("none", {}), scope("layer")), false, "layers of none");
   expect(changed(dense("full_iteration", {}), scope("block")), false, "blocks of full_iteration");
   expect(changed(dense("transformer_engine", {}), scope("none")), true, "none");
-  const auto overlaps = [](TransformerConfig& c) {
-    c.ep = 2;
-    c.bf16 = true;
-    c.experts.dispatcher = "alltoall";
-    c.experts.some_layers_dense = true;
-    c.expert_options.overlap_comm = true;
+  const auto overlaps = [](TransformerConfig& config) {
+    config.ep = 2;
+    config.bf16 = true;
+    config.experts.dispatcher = "alltoall";
+    config.experts.some_layers_dense = true;
+    config.expert_options.overlap_comm = true;
   };
-  expect(changed(experts("transformer_engine", {"attn"}), overlaps), true, "attention beside overlapped messages");
-  expect(changed(experts("transformer_engine", {"mlp"}), overlaps), false, "mlp beside them");
+  expect(changed(experts("transformer_engine", {"attn"}), overlaps), true, "attention with overlapped messages");
+  expect(changed(experts("transformer_engine", {"mlp"}), overlaps), false, "mlp with them");
   expect(changed(experts("local", {"mlp"}), overlaps), true, "which is of one implementation");
 }
 
 TEST(CudaGraphOracle, ResolvesEarlierSpellings) {
   const auto resolve = [](CudaGraphOptions options) {
-    TransformerConfig c = dense("none", {});
-    c.cuda_graphs = std::move(options);
-    EXPECT_TRUE(violations(c).empty());
-    const config::GraphSettings graphs = resolved(c).graphs;
+    TransformerConfig config = dense("none", {});
+    config.cuda_graphs = std::move(options);
+    EXPECT_TRUE(violations(config).empty());
+    const config::GraphSettings graphs = megatron::resolve(config).graphs;
     return std::pair(graphs.impl, graphs.modules);
   };
   const auto with = [](const std::function<void(CudaGraphOptions&)>& change) {
@@ -181,9 +183,9 @@ TEST(CudaGraphOracle, ResolvesEarlierSpellings) {
 
 TEST(CudaGraphOracle, RefusesSpellingsThatContradictEachOther) {
   const auto wrong = [](const std::function<void(CudaGraphOptions&)>& change) {
-    TransformerConfig c = dense("none", {});
-    change(c.cuda_graphs);
-    return !violations(c).empty();
+    TransformerConfig config = dense("none", {});
+    change(config.cuda_graphs);
+    return !violations(config).empty();
   };
   EXPECT_TRUE(wrong([](auto& o) { o.enable_cuda_graph = o.external_cuda_graph = true; }));
   EXPECT_TRUE(wrong([](auto& o) {

@@ -39,7 +39,7 @@ TEST(MegatronFlags, EachMeansWhatItMeansInMegatronAndNothingElse) {
 }
 
 // Classification of a flag by parse_arguments: "translated", "harmless" or "refused".
-static std::string class_of(const std::string& flag, const std::string& value) {
+static std::string classify_flag(const std::string& flag, const std::string& value) {
   for (const FlagRow& row : flag_table()) {
     if (flag == row.flag) return "translated";
   }
@@ -61,7 +61,7 @@ TEST(MegatronFlags, EachIsInItsClass) {
     words >> flag >> value;
     std::replace(flag.begin(), flag.end(), '_', '-');
     named.insert(flag);
-    const std::string expected = line.substr(bar + 3, second - bar - 3), found = class_of(flag, value);
+    const std::string expected = line.substr(bar + 3, second - bar - 3), found = classify_flag(flag, value);
     // A value without effect may also be translated.
     EXPECT_TRUE(found == expected || (!value.empty() && found == "translated")) << line << "\nis " << found;
     EXPECT_TRUE(expected != "refused" || !refusal_reason(flag).empty() || find_harmless(flag)) << flag;

@@ -39,7 +39,7 @@ struct FlagCase {
 };
 
 // The field's text; "" for an unknown key.
-static std::string value_of(Config config, const std::string& key) {
+static std::string field_value(Config config, const std::string& key) {
   for (const Field& field : fields(config)) {
     if (field.key() == key) return to_text(field);
   }
@@ -49,7 +49,7 @@ static std::string value_of(Config config, const std::string& key) {
 TEST(MegatronFlags, OrderDoesNotMatter) {
   const auto outcome = [](const std::string& flags) -> std::string {
     std::string text;
-    const std::string error = error_of([&] {
+    const std::string error = catch_error([&] {
       for (const std::string& assignment : parse_arguments(words(kMinimal + flags)).assignments)
         text += assignment + " ";
     });
@@ -125,7 +125,7 @@ TEST(MegatronFlags, FollowMegatronsPrecedence) {
       {"--reset-attention-mask", "data.reset_attention_mask", "true"},
       {"--reset-attention-mask --no-create-attention-mask-in-dataloader", "data.reset_attention_mask", "false"},
   };
-  for (const auto& [flags, key, value] : cases) { EXPECT_EQ(value_of(whole(flags), key), value) << flags; }
+  for (const auto& [flags, key, value] : cases) { EXPECT_EQ(field_value(whole(flags), key), value) << flags; }
 }
 
 TEST(MegatronFlags, PairsThatExcludeEachOther) {
@@ -140,10 +140,10 @@ TEST(MegatronFlags, PairsThatExcludeEachOther) {
         "--zero-stage 2 --use-distributed-optimizer", "--deepspeed --num-experts 4",
         "--checkpoint-activations --recompute-activations", "--no-pipeline-parallel --pipeline-model-parallel-size 2",
         "--multi-latent-attention --rotary-interleaved"}) {
-    const std::string error = error_of([&] { whole(flags); });
+    const std::string error = catch_error([&] { whole(flags); });
     EXPECT_FALSE(error.empty()) << flags;
   }
-  EXPECT_NE(error_of([] {
+  EXPECT_NE(catch_error([] {
               parse_arguments({"--no-position-embedding"}, Form::kSingleFlags);
             }).find("use --position-embedding-type none"),
             std::string::npos);
@@ -166,7 +166,7 @@ TEST(MegatronFlags, RefusesFlagsWithoutThoseTheyNeed) {
       {"--moe-router-padding-for-fp8", "not implemented (pads rows for --fp8-format or --fp4-format)"},
       {"--moe-router-padding-for-quantization", "(pads rows for --fp8-format or --fp4-format)"}};
   for (const auto& [flags, expected] : cases) {
-    const std::string error = error_of([&flags = flags] { whole(flags); });
+    const std::string error = catch_error([&flags = flags] { whole(flags); });
     EXPECT_NE(error.find(expected), std::string::npos) << flags << ": " << error;
   }
 }
@@ -222,7 +222,8 @@ TEST(MegatronFlags, ZeroIsNotDerive) {
   for (const Field& field : fields(defaults)) standard[field.key()] = to_text(field);
   for (const FlagRow& row : flag_table()) {
     const std::string sets = row.sets;
-    const bool number = row.take == Take::kOne && sets.ends_with("=$") && sets.find('.') != std::string::npos;
+    const bool number =
+        row.take == ArgumentCount::kOne && sets.ends_with("=$") && sets.find('.') != std::string::npos;
     const std::string value = number ? standard[sets.substr(0, sets.size() - 2)] : "";
     if (value != "0" && value != "0.0") continue;
     const bool refuses = std::count_if(positive_flags().begin(), positive_flags().end(),
@@ -233,11 +234,11 @@ TEST(MegatronFlags, ZeroIsNotDerive) {
   }
   for (const std::string flag : positive_flags()) {
     for (const char* zero : {" 0", " 0.0"}) {
-      const std::string error = error_of([&] { parse_arguments(words(flag + zero), Form::kSingleFlags); });
+      const std::string error = catch_error([&] { parse_arguments(words(flag + zero), Form::kSingleFlags); });
       EXPECT_NE(error.find(flag + zero + ": must be above 0"), std::string::npos) << error;
     }
   }
-  EXPECT_NE(error_of([] { whole("--save d --save-interval 0"); }).find("must be above 0"), std::string::npos);
+  EXPECT_NE(catch_error([] { whole("--save d --save-interval 0"); }).find("must be above 0"), std::string::npos);
 }
 
 TEST(MegatronForks, ExactEquivalents) {
@@ -256,7 +257,7 @@ TEST(MegatronForks, ExactEquivalents) {
       {"--enable-shared-expert --shared-moe-ffn-hidden-size 64", "model.moe_shared_expert_gate", "true"},
       {"--use-torch-fsdp2", "parallel.data_parallel_sharding_strategy", "optim_grads_params"},
   };
-  for (const auto& [flags, key, value] : cases) { EXPECT_EQ(value_of(whole(flags), key), value) << flags; }
+  for (const auto& [flags, key, value] : cases) { EXPECT_EQ(field_value(whole(flags), key), value) << flags; }
   for (const char* flags : {"--kill-switch-path /x --abort-on-unmet-fused-kernel-constraints --log-level info",
                             "--wandb-project-name x --structured-logs --structured-logs-dir d",
                             "--shape-order BNSD --no-shared-storage --tokenizer-not-use-fast --use-ascend-coc"})
@@ -266,7 +267,7 @@ TEST(MegatronForks, ExactEquivalents) {
         "--glu-activation swiglu", "--no-tie-embed-logits", "--lr-warmup-tokens 1000", "--extra-vocab-size 293",
         "--sliding-window 4096", "--embed-layernorm", "--use-lf-gate", "--norm-dtype RMSNorm",
         "--rope_scaling_factor 2", "--load-state x"})
-    EXPECT_FALSE(error_of([&] { whole(flags); }).empty()) << flags;
+    EXPECT_FALSE(catch_error([&] { whole(flags); }).empty()) << flags;
 }
 
 }  // namespace metroplex::megatron::flag_rules_test

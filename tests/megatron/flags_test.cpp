@@ -49,12 +49,12 @@ TEST(MegatronFlags, EveryRowSetsAKeyThatExistsAndIsFoundByItsName) {
 }
 
 TEST(MegatronFlags, AWholeCommandBringsMegatronsDefaults) {
-  const Config c = whole("");
-  EXPECT_EQ(c.model.hidden_dropout, 0.1);
-  EXPECT_EQ(c.model.attention_dropout, 0.1);
-  EXPECT_EQ(c.train.log_interval, 100);
-  EXPECT_EQ(c.model.activation, Activation::gelu_tanh);
-  EXPECT_FALSE(c.parallel.overlap_grad_reduce);
+  const Config config = whole("");
+  EXPECT_EQ(config.model.hidden_dropout, 0.1);
+  EXPECT_EQ(config.model.attention_dropout, 0.1);
+  EXPECT_EQ(config.train.log_interval, 100);
+  EXPECT_EQ(config.model.activation, Activation::gelu_tanh);
+  EXPECT_FALSE(config.parallel.overlap_grad_reduce);
   EXPECT_EQ(whole("--hidden-dropout 0").model.hidden_dropout, 0.0);
   EXPECT_EQ(whole("--no-bias-gelu-fusion").model.activation, Activation::gelu);
   EXPECT_EQ(whole("--disable-bias-linear").model.activation, Activation::gelu);
@@ -79,22 +79,22 @@ TEST(MegatronFlags, ALlamaCommandIsTheLlamaItDescribes) {
       "--use-tp-pp-dp-mapping --bf16 --use-distributed-optimizer --recompute-granularity selective "
       "--attention-backend auto --distributed-backend nccl --tp-comm-overlap"));
   EXPECT_TRUE(args.notes.empty());
-  const Config c = load("", args.assignments);
-  EXPECT_EQ(c.model.family, "llama");
-  EXPECT_EQ(c.model.num_query_groups, 2);
-  EXPECT_TRUE(c.model.gated_linear_unit);
-  EXPECT_FALSE(c.model.add_bias_linear);
-  EXPECT_EQ(c.model.rotary_base, 500000.0);
-  EXPECT_EQ(c.parallel.vpp(), 2);
-  EXPECT_TRUE(c.parallel.overlap_p2p_comm);
-  EXPECT_EQ(c.parallel.order, "tp-cp-ep-pp-dp");
-  EXPECT_EQ(c.data.data_path, (Words{"0.7", "wiki", "0.3", "code"}));
-  EXPECT_EQ(c.optim.lr_warmup_fraction, 0.01);
-  EXPECT_EQ(c.precision.params_dtype, ParamsDtype::bf16);
-  EXPECT_EQ(c.parallel.sharding().stage(), 1);
-  EXPECT_TRUE(c.memory.recomputes("core_attn"));
-  EXPECT_EQ(c.run.backend, Backend::automatic);
-  EXPECT_NO_THROW(check(c, 8));
+  const Config config = load("", args.assignments);
+  EXPECT_EQ(config.model.family, "llama");
+  EXPECT_EQ(config.model.num_query_groups, 2);
+  EXPECT_TRUE(config.model.gated_linear_unit);
+  EXPECT_FALSE(config.model.add_bias_linear);
+  EXPECT_EQ(config.model.rotary_base, 500000.0);
+  EXPECT_EQ(config.parallel.vpp(), 2);
+  EXPECT_TRUE(config.parallel.overlap_p2p_comm);
+  EXPECT_EQ(config.parallel.order, "tp-cp-ep-pp-dp");
+  EXPECT_EQ(config.data.data_path, (Words{"0.7", "wiki", "0.3", "code"}));
+  EXPECT_EQ(config.optim.lr_warmup_fraction, 0.01);
+  EXPECT_EQ(config.precision.params_dtype, ParamsDtype::bf16);
+  EXPECT_EQ(config.parallel.sharding().stage(), 1);
+  EXPECT_TRUE(config.memory.recomputes("core_attn"));
+  EXPECT_EQ(config.run.backend, Backend::automatic);
+  EXPECT_NO_THROW(check(config, 8));
 }
 
 struct FlagCase {
@@ -136,8 +136,8 @@ TEST(MegatronFlags, SpellingsThatNeedMoreThanOneKey) {
        "parallel.virtual_pipeline_model_parallel_size", "4"},
   };
   for (const auto& [flags, key, value] : cases) {
-    Config c = whole(flags);
-    for (const Field& field : fields(c)) {
+    Config config = whole(flags);
+    for (const Field& field : fields(config)) {
       if (field.key() != key) continue;
       EXPECT_EQ(to_text(field), value) << flags;
     }
@@ -248,8 +248,8 @@ TEST(MegatronFlags, OfPrecisionOptimizerShardingAndMemory) {
       {"--deterministic-mode", "run.deterministic_mode", "true"},
   };
   for (const auto& [flags, key, value] : cases) {
-    Config c = whole(flags);
-    for (const Field& field : fields(c)) {
+    Config config = whole(flags);
+    for (const Field& field : fields(config)) {
       if (field.key() != key) continue;
       EXPECT_EQ(to_text(field), value) << flags;
     }
@@ -284,7 +284,7 @@ TEST(MegatronFlags, FixedOnesAcceptOneValue) {
       {"--null-tokenizer-eod-id 3", "--null-tokenizer-eod-id 3: not implemented"},
       {"--start-eval-at-iter 5", "--start-eval-at-iter 5: not implemented"}};
   for (const auto& [flags, text] : refused) {
-    const std::string error = error_of([flags = flags] { whole(flags); });
+    const std::string error = catch_error([flags = flags] { whole(flags); });
     EXPECT_NE(error.find(text), std::string::npos) << flags << "\n" << error;
   }
 }
@@ -311,12 +311,12 @@ TEST(MegatronFlags, RefusedOnesAreInOneError) {
       "\n  --muon-tp-mode blockwise: not implemented",
       "--ignore-unknown-flags"};
   for (const Form form : {Form::kWholeCommand, Form::kSingleFlags}) {
-    const std::string error = error_of([&] { parse_arguments(words(flags), form); });
+    const std::string error = catch_error([&] { parse_arguments(words(flags), form); });
     for (const char* line : lines) EXPECT_NE(error.find(line), std::string::npos) << line << "\n" << error;
     EXPECT_EQ(error.find("wandb"), std::string::npos) << error;
   }
   const Arguments ignored = parse_arguments(words(std::string(kMinimal) + "--moe-latent-size 8 --fantasy-knob 3"),
-                                            Form::kWholeCommand, Refused::kNote);
+                                            Form::kWholeCommand, RefusalMode::kNote);
   ASSERT_EQ(ignored.notes.size(), 2u);
   EXPECT_EQ(ignored.notes[1], "ignored: --fantasy-knob 3: unknown");
   EXPECT_EQ(load("", ignored.assignments).model.num_layers, 8);
@@ -334,14 +334,14 @@ TEST(MegatronFlags, MisspeltOnesNameTheNearest) {
       {"--wandb-projet x", "--wandb-project"},
       {"--tensor-parallel-size 2", "--tensor-model-parallel-size"}};
   for (const auto& [flags, name] : cases) {
-    const std::string error = error_of([flags = flags] { whole(flags); });
+    const std::string error = catch_error([flags = flags] { whole(flags); });
     EXPECT_NE(error.find(std::string("unknown; did you mean ") + name + "?"), std::string::npos) << flags << "\n"
                                                                                                  << error;
   }
   for (const char* flag : {"--apply-layernorm-rms", "--pipe-parallel-size", "--moe-expert-parallel-size",
                            "--moe-loss-coeff", "--keep-last", "--sparsity", "--task", "--model-type-hf",
                            "--norm-dtype", "--fix-router", "--load-state", "--embed-layernorm"})
-    EXPECT_EQ(error_of([&] { whole(flag); }).find("did you mean"), std::string::npos) << flag;
+    EXPECT_EQ(catch_error([&] { whole(flag); }).find("did you mean"), std::string::npos) << flag;
 }
 
 TEST(MegatronFlags, TakeOneExchangeALayer) {
@@ -368,18 +368,18 @@ TEST(MegatronFlags, OfExperts) {
       {"", "model.moe_router_topk", "2"},
   };
   for (const auto& [flags, key, value] : cases) {
-    Config c = whole(flags);
-    for (const Field& field : fields(c)) {
+    Config config = whole(flags);
+    for (const Field& field : fields(config)) {
       if (field.key() == key) { EXPECT_EQ(to_text(field), value) << flags; }
     }
   }
   const Arguments flex = parse_arguments(words("--moe-token-dispatcher-type flex"), Form::kSingleFlags);
   EXPECT_EQ(flex.assignments, (Words{"model.moe_token_dispatcher_type=alltoall"}));
-  EXPECT_NE(error_of([] { whole("--moe-router-score-function tanh"); }).find("--moe-router-score-function"),
+  EXPECT_NE(catch_error([] { whole("--moe-router-score-function tanh"); }).find("--moe-router-score-function"),
             std::string::npos);
-  EXPECT_NE(error_of([] { whole("--moe-token-dispatcher-type deep"); }).find("--moe-token-dispatcher-type"),
+  EXPECT_NE(catch_error([] { whole("--moe-token-dispatcher-type deep"); }).find("--moe-token-dispatcher-type"),
             std::string::npos);
-  EXPECT_NE(error_of([] { whole("--moe-layer-recompute --recompute-granularity full"); }).find("excludes"),
+  EXPECT_NE(catch_error([] { whole("--moe-layer-recompute --recompute-granularity full"); }).find("excludes"),
             std::string::npos);
 }
 
@@ -402,10 +402,10 @@ TEST(MegatronFlags, OfGraphCaptureInAllSpellings) {
       {"--cuda-graph-impl local --cuda-graph-modules full_iteration_inference", CudaGraphImpl::local, {}},
   };
   for (const auto& [flags, impl, modules] : cases) {
-    const Train t = whole(flags).train;
-    EXPECT_EQ(t.cuda_graph_impl, impl) << flags;
-    EXPECT_EQ(t.cuda_graph_modules, modules) << flags;
-    EXPECT_EQ(t.cuda_graph_warmup_steps, 3) << flags;
+    const Train train = whole(flags).train;
+    EXPECT_EQ(train.cuda_graph_impl, impl) << flags;
+    EXPECT_EQ(train.cuda_graph_modules, modules) << flags;
+    EXPECT_EQ(train.cuda_graph_warmup_steps, 3) << flags;
   }
   EXPECT_EQ(whole("--cuda-graph-impl local --cuda-graph-warmup-steps 11").train.cuda_graph_warmup_steps, 11);
   const auto single = [](const char* flags) { return parse_arguments(words(flags), Form::kSingleFlags).assignments; };
@@ -423,7 +423,7 @@ TEST(MegatronFlags, OfGraphCaptureInAllSpellings) {
       {"--cuda-graph-warmup-steps few", "train.cuda_graph_warmup_steps = few: expected an integer"},
   };
   for (const auto& [flags, text] : refused) {
-    const std::string error = error_of([flags = flags] { whole(flags); });
+    const std::string error = catch_error([flags = flags] { whole(flags); });
     EXPECT_NE(error.find(text), std::string::npos) << flags << "\n" << error;
   }
 }
@@ -431,11 +431,11 @@ TEST(MegatronFlags, OfGraphCaptureInAllSpellings) {
 TEST(MegatronPrograms, OtherModelsAreToldApart) {
   for (const char* program : {"pretrain_bert.py", "/opt/megatron/pretrain_t5.py", "../../pretrain_hybrid.py",
                               "train_rl.py", "examples/multimodal/train.py", "pretrain_vlm.py", "pretrain_yuan.py"})
-    EXPECT_TRUE(trains_another_model(program)) << program;
+    EXPECT_TRUE(is_other_model(program)) << program;
   for (const char* program : {"pretrain_gpt.py", "/home/bert/pretrain_gpt.py", "my_train.py", "/x/finetune.py"})
-    EXPECT_FALSE(trains_another_model(program)) << program;
-  EXPECT_TRUE(trains_codegeex("codegeex/megatron/tools/pretrain_codegeex.py"));
-  EXPECT_FALSE(trains_codegeex("codegeex/pretrain_gpt.py"));
+    EXPECT_FALSE(is_other_model(program)) << program;
+  EXPECT_TRUE(is_codegeex("codegeex/megatron/tools/pretrain_codegeex.py"));
+  EXPECT_FALSE(is_codegeex("codegeex/pretrain_gpt.py"));
 }
 
 TEST(MegatronFlags, RefusesWithTheFlagNamed) {
@@ -473,10 +473,10 @@ TEST(MegatronFlags, RefusesWithTheFlagNamed) {
        "--num-virtual-stages-per-pipeline-rank"},
   };
   for (const auto& [flags, word] : cases) {
-    const std::string error = error_of([&, flags = flags] { whole(flags); });
+    const std::string error = catch_error([&, flags = flags] { whole(flags); });
     EXPECT_NE(error.find(word), std::string::npos) << flags << "\n" << error;
   }
-  const std::string missing = error_of([] { parse_arguments(words("--num-layers 4 --lr 1")); });
+  const std::string missing = catch_error([] { parse_arguments(words("--num-layers 4 --lr 1")); });
   EXPECT_NE(missing.find("missing --hidden-size, --num-attention-heads, --max-position-embeddings, --seq-length"),
             std::string::npos)
       << missing;

@@ -26,7 +26,7 @@ using test::LaunchScripts;
 
 namespace {
 
-std::string text_of(const std::string& name) {
+std::string read_text(const std::string& name) {
   std::ifstream stream(name);
   return {std::istreambuf_iterator<char>(stream), {}};
 }
@@ -35,13 +35,13 @@ int processes_with(const std::string& word) {
   int found = 0;
   for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
     try {
-      if (text_of(entry.path() / "cmdline").find(word) != std::string::npos) ++found;
+      if (read_text(entry.path() / "cmdline").find(word) != std::string::npos) ++found;
     } catch (const std::ios_base::failure&) {}  // it ended during the read
   }
   return found;
 }
 
-bool none_left(const std::string& word) {
+bool all_ended(const std::string& word) {
   for (int tries = 0; tries < 100; ++tries, std::this_thread::sleep_for(std::chrono::milliseconds(20))) {
     if (processes_with(word) == 0) return true;
   }
@@ -91,7 +91,7 @@ TEST_F(LaunchScripts, RunNoProgramWriteNoFileAndLoseNone) {
     std::filesystem::permissions("bin/program", std::filesystem::perms::all);
     const LaunchScript script = read(std::string(text) + "\ntorchrun p.py --a 1 --b 2\n");
     EXPECT_EQ(script.flags, (Words{"--a", "1", "--b", "2"})) << name;
-    EXPECT_EQ(text_of("canary"), "old\n") << name;
+    EXPECT_EQ(read_text("canary"), "old\n") << name;
     EXPECT_EQ(files(), (Words{"bin", "canary", "program", "run.sh"})) << name;
   }
 }
@@ -227,7 +227,7 @@ TEST_F(LaunchScripts, InheritNoDescriptorOfOurs) {
   const int ours = open("held", O_WRONLY | O_CREAT, 0600);
   ASSERT_GE(ours, 0);
   read("echo x >&" + std::to_string(ours) + "\ntorchrun p.py --a 1\n");
-  EXPECT_EQ(text_of("held"), "");
+  EXPECT_EQ(read_text("held"), "");
   close(ours);
 }
 
@@ -266,7 +266,7 @@ TEST_F(LaunchScripts, LeaveNoProcess) {
   const auto begin = std::chrono::steady_clock::now();
   EXPECT_EQ(read_launch_script("loops_behind.sh", {}).flags, (Words{"--a", "1"}));
   EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(10));
-  EXPECT_TRUE(none_left("loops_behind.sh"));
+  EXPECT_TRUE(all_ended("loops_behind.sh"));
 }
 
 TEST_F(LaunchScripts, EndWithTheProcessThatReadsThem) {
@@ -286,7 +286,7 @@ TEST_F(LaunchScripts, EndWithTheProcessThatReadsThem) {
   EXPECT_EQ(in_a_row, 5);
   kill(reader, SIGKILL);
   waitpid(reader, nullptr, 0);
-  EXPECT_TRUE(none_left("loops_for_ever.sh"));
+  EXPECT_TRUE(all_ended("loops_for_ever.sh"));
 }
 
 TEST_F(LaunchScripts, HaveLimits) {
@@ -318,7 +318,7 @@ TEST_F(LaunchScripts, LimitTheSumOfAllProcesses) {
       "hog() { printf -v x '%150000000s' 1; coproc { read -r; }; read -r -u \"${COPROC[0]}\"; }\n"
       "for i in {1..8}; do hog & done; wait\ntorchrun p.py --a 1\n");
   EXPECT_NE(error.find("more than 1 GiB of memory"), std::string::npos) << error;
-  EXPECT_TRUE(none_left(folder_.filename().string()));
+  EXPECT_TRUE(all_ended(folder_.filename().string()));
   const std::string words =
       refused("trap - DEBUG; printf -v x '%100000s' 1\nfor i in {1..60}; do (builtin exec /bin/x \"$x\"); done\n");
   EXPECT_NE(words.find("bytes of commands"), std::string::npos) << words;

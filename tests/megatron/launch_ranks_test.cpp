@@ -76,8 +76,8 @@ TEST_F(LaunchScripts, CountRanksOfHosts) {
   for (const auto& [text, ranks] : launchers) expect_ranks(read(text + kTrain), ranks, text);
   for (const std::string text :
        {"deepspeed --include h1", "deepspeed --hostfile slots --include h1:0-3",
-        "deepspeed --hostfile slots --exclude h9", "deepspeed --hostfile gone", "mpirun --hostfile names python",
-        "mpirun --hostfile gone python", "accelerate launch --config_file gone.yaml",
+        "deepspeed --hostfile slots --exclude h9", "deepspeed --hostfile absent", "mpirun --hostfile names python",
+        "mpirun --hostfile absent python", "accelerate launch --config_file absent.yaml",
         "scontrol show x > made; deepspeed --hostfile made"}) {
     const LaunchScript script = read(text + kTrain);
     EXPECT_EQ(script.ranks, 0) << text;

@@ -13,7 +13,7 @@ namespace metroplex::megatron::launch_tools_test {
 using test::LaunchScripts;
 using Words = std::vector<std::string>;
 
-static std::string printed_by(const std::string& text) {
+static std::string run_and_read(const std::string& text) {
   std::ofstream("real.sh") << text;
   const std::unique_ptr<FILE, int (*)(FILE*)> pipe(popen("bash real.sh", "r"), pclose);
   std::string out;
@@ -34,9 +34,9 @@ static void expect_same(const Words& commands) {
     real += "printf '%s\\1' " + with_status(command) + "\n";
   }
   std::ofstream("run.sh") << trial << "\n";
-  std::istringstream before(printed_by(real));  // an hour may end in between
+  std::istringstream before(run_and_read(real));  // an hour may end in between
   const LaunchScript script = read_launch_script("run.sh", {});
-  std::istringstream after(printed_by(real));
+  std::istringstream after(run_and_read(real));
   ASSERT_EQ(script.flags.size(), 2 * commands.size());
   for (size_t i = 0; i < commands.size(); ++i) {
     std::string answer, later;
@@ -136,7 +136,7 @@ TEST_F(LaunchScripts, AskSmallProgramsThatAnswerAsTheirOwn) {
                               "id -un",
                               "id -u -n",
                               "cat deep/file",
-                              "cat deep/file gone",
+                              "cat deep/file absent",
                               "cat gone",
                               "cat deep",
                               "wc -l deep/file",
@@ -148,7 +148,7 @@ TEST_F(LaunchScripts, AskSmallProgramsThatAnswerAsTheirOwn) {
                               "grep -c t deep/file",
                               "grep -q '' deep/file",
                               "wc -w < /dev/null",
-                              "grep x gone",
+                              "grep x absent",
                               "expr 2 + 3",
                               "expr 7 / 2",
                               "expr -7 % 3",

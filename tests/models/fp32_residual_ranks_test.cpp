@@ -19,7 +19,7 @@ Passed run_model(const config::Model& model, at::ScalarType dtype, bool fp32_res
   context.dtype = dtype;
   context.fp32_residual_connection = fp32_residual;
   const nn::Blocks blocks = models::build_stage(context, {0, model.num_layers, true, true});
-  const std::vector<nn::Param*> params = nn::params_of(blocks);
+  const std::vector<nn::Param*> params = nn::list_params(blocks);
   shake_vectors(params);
   for (nn::Param* param : params) param->data.copy_(param->data.to(at::kBFloat16));  // the same numbers in all types
   give_main_grad(params);
@@ -29,7 +29,7 @@ Passed run_model(const config::Model& model, at::ScalarType dtype, bool fp32_res
   result.words_grad = params.front()->main_grad;
   nn::Values x;
   for (size_t i = 0; i + 1 < blocks.size(); ++i) {
-    x = nn::run_forward(nn::make_island(blocks[i]), x, {batch}, nullptr);
+    x = nn::run_forward(nn::make_region(blocks[i]), x, {batch}, nullptr);
     result.stream = x.tensor(nn::kHiddenStates);
     EXPECT_EQ(result.stream.scalar_type(), fp32_residual ? at::kFloat : dtype) << "after block " << i;
   }

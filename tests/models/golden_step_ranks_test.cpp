@@ -48,11 +48,11 @@ nn::Microbatch batch_by_recipe(int64_t first, int64_t mbs, int64_t seq, int64_t 
   if (masked > 0) batch.loss_mask.narrow(1, seq - masked, masked).zero_();
   batch.mask_sum = batch.loss_mask.sum(at::kDouble).item<double>();
   batch.position_ids = at::arange(seq, at::kLong).expand({mbs, seq}).contiguous();
-  batch.sample_counters = nn::counters_of_samples(0, at::arange(first, first + mbs, at::kLong));
+  batch.counters.samples = nn::make_sample_counters(0, at::arange(first, first + mbs, at::kLong));
   return batch;
 }
 
-models::ModelContext context_of(const Json& config, const comm::Group& tp, bool sequence_parallel) {
+models::ModelContext make_context(const Json& config, const comm::Group& tp, bool sequence_parallel) {
   const Json& m = config.at("model");
   config::Model model;
   model.num_layers = m.at("num_layers");
@@ -85,9 +85,9 @@ void check_first_step(const Case& which, const comm::Group& tp) {
   std::ifstream stream(std::string(METROPLEX_SOURCE_DIR "/tests/vectors/golden/") + which.run + ".json");
   const Json run = Json::parse(stream);
   const Json& config = run.at("config");
-  const models::ModelContext context = context_of(config, tp, which.sequence_parallel);
+  const models::ModelContext context = make_context(config, tp, which.sequence_parallel);
   const nn::Blocks blocks = models::build_stage(context, {0, context.model.num_layers, true, true});
-  const auto params = nn::params_of(blocks);
+  const auto params = nn::list_params(blocks);
   give_main_grad(params);
   for (nn::Param* param : params) fill_by_recipe(*param);
   const int64_t mbs = config.at("mbs"), seq = config.at("seq"), masked = config.value("mask_last", int64_t{0});

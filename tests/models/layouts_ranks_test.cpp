@@ -54,7 +54,7 @@ std::vector<Variant> variants() {
   latent.model.attention_dropout = 0.15;
   latent.model.add_qkv_bias = latent.model.add_attention_output_bias = latent.model.add_mlp_bias = true;
   all.push_back(latent);
-  Variant gemma{"windows, caps, norms behind, scaled embeddings", llama_model()};
+  Variant gemma{"windows, caps, output norms, scaled embeddings", llama_model()};
   gemma.model.window_size = 2, gemma.model.window_attn_skip_freq = "2";
   gemma.model.rotary_base_local = 100, gemma.model.rotary_seq_len_interpolation_factor = 2;
   gemma.model.attn_logit_softcapping = 0.5, gemma.model.final_logit_softcapping = 0.7;
@@ -87,14 +87,14 @@ std::vector<Variant> variants() {
 
 constexpr int64_t kVocab = 53;  // padded to 56, 64 or 64: with tp 4 the last rank holds 5 real rows of 16
 
-nn::Microbatch batch_of(const Variant& variant) {
+nn::Microbatch make_batch(const Variant& variant) {
   nn::Microbatch batch = small_batch(3, 8, kVocab);
   if (variant.documents)
-    batch.document_ids = at::tensor({0, 0, 0, 1, 1, 1, 1, 2}, at::kLong).expand({3, 8}).contiguous();
+    batch.documents.ids = at::tensor({0, 0, 0, 1, 1, 1, 1, 2}, at::kLong).expand({3, 8}).contiguous();
   return batch;
 }
 
-models::ModelContext context_of(const Variant& variant, const comm::Group& tp, bool sequence_parallel) {
+models::ModelContext make_context(const Variant& variant, const comm::Group& tp, bool sequence_parallel) {
   models::ModelContext context(variant.model);
   context.vocab_size = kVocab;
   context.label_smoothing = variant.label_smoothing;
@@ -111,11 +111,11 @@ struct Outcome {
 
 Outcome run_model(const Variant& variant, const comm::Group& tp, bool sequence_parallel) {
   const nn::Blocks blocks =
-      models::build_stage(context_of(variant, tp, sequence_parallel), {0, variant.model.num_layers, true, true});
-  const auto params = nn::params_of(blocks);
+      models::build_stage(make_context(variant, tp, sequence_parallel), {0, variant.model.num_layers, true, true});
+  const auto params = nn::list_params(blocks);
   give_main_grad(params);
   Outcome outcome;
-  nn::Microbatch batch = batch_of(variant);
+  nn::Microbatch batch = make_batch(variant);
   outcome.loss = train_step(blocks, batch, 0.25);
   for (nn::Param* param : params) {
     outcome.weights[param->name] = whole(*param, param->data, tp);
@@ -155,16 +155,16 @@ TEST(LayoutsRanks, AChainOfStagesIsTheWholeModel) {
   for (const Variant& variant : variants()) {
     SCOPED_TRACE(variant.name);
     const Outcome one = run_model(variant, {}, false);
-    const models::ModelContext context = context_of(variant, {}, false);
+    const models::ModelContext context = make_context(variant, {}, false);
     nn::Blocks chain = models::build_stage(context, {0, 1, true, false});
-    for (const models::StageSlice& slice :
-         {models::StageSlice{1, 0, false, false}, models::StageSlice{1, 1, false, false},
-          models::StageSlice{2, 0, false, false, true}, models::StageSlice{2, 0, false, true, false}}) {
+    for (const models::StageSpec& slice :
+         {models::StageSpec{1, 0, false, false}, models::StageSpec{1, 1, false, false},
+          models::StageSpec{2, 0, false, false, true}, models::StageSpec{2, 0, false, true, false}}) {
       for (nn::Block& block : models::build_stage(context, slice)) chain.push_back(std::move(block));
     }
-    const auto params = nn::params_of(chain);
+    const auto params = nn::list_params(chain);
     give_main_grad(params);
-    EXPECT_DOUBLE_EQ(train_step(chain, batch_of(variant), 0.25), one.loss);
+    EXPECT_DOUBLE_EQ(train_step(chain, make_batch(variant), 0.25), one.loss);
     at::Tensor tied;
     for (nn::Param* param : params) {
       EXPECT_TRUE(at::equal(param->data.narrow(0, 0, param->global_shape[0]), one.weights.at(param->name)))
@@ -225,10 +225,10 @@ TEST(SandwichNorm, NormalizesOutputBiases) {
   Variant variant{"norms after attention and mlp, biases", llama_model()};
   variant.model.sandwich_norm = variant.model.add_attention_output_bias = variant.model.add_mlp_bias = true;
   variant.model.layernorm_epsilon = 1e-30;
-  const nn::Blocks blocks = models::build_stage(context_of(variant, {}, false), {0, 2, true, true});
-  const auto params = nn::params_of(blocks);
+  const nn::Blocks blocks = models::build_stage(make_context(variant, {}, false), {0, 2, true, true});
+  const auto params = nn::list_params(blocks);
   shake_vectors(params);
-  nn::Microbatch batch = batch_of(variant);
+  nn::Microbatch batch = make_batch(variant);
   batch.labels = at::Tensor();
   batch.training = false;
   const at::Tensor logits = evaluate(blocks, batch);
@@ -247,13 +247,13 @@ TEST(SandwichNorm, NormalizesOutputBiases) {
 TEST(Uses, EveryParameterIsUsedAsOftenAsItSays) {
   for (const Variant& variant : variants()) {
     const nn::Blocks blocks =
-        models::build_stage(context_of(variant, {}, false), {0, variant.model.num_layers, true, true});
-    const auto params = nn::params_of(blocks);
+        models::build_stage(make_context(variant, {}, false), {0, variant.model.num_layers, true, true});
+    const auto params = nn::list_params(blocks);
     give_main_grad(params);
     std::map<std::string, int> uses;
     nn::count_uses({&blocks});
     for (nn::Param* param : params) param->on_use.add("test", [&uses, param] { ++uses[param->name]; });
-    train_step(blocks, batch_of(variant), 1.0);
+    train_step(blocks, make_batch(variant), 1.0);
     for (nn::Param* param : params)
       EXPECT_EQ(uses[param->name], param->uses_per_microbatch) << variant.name << ": " << param->name;
   }
@@ -261,23 +261,23 @@ TEST(Uses, EveryParameterIsUsedAsOftenAsItSays) {
 
 TEST(Dropout, StepAndSampleChooseTheMaskAndEvaluationHasNone) {
   Variant variant = variants()[2];
-  const nn::Blocks blocks = models::build_stage(context_of(variant, {}, false), {0, 2, true, true});
-  give_main_grad(nn::params_of(blocks));
-  nn::Microbatch batch = batch_of(variant);
+  const nn::Blocks blocks = models::build_stage(make_context(variant, {}, false), {0, 2, true, true});
+  give_main_grad(nn::list_params(blocks));
+  nn::Microbatch batch = make_batch(variant);
   const double loss = train_step(blocks, batch, 1.0);
   EXPECT_EQ(train_step(blocks, batch, 1.0), loss);
   const at::Tensor samples = at::arange(batch.tokens.size(0), at::kLong) + 40;
-  batch.sample_counters = nn::counters_of_samples(4, samples);
+  batch.counters.samples = nn::make_sample_counters(4, samples);
   EXPECT_NE(train_step(blocks, batch, 1.0), loss);
-  batch.sample_counters = nn::counters_of_samples(3, samples + 1);
+  batch.counters.samples = nn::make_sample_counters(3, samples + 1);
   EXPECT_NE(train_step(blocks, batch, 1.0), loss);
-  batch.sample_counters = nn::counters_of_samples(3, samples);
+  batch.counters.samples = nn::make_sample_counters(3, samples);
   EXPECT_EQ(train_step(blocks, batch, 1.0), loss);
   batch.training = false;
   const double quiet = train_step(blocks, batch, 1.0);
   variant.model.attention_dropout = variant.model.hidden_dropout = 0;
-  const nn::Blocks without = models::build_stage(context_of(variant, {}, false), {0, 2, true, true});
-  give_main_grad(nn::params_of(without));
+  const nn::Blocks without = models::build_stage(make_context(variant, {}, false), {0, 2, true, true});
+  give_main_grad(nn::list_params(without));
   batch.training = true;
   EXPECT_DOUBLE_EQ(train_step(without, batch, 1.0), quiet);
 }
@@ -287,12 +287,12 @@ TEST(Dropout, OneGivesZeros) {
   Variant variant = variants()[2];
   variant.model.attention_dropout = variant.model.hidden_dropout = 1;
   for (const at::ScalarType dtype : {at::kDouble, at::kFloat, at::kBFloat16}) {
-    models::ModelContext context = context_of(variant, {}, false);
+    models::ModelContext context = make_context(variant, {}, false);
     context.dtype = dtype;
     const nn::Blocks blocks = models::build_stage(context, {0, 2, true, true});
-    const auto params = nn::params_of(blocks);
+    const auto params = nn::list_params(blocks);
     give_main_grad(params);
-    const nn::Microbatch batch = batch_of(variant);
+    const nn::Microbatch batch = make_batch(variant);
     const double expected = batch.mask_sum * std::log(static_cast<double>(kVocab));
     // In fp32 the logarithm and the sum of up to 24 tokens are rounded.
     EXPECT_NEAR(train_step(blocks, batch, 1.0), expected, 25 * 0x1p-24 * expected);
@@ -322,7 +322,7 @@ TEST(Generation, TokenByTokenWithACacheGivesTheLogitsOfTheWholeText) {
       SCOPED_TRACE(variant.name);
       run_ranks(tp, [&](const comm::World& world) {
         const nn::Blocks blocks =
-            models::build_stage(context_of(variant, world.groups().tp, false), {0, 2, true, true});
+            models::build_stage(make_context(variant, world.groups().tp, false), {0, 2, true, true});
         nn::Microbatch batch = small_batch(2, 9, kVocab);
         batch.labels = batch.position_ids = at::Tensor();
         batch.training = false;
@@ -340,7 +340,7 @@ TEST(Generation, TokenByTokenWithACacheGivesTheLogitsOfTheWholeText) {
 }
 
 TEST(Registry, UnknownFamiliesAndUnfitModelsAreRefusedWithTheWayOut) {
-  models::ModelContext context = context_of({"", gpt_model()}, {}, false);
+  models::ModelContext context = make_context({"", gpt_model()}, {}, false);
   context.model.family = "gtp";
   try {
     models::build_stage(context, {0, 2, true, true});
@@ -375,18 +375,18 @@ TEST(Registry, UnknownFamiliesAndUnfitModelsAreRefusedWithTheWayOut) {
 
 // As on a GPU, where the host cannot check the ids: the code that builds a microbatch rejects them (step/batch.h).
 TEST(Embedding, TokensAndPositionsOutsideTheirTablesAreRowsOfZeros) {
-  models::ModelContext context = context_of({"", gpt_model()}, {}, false);
+  models::ModelContext context = make_context({"", gpt_model()}, {}, false);
   const nn::Blocks blocks = models::build_stage(context, {0, 2, true, false});
-  const auto params = nn::params_of(blocks);
+  const auto params = nn::list_params(blocks);
   give_main_grad(params);
   const auto rows_of = [&](int64_t token, int64_t position) {
     nn::Microbatch batch = small_batch(1, 8, kVocab);
     batch.training = false;
     batch.tokens[0][3] = token;
     batch.position_ids[0][3] = position;
-    nn::IslandRun run;
-    const nn::Island island = nn::make_island(blocks[0]);
-    const at::Tensor out = nn::run_forward(island, {}, {batch}, &run).tensor(nn::kHiddenStates);
+    nn::RegionRun run;
+    const nn::Region region = nn::make_region(blocks[0]);
+    const at::Tensor out = nn::run_forward(region, {}, {batch}, &run).tensor(nn::kHiddenStates);
     nn::run_backward(std::move(run), {at::ones_like(out)}, {});
     return out.select(0, 3).select(0, 0);
   };
@@ -401,13 +401,13 @@ TEST(HalfTypes, ABf16ModelComesNearTheFp64OneAndKeepsFp32Gradients) {
   for (const Variant& variant : variants()) {
     SCOPED_TRACE(variant.name);
     const Outcome exact = run_model(variant, {}, false);
-    models::ModelContext context = context_of(variant, {}, false);
+    models::ModelContext context = make_context(variant, {}, false);
     context.dtype = at::kBFloat16;
     const nn::Blocks blocks = models::build_stage(context, {0, 2, true, true});
-    const auto params = nn::params_of(blocks);
+    const auto params = nn::list_params(blocks);
     give_main_grad(params);
     // bf16 has 8 bits: 2^-8 for each rounding; logits are small at the start, so the loss changes less.
-    EXPECT_NEAR(train_step(blocks, batch_of(variant), 0.25), exact.loss, 4e-3 * exact.loss);
+    EXPECT_NEAR(train_step(blocks, make_batch(variant), 0.25), exact.loss, 4e-3 * exact.loss);
     for (nn::Param* param : params) {
       const at::Tensor expected = exact.gradients.at(param->name);
       EXPECT_EQ(param->main_grad.scalar_type(), at::kFloat);
@@ -420,14 +420,14 @@ TEST(HalfTypes, ABf16ModelComesNearTheFp64OneAndKeepsFp32Gradients) {
 
 TEST(ShardedInitialisation, DiffersPerRankForShardsAndAgreesForTheRest) {
   run_ranks(2, [&](const comm::World& world) {
-    models::ModelContext context = context_of({"", gpt_model()}, world.groups().tp, false);
+    models::ModelContext context = make_context({"", gpt_model()}, world.groups().tp, false);
     context.model.sharded_initialization = true;
     context.streams = nn::make_init_streams(nn::rng_seeds(1234, {world.groups().tp.index(), 0, 0, 0}));
     const nn::Blocks blocks = models::build_stage(context, {0, 2, true, true});
-    for (nn::Param* param : nn::params_of(blocks)) {
+    for (nn::Param* param : nn::list_params(blocks)) {
       if (param->data.dim() < 2) continue;
       const at::Tensor both = comm::all_gather(param->data.unsqueeze(0), 0, world.groups().tp);
-      EXPECT_EQ(at::equal(both[0], both[1]), !param->cut()) << param->name;
+      EXPECT_EQ(at::equal(both[0], both[1]), !param->is_sharded()) << param->name;
       EXPECT_NEAR(param->data.std().item<double>(), param->init == nn::Init::normal ? 0.02 : 0.01, 0.004)
           << param->name;
     }

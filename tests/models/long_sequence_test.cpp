@@ -14,10 +14,10 @@ int64_t peak(config::Model model, int64_t s, bool documents) {
   context.vocab_size = kVocab;
   context.dtype = at::kFloat;
   const nn::Blocks blocks = models::build_stage(context, {0, model.num_layers, true, true});
-  give_main_grad(nn::params_of(blocks));
+  give_main_grad(nn::list_params(blocks));
   nn::Microbatch batch = small_batch(1, s, kVocab);
   batch.loss_mask = batch.loss_mask.to(at::kFloat);
-  if (documents) batch.document_ids = at::arange(s, at::kLong).div(s / 3, "floor").view({1, s});
+  if (documents) batch.documents.ids = at::arange(s, at::kLong).div(s / 3, "floor").view({1, s});
   const device::MemoryMeter meter;
   train_step(blocks, batch, 1.0);
   return meter.peak_bytes();

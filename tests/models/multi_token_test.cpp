@@ -85,7 +85,7 @@ struct Losses {
   at::Tensor main, ahead[2];  // sums
 };
 
-Losses losses_of(Plain& plain, const nn::Microbatch& batch) {
+Losses compute_losses(Plain& plain, const nn::Microbatch& batch) {
   at::Tensor x =
       plain.norm(plain.layer(plain.words(batch.tokens, 0), "decoder.layers.0", 0), "decoder.final_layernorm");
   Losses out{plain.loss(x, batch, 0), {}};
@@ -113,7 +113,7 @@ void check(bool documents, double dropout) {
   context.init_std = 0.3;
   nn::set_tensor_parallel(context, {}, false);
   const nn::Blocks blocks = models::build_stage(context, {0, 1, true, true});
-  const auto params = nn::params_of(blocks);
+  const auto params = nn::list_params(blocks);
   shake_vectors(params);
   give_main_grad(params);
   nn::Microbatch batch = small_batch(kSamples, kTokens, kVocab);
@@ -122,14 +122,14 @@ void check(bool documents, double dropout) {
     ids[0].narrow(0, 3, 4).fill_(1);
     ids[1].narrow(0, 1, 2).fill_(1);
     ids[1].narrow(0, 3, 4).fill_(2);
-    batch.document_ids = ids;
+    batch.documents.ids = ids;
   }
   nn::LossTerms terms;
   constexpr double kFactor = 0.25;
   const double main = train_step(blocks, batch, kFactor, &terms);
 
   Plain plain(params, ids, dropout, batch);
-  const Losses wanted = losses_of(plain, batch);
+  const Losses wanted = compute_losses(plain, batch);
   // Sums of at most 2 x 7 x 19 terms in float64, some ten products in sequence: 10 x 266 x 2^-53 = 3e-13.
   EXPECT_NEAR(main, wanted.main.item<double>(), 1e-12 * main);
   at::Tensor all = wanted.main;

@@ -72,36 +72,36 @@ std::vector<Variant> variants() {
 
 constexpr int64_t kVocab = 53;
 
-struct Place {
+struct Layout {
   comm::Group tp;
   bool sequence_parallel = false;
   at::ScalarType dtype = at::kDouble;
 };
 
-models::ModelContext context_of(const config::Model& model, const Place& place, const config::Memory& memory) {
+models::ModelContext make_context(const config::Model& model, const Layout& layout, const config::Memory& memory) {
   models::ModelContext context(model);
   context.vocab_size = kVocab;
-  context.dtype = place.dtype;
-  nn::set_tensor_parallel(context, place.tp, place.sequence_parallel);
+  context.dtype = layout.dtype;
+  nn::set_tensor_parallel(context, layout.tp, layout.sequence_parallel);
   context.saving = nn::save_policy(memory, nn::make_activation_store(memory));
   return context;
 }
 
-std::vector<at::Tensor> outcome(const Variant& variant, const Place& place, const Form& form) {
-  const models::ModelContext context = context_of(variant.model, place, form.memory());
+std::vector<at::Tensor> outcome(const Variant& variant, const Layout& layout, const Form& form) {
+  const models::ModelContext context = make_context(variant.model, layout, form.memory());
   const nn::Blocks blocks = models::build_stage(context, {0, variant.model.num_layers, true, true});
-  const auto params = nn::params_of(blocks);
+  const auto params = nn::list_params(blocks);
   give_main_grad(params);
   shake_vectors(params);
   const nn::Microbatch batch = small_batch(3, 8, kVocab);
-  const std::vector<nn::Island> islands = islands_of(blocks);
-  std::vector<nn::IslandRun> runs(islands.size());
+  const std::vector<nn::Region> regions = make_regions(blocks);
+  std::vector<nn::RegionRun> runs(regions.size());
   nn::Values x;
-  for (size_t i = 0; i < islands.size(); ++i)
-    x = nn::run_forward(islands[i], x, {batch, context.saving.store.get()}, &runs[i]);
+  for (size_t i = 0; i < regions.size(); ++i)
+    x = nn::run_forward(regions[i], x, {batch, context.saving.store.get()}, &runs[i]);
   std::vector<at::Tensor> all{x.tensor(nn::kLoss)};
   nn::Gradients dy{at::full({}, 0.25, all[0].options())};
-  for (size_t i = islands.size(); i-- > 0;) dy = nn::run_backward(std::move(runs[i]), dy, {});
+  for (size_t i = regions.size(); i-- > 0;) dy = nn::run_backward(std::move(runs[i]), dy, {});
   for (nn::Param* param : params) all.push_back(param->main_grad);
   return all;
 }
@@ -118,11 +118,11 @@ TEST(RecomputeRanks, EveryFormGivesTheBitsOfKeepingAll) {
         SCOPED_TRACE(testing::Message() << variant.name << " " << dtype << " tp " << tp << " sp "
                                         << sequence_parallel);
         run_ranks(tp, [&, sequence_parallel = sequence_parallel](const comm::World& world) {
-          const Place place{world.groups().tp, sequence_parallel, dtype};
-          const auto expected = outcome(variant, place, {});
+          const Layout layout{world.groups().tp, sequence_parallel, dtype};
+          const auto expected = outcome(variant, layout, {});
           for (const Form& form : forms()) {
             SCOPED_TRACE(form.name());
-            expect_same_bits(outcome(variant, place, form), expected);
+            expect_same_bits(outcome(variant, layout, form), expected);
           }
         });
       }
@@ -134,9 +134,10 @@ TEST(RecomputeRanks, EveryFormGivesTheBitsOfKeepingAll) {
 struct Sizes {
   int64_t s, b, element, wide;
 };
-int64_t bytes_of_block(const config::Model& model, const Sizes& size, const Place& place, const Form& form) {
+int64_t block_bytes(const config::Model& model, const Sizes& size, const Layout& layout, const Form& form) {
   const auto recomputes = [memory = form.memory()](const char* module) { return memory.recomputes(module); };
-  const int64_t tp = place.tp.size(), tokens = size.s * size.b, rows = place.sequence_parallel ? tokens / tp : tokens;
+  const int64_t tp = layout.tp.size(), tokens = size.s * size.b,
+                rows = layout.sequence_parallel ? tokens / tp : tokens;
   const nn::HeadCounts heads = nn::head_counts(model, static_cast<int>(tp));
   const int64_t n = heads.heads, g = heads.groups, d = heads.head_dim, f = config::ffn_width(model) / tp;
   const int64_t moments = model.normalization == config::Normalization::RMSNorm ? 1 : 2;
@@ -168,29 +169,29 @@ TEST(RecomputeRanks, ABlockKeepsTheBytesOfTheFormula) {
         SCOPED_TRACE(testing::Message() << variant.name << " " << dtype << " tp " << tp << " sp "
                                         << sequence_parallel);
         run_ranks(tp, [&, tp = tp, sequence_parallel = sequence_parallel](const comm::World& world) {
-          const Place place{world.groups().tp, sequence_parallel, dtype};
+          const Layout layout{world.groups().tp, sequence_parallel, dtype};
           std::vector<Form> all = forms();
           all.push_back({});
           for (const Form& form : all) {
             SCOPED_TRACE(form.name());
-            const models::ModelContext context = context_of(variant.model, place, form.memory());
+            const models::ModelContext context = make_context(variant.model, layout, form.memory());
             const nn::Blocks blocks = models::build_stage(context, {0, 2, false, false});
-            give_main_grad(nn::params_of(blocks));
+            give_main_grad(nn::list_params(blocks));
             const nn::Microbatch batch = small_batch(b, s, kVocab);
             const device::MemoryMeter meter;
             const auto input = [&, rows = sequence_parallel ? s / tp : s] {
               return at::ones({rows, b, variant.model.hidden_size}, dtype);
             };
-            const nn::Island island = nn::make_island(blocks[0]);
+            const nn::Region region = nn::make_region(blocks[0]);
             const auto in = [&] { return nn::Values(nn::kHiddenStates, input()); };
-            nn::run_forward(island, in(), {batch}, nullptr);  // grows the table of rotary positions
+            nn::run_forward(region, in(), {batch}, nullptr);  // grows the table of rotary positions
             const int64_t before = meter.bytes();
-            nn::IslandRun run;
+            nn::RegionRun run;
             at::Tensor y =
-                nn::run_forward(island, in(), {batch, context.saving.store.get()}, &run).tensor(nn::kHiddenStates);
+                nn::run_forward(region, in(), {batch, context.saving.store.get()}, &run).tensor(nn::kHiddenStates);
             const auto output = static_cast<int64_t>(y.nbytes());
             const Sizes size{s, b, static_cast<int64_t>(y.element_size()), dtype == at::kDouble ? 8 : 4};
-            EXPECT_EQ(meter.bytes() - before - output, bytes_of_block(variant.model, size, place, form));
+            EXPECT_EQ(meter.bytes() - before - output, block_bytes(variant.model, size, layout, form));
             nn::run_backward(std::move(run), {y}, {});
             y = at::Tensor();
             EXPECT_EQ(meter.bytes(), before);
@@ -207,11 +208,11 @@ TEST(Recompute, BytesOfOneBlockByHand) {
   const Variant gpt = variants()[0], dropout = variants()[2];
   const int64_t activation = 24 * 32 * 4, statistics = 4 * 24 * 4;
   // x, norm, q, k, v, core, h, norm: 8 of them; fc1's and the activation's outputs: 4 each; logsumexp of 4 heads.
-  EXPECT_EQ(bytes_of_block(gpt.model, size, {}, {}), 16 * activation + statistics + 24 * 4 * 4);
-  EXPECT_EQ(bytes_of_block(dropout.model, size, {}, {}), 16 * activation + statistics + 24 * 4 * 4);
-  EXPECT_EQ(bytes_of_block(dropout.model, size, {}, {{"core_attn"}}), 15 * activation + statistics);
-  EXPECT_EQ(bytes_of_block(gpt.model, size, {}, {{"core_attn", "mlp", "layernorm"}}), 5 * activation + statistics);
-  EXPECT_EQ(bytes_of_block(gpt.model, size, {}, {{}, "file"}), statistics);
+  EXPECT_EQ(block_bytes(gpt.model, size, {}, {}), 16 * activation + statistics + 24 * 4 * 4);
+  EXPECT_EQ(block_bytes(dropout.model, size, {}, {}), 16 * activation + statistics + 24 * 4 * 4);
+  EXPECT_EQ(block_bytes(dropout.model, size, {}, {{"core_attn"}}), 15 * activation + statistics);
+  EXPECT_EQ(block_bytes(gpt.model, size, {}, {{"core_attn", "mlp", "layernorm"}}), 5 * activation + statistics);
+  EXPECT_EQ(block_bytes(gpt.model, size, {}, {{}, "file"}), statistics);
 }
 
 }  // namespace

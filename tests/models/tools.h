@@ -9,31 +9,31 @@
 #include <vector>
 
 #include "models/registry.h"
-#include "nn/island.h"
+#include "nn/region.h"
 #include "nn/tools.h"
 
 namespace metroplex::test {
 
-// One autograd region (`Island`) per block, as in a stage.
-inline std::vector<nn::Island> islands_of(const nn::Blocks& blocks) {
-  std::vector<nn::Island> islands;
-  for (const nn::Block& block : blocks) islands.push_back(nn::make_island(block));
-  return islands;
+// One autograd region (`Region`) per block, as in a stage.
+inline std::vector<nn::Region> make_regions(const nn::Blocks& blocks) {
+  std::vector<nn::Region> regions;
+  for (const nn::Block& block : blocks) regions.push_back(nn::make_region(block));
+  return regions;
 }
 
 // Forward and backward of one microbatch. Backward scales the loss and its terms (returned in `terms`) by `factor`.
 // Returns the summed loss.
 inline double train_step(const nn::Blocks& blocks, const nn::Microbatch& batch, double factor,
                          nn::LossTerms* terms = nullptr) {
-  const std::vector<nn::Island> islands = islands_of(blocks);
-  std::vector<nn::IslandRun> runs(islands.size());
+  const std::vector<nn::Region> regions = make_regions(blocks);
+  std::vector<nn::RegionRun> runs(regions.size());
   nn::Values x;
-  for (size_t i = 0; i < islands.size(); ++i)
-    x = nn::run_forward(islands[i], x, {.batch = batch, .terms = terms}, &runs[i]);
+  for (size_t i = 0; i < regions.size(); ++i)
+    x = nn::run_forward(regions[i], x, {.batch = batch, .terms = terms}, &runs[i]);
   const at::Tensor loss = x.tensor(nn::kLoss);
   nn::Gradients dy{at::full({}, factor, loss.options())};
-  const at::Tensor of_terms = dy[0];
-  for (size_t i = islands.size(); i-- > 0;) dy = nn::run_backward(std::move(runs[i]), dy, of_terms);
+  const at::Tensor term_factor = dy[0];
+  for (size_t i = regions.size(); i-- > 0;) dy = nn::run_backward(std::move(runs[i]), dy, term_factor);
   EXPECT_TRUE(dy.empty());
   return loss.item<double>();
 }
@@ -41,7 +41,7 @@ inline double train_step(const nn::Blocks& blocks, const nn::Microbatch& batch, 
 inline at::Tensor evaluate(const nn::Blocks& blocks, const nn::Microbatch& batch, nn::LossTerms* terms = nullptr) {
   nn::Values x;
   for (const nn::Block& block : blocks)
-    x = nn::run_forward(nn::make_island(block), x, {.batch = batch, .terms = terms}, nullptr);
+    x = nn::run_forward(nn::make_region(block), x, {.batch = batch, .terms = terms}, nullptr);
   return x.begin()->value.tensor();
 }
 
@@ -88,7 +88,7 @@ inline nn::Microbatch small_batch(int64_t b, int64_t s, int64_t vocab) {
   batch.loss_mask = ((n.narrow(1, 0, s) % 7) != 3).to(at::kDouble);
   batch.position_ids = at::arange(s, at::kLong).expand({b, s}).contiguous();
   batch.mask_sum = batch.loss_mask.sum().item<double>();
-  batch.sample_counters = nn::counters_of_samples(3, at::arange(b, at::kLong) + 40);
+  batch.counters.samples = nn::make_sample_counters(3, at::arange(b, at::kLong) + 40);
   return batch;
 }
 

@@ -10,7 +10,7 @@
 
 #include "comm/collectives.h"
 #include "moe/experts_layer.h"
-#include "nn/island.h"
+#include "nn/region.h"
 #include "nn/tools.h"
 #include "support/run_ranks.h"
 
@@ -36,25 +36,25 @@ struct Form {
   EchoPlanner planner = EchoPlanner::capfill;
   TokenDispatcher rows = TokenDispatcher::alltoall;
   double room = 0;  // of static buffers
-  bool bias = false, grouped = true, random = false, recomputes = false, one_island = true, fetches_again = false,
+  bool bias = false, grouped = true, random = false, recomputes = false, one_region = true, fetches_again = false,
        overlaps = true;
   at::ScalarType type = at::kDouble;
   std::string text() const {
     return base::concat(config::text_of(planner), ", ", config::text_of(rows), bias ? ", bias" : "",
                         grouped ? "" : ", one by one", random ? ", random" : "", recomputes ? ", recomputed" : "",
                         fetches_again ? ", fetched again" : "", overlaps ? "" : ", no overlap",
-                        one_island ? "" : ", islands", ", ", at::toString(type));
+                        one_region ? "" : ", islands", ", ", at::toString(type));
   }
 };
 
-inline config::Config config_of(const Case& c, const Form& form, bool clones) {
+inline config::Config make_config(const Case& test_case, const Form& form, bool replicas) {
   config::Config config;
-  config.parallel.expert_tensor_parallel_size = c.etp;
-  config.parallel.expert_model_parallel_size = c.ep();
+  config.parallel.expert_tensor_parallel_size = test_case.etp;
+  config.parallel.expert_model_parallel_size = test_case.ep();
   config::Model& m = config.model;
   m.num_layers = 1;
   m.hidden_size = kHidden;
-  m.num_moe_experts = c.experts;
+  m.num_moe_experts = test_case.experts;
   m.moe_router_topk = 2;
   m.moe_ffn_hidden_size = 10;
   m.gated_linear_unit = true;
@@ -65,12 +65,12 @@ inline config::Config config_of(const Case& c, const Form& form, bool clones) {
   m.moe_router_force_skew = 1.2;
   m.moe_token_dispatcher_type = form.rows;
   m.moe_expert_rank_capacity_factor = form.room;
-  m.moe_enable_echo = clones;
-  m.moe_num_echo_experts = clones ? c.slots * c.ep() : 0;
+  m.moe_enable_echo = replicas;
+  m.moe_num_echo_experts = replicas ? test_case.slots * test_case.ep() : 0;
   m.moe_echo_planner = form.planner;
-  m.moe_echo_enable_random_offloading = clones && form.random;
-  m.moe_echo_recompute_expert_dispatch = clones && form.fetches_again;
-  m.moe_echo_expert_dispatch_overlap = !clones || form.overlaps;
+  m.moe_echo_enable_random_offloading = replicas && form.random;
+  m.moe_echo_recompute_expert_dispatch = replicas && form.fetches_again;
+  m.moe_echo_expert_dispatch_overlap = !replicas || form.overlaps;
   return config;
 }
 
@@ -84,16 +84,16 @@ struct Layer {
     moe::ExpertContext experts = moe::expert_context(world, config);
     if (recorder != nullptr) {
       experts.experts = experts.experts.recorded(*recorder);
-      experts.clones = experts.clones.recorded(*recorder);
+      experts.replicas = experts.replicas.recorded(*recorder);
     }
-    experts.on_clone_plan = [this](int64_t number, const moe::ClonePlan& plan) {
+    experts.on_replica_plan = [this](int64_t number, const moe::ReplicaPlan& plan) {
       EXPECT_EQ(number, 3);
       plans.push_back(plan);
     };
     layer = std::make_shared<moe::ExpertsLayer>(spec, config.model, context, experts);
     blocks.resize(1);
     moe::add_expert_segments(blocks[0], layer, config.model, context);
-    params = nn::params_of(blocks);
+    params = nn::list_params(blocks);
     nn::count_uses({&blocks});
     for (nn::Param* param : params) {
       // Zero biases would hide an omitted bias.
@@ -103,69 +103,69 @@ struct Layer {
     give_main_grad(params);
   }
   std::shared_ptr<moe::ExpertsLayer> layer;
-  std::vector<moe::ClonePlan> plans;  // of forwards that count
+  std::vector<moe::ReplicaPlan> plans;  // of forwards that count
   nn::Blocks blocks;
   std::vector<nn::Param*> params;
 };
 
-inline std::vector<nn::Island> islands_of(const nn::Block& block, bool one) {
-  if (one) return {nn::make_island(block)};
-  std::vector<nn::Island> islands;
-  for (const auto& segment : block.segments) islands.push_back(nn::make_island({segment.get()}));
-  return islands;
+inline std::vector<nn::Region> make_regions(const nn::Block& block, bool one) {
+  if (one) return {nn::make_region(block)};
+  std::vector<nn::Region> regions;
+  for (const auto& segment : block.segments) regions.push_back(nn::make_region({segment.get()}));
+  return regions;
 }
 
 struct Results {
   std::map<std::string, at::Tensor> tensors;
-  int64_t cloned_rows = 0;  // of this rank, over the microbatches
+  int64_t replicad_rows = 0;  // of this rank, over the microbatches
 };
 
 inline nn::Microbatch batch_of(uint64_t microbatch, int rank) {
   nn::Microbatch batch;
   batch.tokens = at::zeros({kSamples, kSequence}, at::kLong);
   batch.loss_mask = at::ones({kSamples, kSequence}, at::kDouble);
-  batch.sample_counters = at::arange(kSamples, at::kLong).add_(static_cast<int64_t>(10 * microbatch) + 100 * rank);
+  batch.counters.samples = at::arange(kSamples, at::kLong).add_(static_cast<int64_t>(10 * microbatch) + 100 * rank);
   return batch;
 }
 
 using Values = at::Tensor(const at::Tensor&);
 inline at::Tensor as_drawn(const at::Tensor& x) { return x; }
 
-inline Results run(Layer& layer, const Case& c, const Form& form, const comm::World& world,
+inline Results run(Layer& layer, const Case& test_case, const Form& form, const comm::World& world,
                    Values* values = as_drawn) {
-  const std::vector<nn::Island> islands = islands_of(layer.blocks[0], form.one_island);
+  const std::vector<nn::Region> regions = make_regions(layer.blocks[0], form.one_region);
   Results results;
   for (uint64_t microbatch = 0; microbatch < 2; ++microbatch) {
     const nn::Microbatch batch = batch_of(microbatch, world.rank());
     const uint64_t seed = 10 + 2 * static_cast<uint64_t>(world.rank()) + microbatch;
     const nn::Values in(nn::kHiddenStates, values(sample({kSequence, kSamples, kHidden}, seed, form.type)));
     nn::Values x = in;
-    std::vector<nn::IslandRun> runs(islands.size());
+    std::vector<nn::RegionRun> runs(regions.size());
     if (form.recomputes) {
-      for (const nn::Island& island : islands) x = nn::run_forward(island, x, {batch}, nullptr);
+      for (const nn::Region& region : regions) x = nn::run_forward(region, x, {batch}, nullptr);
       x = in;
     }
-    for (size_t i = 0; i < islands.size(); ++i) {
-      x = nn::run_forward(islands[i], x, {batch, nullptr, nullptr, form.recomputes}, &runs[i]);
-      if (x.has(moe::kCloneWeight1)) {
+    for (size_t i = 0; i < regions.size(); ++i) {
+      x = nn::run_forward(regions[i], x, {batch, nullptr, nullptr, form.recomputes}, &runs[i]);
+      if (x.has(moe::kReplicaWeight1)) {
         const at::Tensor& counts = x.tensor(moe::kRowCounts);
-        const int64_t home = c.experts / c.ep();
-        const at::Tensor cloned = counts.narrow(0, home, c.slots);
-        const at::Tensor planned =
-            layer.plans.back().source_rows.sum(0).narrow(0, world.rank() / c.etp * c.slots, c.slots);
-        EXPECT_TRUE(at::equal(cloned, planned)) << cloned << " rows came, and not " << planned;
-        results.cloned_rows += cloned.sum().item<int64_t>();
+        const int64_t home = test_case.experts / test_case.ep();
+        const at::Tensor replicad = counts.narrow(0, home, test_case.slots);
+        const at::Tensor planned = layer.plans.back().source_rows.sum(0).narrow(
+            0, world.rank() / test_case.etp * test_case.slots, test_case.slots);
+        EXPECT_TRUE(at::equal(replicad, planned)) << replicad << " rows received, not " << planned;
+        results.replicad_rows += replicad.sum().item<int64_t>();
       }
     }
     const std::string number = std::to_string(microbatch);
     results.tensors["y " + number] = x.tensor(nn::kHiddenStates);
     nn::Gradients dy{values(sample({kSequence, kSamples, kHidden}, seed + 77, form.type))};
-    for (size_t i = islands.size(); i-- > 0;) dy = nn::run_backward(std::move(runs[i]), dy, {});
+    for (size_t i = regions.size(); i-- > 0;) dy = nn::run_backward(std::move(runs[i]), dy, {});
     results.tensors["dx " + number] = dy.at(0);
   }
   for (const nn::Param* param : layer.params) {
     results.tensors[param->name] = param->main_grad;
-    EXPECT_EQ(param->uses_of_microbatch, 0) << param->name;
+    EXPECT_EQ(param->microbatch_uses, 0) << param->name;
   }
   return results;
 }

@@ -44,7 +44,7 @@ class Order final : public device::Recorder {
 
 // The relevant lines of `all`, one for each set of concurrent exchanges. Gradients of rows and of their probabilities
 // are sent one after the other.
-std::vector<std::string> those_of(const std::vector<std::string>& all) {
+std::vector<std::string> filter_operations(const std::vector<std::string>& all) {
   std::vector<std::string> some;
   for (const std::string& line : all) {
     for (const char* begin : {"fetch_rows", "return_rows", "wait", "grouped_product", "all_gather", "all_to_all"}) {
@@ -62,34 +62,35 @@ struct Passes {
   Lines forward, backward;
 };
 
-Passes order_of(const comm::World& world, const Case& c, const Form& form) {
+Passes record_order(const comm::World& world, const Case& test_case, const Form& form) {
   Order order;
-  Layer layer(config_of(c, form, true), world, form.type, false, &order);
-  const std::vector<nn::Island> islands = islands_of(layer.blocks[0], form.one_island);
+  Layer layer(make_config(test_case, form, true), world, form.type, false, &order);
+  const std::vector<nn::Region> regions = make_regions(layer.blocks[0], form.one_region);
   const nn::Microbatch batch = batch_of(0, world.rank());
   nn::Values x(nn::kHiddenStates, sample({kSequence, kSamples, kHidden}, 5, form.type));
-  std::vector<nn::IslandRun> runs(islands.size());
-  for (size_t i = 0; i < islands.size(); ++i) x = nn::run_forward(islands[i], x, {batch}, &runs[i]);
-  EXPECT_TRUE(order.none_under_way()) << "a forward left something under way";
-  EXPECT_TRUE(layer.layer->clones.empty());
-  Passes passes{those_of(order.lines), {}};
+  std::vector<nn::RegionRun> runs(regions.size());
+  for (size_t i = 0; i < regions.size(); ++i) x = nn::run_forward(regions[i], x, {batch}, &runs[i]);
+  EXPECT_TRUE(order.none_under_way()) << "operations in flight after a forward";
+  EXPECT_TRUE(layer.layer->replicas.empty());
+  Passes passes{filter_operations(order.lines), {}};
   order.lines.clear();
   nn::Gradients dy{sample({kSequence, kSamples, kHidden}, 6, form.type)};
-  for (size_t i = islands.size(); i-- > 0;) dy = nn::run_backward(std::move(runs[i]), dy, {});
-  EXPECT_TRUE(order.none_under_way()) << "a backward left something under way";
-  for (const nn::Param* param : layer.params) EXPECT_TRUE(param->settled()) << param->name;
-  passes.backward = those_of(order.lines);
+  for (size_t i = regions.size(); i-- > 0;) dy = nn::run_backward(std::move(runs[i]), dy, {});
+  EXPECT_TRUE(order.none_under_way()) << "operations in flight after a backward";
+  for (const nn::Param* param : layer.params) EXPECT_TRUE(param->is_synchronized()) << param->name;
+  passes.backward = filter_operations(order.lines);
   return passes;
 }
 
-void with_ranks(const Case& c, const std::function<void(const comm::World&)>& body) {
-  comm::run_threads(c.ranks, topology::RankGrid(c.ranks, config_of(c, {}, true).parallel), {}, body);
+void with_ranks(const Case& test_case, const std::function<void(const comm::World&)>& body) {
+  comm::run_threads(test_case.ranks, topology::RankGrid(test_case.ranks, make_config(test_case, {}, true).parallel),
+                    {}, body);
 }
 
 TEST(EchoOverlap, EachWeightIsJoinedBeforeItsProductAndGradientsWhenAllIsDone) {
-  const Poisoned poisoned;
+  const NanFillGuard poisoned;
   with_ranks(kCases[0], [&](const comm::World& world) {
-    const Passes got = order_of(world, kCases[0], {});
+    const Passes got = record_order(world, kCases[0], {});
     EXPECT_EQ(got.forward, (Lines{"all_gather", "wait of rows", "all_gather", "wait of rows", "fetch_rows 0",
                                   "fetch_rows 1", "all_to_all", "wait of rows", "wait 0", "grouped_product", "wait 1",
                                   "grouped_product", "all_to_all", "wait of rows"}));
@@ -101,7 +102,7 @@ TEST(EchoOverlap, EachWeightIsJoinedBeforeItsProductAndGradientsWhenAllIsDone) {
 
 TEST(EchoOverlap, OffEachIsWaitedForWhereItStarts) {
   with_ranks(kCases[0], [&](const comm::World& world) {
-    const Passes got = order_of(world, kCases[0], {.overlaps = false});
+    const Passes got = record_order(world, kCases[0], {.overlaps = false});
     EXPECT_EQ(got.forward, (Lines{"all_gather", "wait of rows", "all_gather", "wait of rows", "fetch_rows 0",
                                   "fetch_rows 1", "all_to_all", "wait of rows", "wait 0", "wait 1", "grouped_product",
                                   "grouped_product", "all_to_all", "wait of rows"}));
@@ -113,12 +114,12 @@ TEST(EchoOverlap, OffEachIsWaitedForWhereItStarts) {
 
 TEST(EchoOverlap, WhatIsFetchedAgainStartsWithTheBackwardOfItsIsland) {
   with_ranks(kCases[0], [&](const comm::World& world) {
-    const Passes on = order_of(world, kCases[0], {.fetches_again = true});
+    const Passes on = record_order(world, kCases[0], {.fetches_again = true});
     EXPECT_EQ(on.backward, (Lines{"fetch_rows 2", "fetch_rows 3", "all_to_all", "wait of rows", "wait 2",
                                   "grouped_product", "grouped_product", "return_rows 4", "grouped_product",
                                   "return_rows 5", "wait 3", "grouped_product", "all_to_all", "wait of rows",
                                   "all_to_all", "wait of rows", "wait 5", "wait 4"}));
-    const Passes off = order_of(world, kCases[0], {.fetches_again = true, .overlaps = false});
+    const Passes off = record_order(world, kCases[0], {.fetches_again = true, .overlaps = false});
     EXPECT_EQ(off.backward,
               (Lines{"all_to_all", "wait of rows", "fetch_rows 2", "wait 2", "grouped_product", "grouped_product",
                      "return_rows 3", "wait 3", "grouped_product", "return_rows 4", "wait 4", "fetch_rows 5",
@@ -126,11 +127,11 @@ TEST(EchoOverlap, WhatIsFetchedAgainStartsWithTheBackwardOfItsIsland) {
   });
 }
 
-// With dispatch and experts in separate autograd regions (`Island`), the weights arrive before the dispatch ends; the
+// With dispatch and experts in separate autograd regions (`Region`), the weights arrive before the dispatch ends; the
 // gradients return to the owner during the dispatch's backward.
 TEST(EchoOverlap, AnIslandEndsWithNothingUnderWayInForward) {
   with_ranks(kCases[0], [&](const comm::World& world) {
-    const Passes got = order_of(world, kCases[0], {.one_island = false});
+    const Passes got = record_order(world, kCases[0], {.one_region = false});
     EXPECT_EQ(got.forward, (Lines{"all_gather", "wait of rows", "all_gather", "wait of rows", "fetch_rows 0",
                                   "fetch_rows 1", "all_to_all", "wait of rows", "wait 0", "wait 1", "grouped_product",
                                   "grouped_product", "all_to_all", "wait of rows"}));
@@ -141,21 +142,21 @@ TEST(EchoOverlap, AnIslandEndsWithNothingUnderWayInForward) {
 }
 
 TEST(EchoOverlap, ChangesNoBit) {
-  const Poisoned poisoned;
-  for (const Case& c : kCases) {
-    with_ranks(c, [&](const comm::World& world) {
+  const NanFillGuard poisoned;
+  for (const Case& test_case : kCases) {
+    with_ranks(test_case, [&](const comm::World& world) {
       for (const at::ScalarType type : {at::kFloat, at::kBFloat16, at::kHalf}) {
         for (int bits = 0; bits < 16; ++bits) {
           Form form{.bias = (bits & 1) != 0,
                     .recomputes = (bits & 2) != 0,
-                    .one_island = (bits & 4) != 0,
+                    .one_region = (bits & 4) != 0,
                     .fetches_again = (bits & 8) != 0,
                     .type = type};
-          SCOPED_TRACE(c.text() + ", " + form.text());
+          SCOPED_TRACE(test_case.text() + ", " + form.text());
           const auto results = [&](bool overlaps) {
             form.overlaps = overlaps;
-            Layer layer(config_of(c, form, true), world, type);
-            return run(layer, c, form, world);
+            Layer layer(make_config(test_case, form, true), world, type);
+            return run(layer, test_case, form, world);
           };
           const Results on = results(true), off = results(false);
           ASSERT_EQ(on.tensors.size(), off.tensors.size());

@@ -81,7 +81,7 @@ TEST(ExpertsOnGpu, EqualTheCpu) {
 // With many rows libtorch computes the matmuls on sm_90.
 TEST(ExpertsOnGpu, MultiplyClonesBesideHomeExperts) {
   MPX_NEED_GPU();
-  constexpr int64_t kHome = 4, kClones = 2, kIn = 64, kOut = 96;
+  constexpr int64_t kHome = 4, kReplicas = 2, kIn = 64, kOut = 96;
   for (const int64_t mean : {16, 512}) {
     const std::vector<int64_t> rows{2 * mean, mean / 2, 0, mean + 1, mean, 0};
     const int64_t valid = 4 * mean + mean / 2 + 1, all = 6 * mean;
@@ -91,20 +91,20 @@ TEST(ExpertsOnGpu, MultiplyClonesBesideHomeExperts) {
       const auto made = [&](std::vector<int64_t> sizes, uint64_t seed) {
         return test::sample(std::move(sizes), seed, at::kBFloat16);
       };
-      at::Tensor x = made({all, kIn}, 1), dy = made({all, kOut}, 2), clones = made({kClones, kOut, kIn}, 4);
+      at::Tensor x = made({all, kIn}, 1), dy = made({all, kOut}, 2), replicas = made({kReplicas, kOut, kIn}, 4);
       for (const at::Tensor& of : {x, dy}) of.narrow(0, valid, all - valid).fill_(NAN);
-      clones.select(0, 1).fill_(NAN);
-      const moe::GroupedWeights weights(made({kHome, kOut, kIn}, 3).to(device), clones.to(device));
+      replicas.select(0, 1).fill_(NAN);
+      const moe::GroupedWeights weights(made({kHome, kOut, kIn}, 3).to(device), replicas.to(device));
       const moe::GroupedWeights gradients(test::sample({kHome, kOut, kIn}, 5, at::kFloat).to(device),
-                                          at::full({kClones, kOut, kIn}, NAN, device));
+                                          at::full({kReplicas, kOut, kIn}, NAN, device));
       x = x.to(device), dy = dy.to(device);
       const at::Tensor counts = at::tensor(rows, at::kLong).to(device);
-      const moe::GroupedProduct product(target, kHome + kClones);
+      const moe::GroupedProduct product(target, kHome + kReplicas);
       const at::Tensor y = product.rows(GroupedOp::forward, x, weights, counts),
                        dx = product.rows(GroupedOp::input_gradient, dy, weights, counts);
       product.run(GroupedOp::weight_gradient, dy, x, gradients, counts);
       return std::vector<at::Tensor>{y.narrow(0, 0, valid).cpu(), dx.narrow(0, 0, valid).cpu(), gradients.home.cpu(),
-                                     gradients.clones.cpu()};
+                                     gradients.replicas.cpu()};
     };
     const auto cpu = results(at::kCPU), gpu = results(at::Device(at::kCUDA, 0));
     // Both round a sum to bf16 once, by 2^-9 of the largest; as much again for sums in another order.

@@ -29,7 +29,7 @@ struct Kind {
   config::Activation activation = config::Activation::silu;
 };
 
-config::Model model_of(const Kind& kind, int64_t experts) {
+config::Model make_model(const Kind& kind, int64_t experts) {
   config::Model m;
   m.num_moe_experts = experts;
   m.hidden_size = kHidden;
@@ -67,7 +67,7 @@ using Results = std::map<std::string, at::Tensor>;
 
 std::string short_name(const nn::Param& param) { return param.name.substr(param.name.find("linear_fc")); }
 
-std::vector<nn::Param*> params_of(moe::Experts& experts) {
+std::vector<nn::Param*> list_params(moe::Experts& experts) {
   std::vector<nn::Param*> params;
   experts.collect_params(params);
   return params;
@@ -80,17 +80,17 @@ void set_values(const std::vector<nn::Param*>& params) {
   }
 }
 
-Results run_layer(moe::Experts& experts, const Input& in, const moe::Clones& clones = {}) {
-  const std::vector<nn::Param*> params = params_of(experts);
+Results run_layer(moe::Experts& experts, const Input& in, const moe::Replicas& replicas = {}) {
+  const std::vector<nn::Param*> params = list_params(experts);
   test::give_main_grad(params);
   const at::Tensor x = in.x.clone().requires_grad_(), probs = in.probs.clone().requires_grad_();
-  const at::Tensor y = experts.forward({x, probs, in.counts}, clones);
+  const at::Tensor y = experts.forward({x, probs, in.counts}, replicas);
   torch::autograd::backward({y}, {in.dy});
   Results results{{"y", y.detach().narrow(0, 0, in.valid)},
                   {"dx", x.grad().narrow(0, 0, in.valid)},
                   {"dprobs", probs.grad().narrow(0, 0, in.valid)}};
   for (const nn::Param* param : params) {
-    EXPECT_EQ(param->calls_of_backward, 1) << param->name;
+    EXPECT_EQ(param->backward_calls, 1) << param->name;
     results[short_name(*param)] = param->main_grad;
   }
   return results;
@@ -98,24 +98,24 @@ Results run_layer(moe::Experts& experts, const Input& in, const moe::Clones& clo
 
 // `experts` with the last ones of `all` as replicas. Gradients of replicas follow the local ones and are rounded like
 // them: to fp16 (nn::Param::accumulate).
-Results run_with_clones(moe::Experts& experts, moe::Experts& all, const Input& in) {
+Results run_with_replicas(moe::Experts& experts, moe::Experts& all, const Input& in) {
   const moe::HomeWeights from = all.home(), to = experts.home();
-  moe::Clones clones;
+  moe::Replicas replicas;
   std::map<const nn::Param*, at::Tensor> came;
-  clones.bring_home = [&](nn::Param& home, const at::Tensor& gradients) {
+  replicas.bring_home = [&](nn::Param& home, const at::Tensor& gradients) {
     EXPECT_TRUE(came.emplace(&home, gradients).second) << home.name << " twice";
   };
-  const auto send = [&](nn::Param* source, nn::Param* home, at::Tensor& clone) {
+  const auto send = [&](nn::Param* source, nn::Param* home, at::Tensor& replica) {
     if (source == nullptr) return;
     const int64_t n = home->data.size(0);
     home->data.copy_(source->data.narrow(0, 0, n));
-    clone = source->data.narrow(0, n, source->data.size(0) - n).clone();
+    replica = source->data.narrow(0, n, source->data.size(0) - n).clone();
   };
-  send(from.fc1, to.fc1, clones.weights.fc1);
-  send(from.fc2, to.fc2, clones.weights.fc2);
-  send(from.bias1, to.bias1, clones.weights.bias1);
-  send(from.bias2, to.bias2, clones.weights.bias2);
-  Results results = run_layer(experts, in, clones);
+  send(from.fc1, to.fc1, replicas.weights.fc1);
+  send(from.fc2, to.fc2, replicas.weights.fc2);
+  send(from.bias1, to.bias1, replicas.weights.bias1);
+  send(from.bias2, to.bias2, replicas.weights.bias2);
+  Results results = run_layer(experts, in, replicas);
   for (const auto& [home, gradients] : came) {
     at::Tensor& main_grad = results.at(short_name(*home));
     const at::Tensor rounded = home->scalar_type() == at::kHalf ? gradients.to(at::kHalf) : gradients;
@@ -125,8 +125,8 @@ Results run_with_clones(moe::Experts& experts, moe::Experts& all, const Input& i
 }
 
 Results run_experts(const Kind& kind, const Input& in, const nn::LayerContext& context) {
-  moe::Experts experts("mlp.experts", model_of(kind, static_cast<int64_t>(in.rows.size())), context, {});
-  set_values(params_of(experts));
+  moe::Experts experts("mlp.experts", make_model(kind, static_cast<int64_t>(in.rows.size())), context, {});
+  set_values(list_params(experts));
   return run_layer(experts, in);
 }
 
@@ -149,14 +149,14 @@ at::Tensor activated(const at::Tensor& x, const Kind& kind) {
 // The plain formula, expert by expert, in float64 with torch's autograd, from the layer's values.
 Results formula(const Kind& kind, const Input& in, at::ScalarType type) {
   nn::LayerContext context = test::layer_context({}, false, type);
-  moe::Experts experts("mlp.experts", model_of(kind, static_cast<int64_t>(in.rows.size())), context, {});
-  const std::vector<nn::Param*> params = params_of(experts);
+  moe::Experts experts("mlp.experts", make_model(kind, static_cast<int64_t>(in.rows.size())), context, {});
+  const std::vector<nn::Param*> params = list_params(experts);
   set_values(params);
   std::map<std::string, at::Tensor> leaves;
   for (const nn::Param* param : params) leaves[short_name(*param)] = param->data.to(at::kDouble).requires_grad_();
   const at::Tensor x = in.x.narrow(0, 0, in.valid).to(at::kDouble).clone().requires_grad_(),
                    probs = in.probs.narrow(0, 0, in.valid).to(at::kDouble).clone().requires_grad_();
-  std::vector<at::Tensor> parts;
+  std::vector<at::Tensor> regions;
   int64_t first = 0;
   for (size_t e = 0; e < in.rows.size(); ++e) {
     const auto of = [&](const char* name) { return leaves.at(name).select(0, static_cast<int64_t>(e)); };
@@ -169,10 +169,10 @@ Results formula(const Kind& kind, const Input& in, at::ScalarType type) {
     if (!kind.on_input) out = out * p;
     out = at::mm(out, of("linear_fc2.weight").t());
     if (kind.bias) out = out + (kind.on_input ? of("linear_fc2.bias") : of("linear_fc2.bias") * p);
-    parts.push_back(out);
+    regions.push_back(out);
     first += in.rows[e];
   }
-  const at::Tensor y = at::cat(parts);
+  const at::Tensor y = at::cat(regions);
   torch::autograd::backward({y}, {in.dy.narrow(0, 0, in.valid).to(at::kDouble)});
   Results results{{"y", y.detach()}, {"dx", x.grad()}, {"dprobs", probs.grad()}};
   for (auto& [name, leaf] : leaves) {
@@ -233,7 +233,7 @@ TEST(Experts, EqualThePlainFormulaInForwardAndAllGradients) {
 
 TEST(Experts, OnlyThoseOneByOneWaitForTheHost) {
   for (const bool grouped : {true, false}) {
-    moe::Experts experts("mlp.experts", model_of({.grouped = grouped}, 4), test::layer_context(), {});
+    moe::Experts experts("mlp.experts", make_model({.grouped = grouped}, 4), test::layer_context(), {});
     EXPECT_EQ(experts.needs_host(), !grouped);
   }
 }
@@ -276,7 +276,7 @@ TEST(Experts, RecomputeHoldsLess) {
   const auto held = [&](const nn::SavePointSet& leaves) {
     nn::LayerContext context = test::layer_context({}, false, at::kFloat);
     context.saving.recomputed = leaves;
-    moe::Experts experts("mlp.experts", model_of({}, 2), context, {});
+    moe::Experts experts("mlp.experts", make_model({}, 2), context, {});
     const at::Tensor x = in.x.clone().requires_grad_(), probs = in.probs.clone().requires_grad_();
     const device::MemoryMeter meter;
     const at::Tensor y = experts.forward({x, probs, in.counts});
@@ -295,15 +295,15 @@ TEST(Experts, PartsOverEtpAddUpToTheWhole) {
       at.etp = etp;
       for (const Kind& kind : kKinds) {
         const Input in = make_input({5, 0, 30, 2}, 7, at::kDouble);
-        moe::Experts experts("mlp.experts", model_of(kind, 4), test::layer_context(), at);
-        set_values(params_of(experts));
+        moe::Experts experts("mlp.experts", make_model(kind, 4), test::layer_context(), at);
+        set_values(list_params(experts));
         Results results = run_layer(experts, in);
         for (const char* name : {"y", "dx", "dprobs"}) {
           results[name] = results[name].contiguous();
           comm::all_reduce(results[name], at.experts);
         }
-        for (const nn::Param* param : params_of(experts)) {
-          if (!topology::cut_axes(param->placement).contains(topology::Axis::etp)) continue;
+        for (const nn::Param* param : list_params(experts)) {
+          if (!topology::sharded_axes(param->placement).contains(topology::Axis::etp)) continue;
           results[short_name(*param)] = test::whole(*param, param->main_grad, at.experts);
         }
         expect_equal(results, formula(kind, in, at::kDouble), 1e-13, "etp " + std::to_string(etp));
@@ -323,13 +323,13 @@ TEST(Experts, ClonesHaveTheBitsOfExpertsAtHome) {
             const Input in = make_input(rows, 7, type);
             nn::LayerContext context = test::layer_context({}, false, type);
             if (recomputes) context.saving.recomputed = {nn::SavePoint::expert_activation};
-            moe::Experts four("mlp.experts", model_of(kind, 4), context, {});
-            set_values(params_of(four));
+            moe::Experts four("mlp.experts", make_model(kind, 4), context, {});
+            set_values(list_params(four));
             const Results expected = run_layer(four, in);
             moe::ExpertContext at;
             at.slots = 2;
-            moe::Experts two("mlp.experts", model_of(kind, 2), context, at);
-            expect_same_bits(run_with_clones(two, four, in), expected, at::toString(type));
+            moe::Experts two("mlp.experts", make_model(kind, 2), context, at);
+            expect_same_bits(run_with_replicas(two, four, in), expected, at::toString(type));
           }
         }
       }
@@ -340,17 +340,17 @@ TEST(Experts, ClonesHaveTheBitsOfExpertsAtHome) {
 TEST(Experts, OfAnExpertParallelRankAreItsOwn) {
   moe::ExpertContext at;
   const Input in = make_input({5, 0, 30, 2}, 0, at::kDouble);
-  moe::Experts all("mlp.experts", model_of({}, 4), test::layer_context(), {});
+  moe::Experts all("mlp.experts", make_model({}, 4), test::layer_context(), {});
   test::run_ranks(2, [&](const comm::World& world) {
     moe::ExpertContext part;
     part.experts = world.groups().tp;
     part.ep = 2;
-    moe::Experts half("mlp.experts", model_of({}, 4), test::layer_context(), part);
+    moe::Experts half("mlp.experts", make_model({}, 4), test::layer_context(), part);
     for (size_t i = 0; i < 2; ++i) {
-      const nn::Param &own = *params_of(half)[i], &whole = *params_of(all)[i];
+      const nn::Param &own = *list_params(half)[i], &whole = *list_params(all)[i];
       EXPECT_TRUE(at::equal(own.data, whole.data.narrow(0, 2 * world.rank(), 2))) << own.name;
-      ASSERT_EQ(own.placement.parts.size(), 4U);
-      EXPECT_EQ(own.placement.parts[3].name, "mlp.experts.local_experts.3." + short_name(own));
+      ASSERT_EQ(own.placement.regions.size(), 4U);
+      EXPECT_EQ(own.placement.regions[3].name, "mlp.experts.local_experts.3." + short_name(own));
     }
   });
 }
@@ -378,8 +378,8 @@ TEST(Experts, ReadTheirWeightsWhereTheyLie) {
   Watcher watcher;
   nn::LayerContext context = test::layer_context({}, false, at::kFloat);
   context.target.recorder = &watcher;
-  moe::Experts experts("mlp.experts", model_of({}, 2), context, {});
-  const std::vector<nn::Param*> params = params_of(experts);
+  moe::Experts experts("mlp.experts", make_model({}, 2), context, {});
+  const std::vector<nn::Param*> params = list_params(experts);
   int64_t allocated = 0;
   {
     const at::NoGradGuard no_grad;
@@ -405,8 +405,8 @@ TEST(Experts, OnTheMetaDeviceHaveShapesAndComputeNothing) {
   for (const bool grouped : {true, false}) {
     nn::LayerContext context = test::layer_context({}, false, at::kBFloat16);
     context.target.meta = true;
-    moe::Experts experts("mlp.experts", model_of({.bias = true, .grouped = grouped}, 4), context, {});
-    test::give_main_grad(params_of(experts));
+    moe::Experts experts("mlp.experts", make_model({.bias = true, .grouped = grouped}, 4), context, {});
+    test::give_main_grad(list_params(experts));
     const auto meta = [](std::vector<int64_t> sizes, at::ScalarType type) {
       return at::empty(sizes, at::TensorOptions().dtype(type).device(at::kMeta));
     };
@@ -422,12 +422,12 @@ TEST(Experts, OnTheMetaDeviceHaveShapesAndComputeNothing) {
 
 TEST(Experts, TakeProbabilitiesInAFormatOfTheirOwn) {
   const Input in = make_input({60, 40}, 2, at::kFloat);
-  moe::Experts experts("mlp.experts", model_of({}, 2), test::layer_context({}, false, at::kFloat), {});
-  set_values(params_of(experts));
+  moe::Experts experts("mlp.experts", make_model({}, 2), test::layer_context({}, false, at::kFloat), {});
+  set_values(list_params(experts));
   const Results expected = run_layer(experts, in);
   Input wide = in;
   wide.probs = in.probs.to(at::kDouble);
-  for (nn::Param* param : params_of(experts)) param->begin_backward();
+  for (nn::Param* param : list_params(experts)) param->begin_backward();
   const Results got = run_layer(experts, wide);
   EXPECT_EQ(got.at("dprobs").scalar_type(), at::kDouble);
   EXPECT_TRUE(at::equal(got.at("y"), expected.at("y")));

@@ -42,7 +42,7 @@ config::Model forced_model(int64_t k, double skew, int64_t period = 0) {
   return model;
 }
 
-at::Tensor counts_of(const config::Model& model, int64_t step, int64_t layer = 3) {
+at::Tensor make_counts(const config::Model& model, int64_t step, int64_t layer = 3) {
   TestRouter router(model, layer_context(), {}, layer);
   const nn::Microbatch batch = microbatch(kRows, kSamples, 0, step);
   nn::SegmentContext context{batch, false, {}};
@@ -57,7 +57,7 @@ TEST(Forced, ExpertsAreDrawnByZipfsLaw) {
   for (const double skew : {0.0, 0.8, 1.5}) {
     const std::vector<double> p = zipf(skew);
     for (const int64_t k : {1, 2}) {
-      const at::Tensor counts = counts_of(forced_model(k, skew), 5);
+      const at::Tensor counts = make_counts(forced_model(k, skew), 5);
       for (size_t e = 0; e < p.size(); ++e) {
         const double chance = k == 1 ? p[e] : among_two(p, e);
         EXPECT_NEAR(counts[static_cast<int64_t>(e)].item<double>(), kTokens * chance,
@@ -73,7 +73,7 @@ TEST(Forced, EvenLoadIsExact) {
     config::Model model = forced_model(k, -1);
     model.moe_router_force_skew = 0;
     model.moe_router_force_even = true;
-    const at::Tensor counts = counts_of(model, 5);
+    const at::Tensor counts = make_counts(model, 5);
     EXPECT_EQ(counts.sum().item<int64_t>(), kTokens * k);
     EXPECT_LE((counts.max() - counts.min()).item<int64_t>(), kTokens * k % kExperts == 0 ? 0 : 1);
   }
@@ -118,8 +118,8 @@ TEST(Forced, RemaindersGoRoundThePartsOfAMicrobatch) {
 
 TEST(Forced, TheOrderMovesOnByOneExpertAPeriod) {
   for (const int64_t step : std::vector<int64_t>{0, 2, 3, 5, 6, 3 * kExperts + 4}) {
-    EXPECT_EQ(counts_of(forced_model(2, 1.5, 3), step).argmax().item<int64_t>(), step / 3 % kExperts) << step;
-    EXPECT_EQ(counts_of(forced_model(2, 1.5, 0), step).argmax().item<int64_t>(), 0) << step;
+    EXPECT_EQ(make_counts(forced_model(2, 1.5, 3), step).argmax().item<int64_t>(), step / 3 % kExperts) << step;
+    EXPECT_EQ(make_counts(forced_model(2, 1.5, 0), step).argmax().item<int64_t>(), 0) << step;
   }
 }
 
@@ -145,7 +145,7 @@ TEST(Forced, LayersStepsAndSamplesDrawForThemselves) {
 
 TEST(Forced, TheExpertBiasDoesNotTakePartAndEvaluationIsLeftAlone) {
   config::Model model = forced_model(2, 1.0);
-  const at::Tensor wanted = counts_of(model, 5);
+  const at::Tensor wanted = make_counts(model, 5);
   model.moe_router_score_function = config::ScoreFunction::sigmoid;
   model.moe_router_enable_expert_bias = true;
   TestRouter router(model, layer_context());
@@ -156,7 +156,7 @@ TEST(Forced, TheExpertBiasDoesNotTakePartAndEvaluationIsLeftAlone) {
   nn::SegmentContext training{batch, false, {}};
   EXPECT_TRUE(moe::tokens_per_expert(router.router.forward(x, training).experts, kExperts).equal(wanted));
   batch.training = false;
-  batch.sample_counters = at::Tensor();
+  batch.counters.samples = at::Tensor();
   nn::SegmentContext evaluation{batch, false, {}};
   const at::Tensor logits = at::matmul(x.view({-1, kHidden}), router.params[0]->data.t());
   EXPECT_TRUE(moe::dense_map(router.router.forward(x, evaluation).experts, kExperts)

@@ -113,9 +113,9 @@ TEST(GroupedLibrary, TakesClonesBesideHomeExperts) {
       const moe::GroupedWeights parts = cut(before);
       moe::put_library_weight_gradient(cpu, {parts, adds, true}, dy, x, counts);
       EXPECT_TRUE(at::equal(parts.home, whole.narrow(0, 0, home))) << home << " " << adds;
-      EXPECT_TRUE(at::equal(parts.clones, written.narrow(0, home, groups - home))) << home << " " << adds;
+      EXPECT_TRUE(at::equal(parts.replicas, written.narrow(0, home, groups - home))) << home << " " << adds;
       moe::put_library_weight_gradient(cpu, {parts, adds, true}, dy.narrow(0, 0, 0), x.narrow(0, 0, 0), counts);
-      EXPECT_EQ(parts.clones.abs().max().item<float>(), 0) << "no row anywhere";
+      EXPECT_EQ(parts.replicas.abs().max().item<float>(), 0) << "no row anywhere";
       EXPECT_TRUE(adds ? at::equal(parts.home, whole.narrow(0, 0, home)) : parts.home.abs().max().item<float>() == 0);
     }
   }

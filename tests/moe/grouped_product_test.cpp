@@ -39,18 +39,18 @@ at::Tensor with_poison(int64_t valid, int64_t padding, int64_t width, at::Scalar
   return values;
 }
 
-Data make_data(const Case& c, at::ScalarType type, at::ScalarType gradient) {
+Data make_data(const Case& test_case, at::ScalarType type, at::ScalarType gradient) {
   int64_t valid = 0;
-  for (const int64_t rows : c.rows) valid += rows;
-  const auto experts = static_cast<int64_t>(c.rows.size());
-  Data d;
-  d.x = with_poison(valid, c.padding, c.in, type);
-  d.dy = with_poison(valid, c.padding, c.out, type);
-  d.weight = at::randn({experts, c.out, c.in}, at::kDouble).to(type);
-  d.gradient = at::randn({experts, c.out, c.in}, at::kDouble).to(gradient);
-  d.counts = at::tensor(c.rows, at::kLong);
-  d.rows = c.rows;
-  return d;
+  for (const int64_t rows : test_case.rows) valid += rows;
+  const auto experts = static_cast<int64_t>(test_case.rows.size());
+  Data data;
+  data.x = with_poison(valid, test_case.padding, test_case.in, type);
+  data.dy = with_poison(valid, test_case.padding, test_case.out, type);
+  data.weight = at::randn({experts, test_case.out, test_case.in}, at::kDouble).to(type);
+  data.gradient = at::randn({experts, test_case.out, test_case.in}, at::kDouble).to(gradient);
+  data.counts = at::tensor(test_case.rows, at::kLong);
+  data.rows = test_case.rows;
+  return data;
 }
 
 // For sums of n products of values around 1: each product and partial sum is rounded, signs cancel (sqrt), and the
@@ -73,30 +73,33 @@ struct Results {
   at::Tensor y, dx, gradient;
 };
 
-void expect_right(const Data& d, const Results& r, const std::string& what) {
-  const int64_t in = d.weight.size(2), out = d.weight.size(1);
+void expect_right(const Data& data, const Results& results, const std::string& what) {
+  const int64_t in = data.weight.size(2), out = data.weight.size(1);
   int64_t first = 0;
-  for (size_t e = 0; e < d.rows.size(); ++e) {
-    const int64_t rows = d.rows[e];
-    const at::Tensor x = d.x.narrow(0, first, rows).to(at::kDouble), dy = d.dy.narrow(0, first, rows).to(at::kDouble),
-                     w = d.weight.select(0, static_cast<int64_t>(e)).to(at::kDouble),
-                     g = d.gradient.select(0, static_cast<int64_t>(e)).to(at::kDouble);
+  for (size_t e = 0; e < data.rows.size(); ++e) {
+    const int64_t rows = data.rows[e];
+    const at::Tensor x = data.x.narrow(0, first, rows).to(at::kDouble),
+                     dy = data.dy.narrow(0, first, rows).to(at::kDouble),
+                     w = data.weight.select(0, static_cast<int64_t>(e)).to(at::kDouble),
+                     g = data.gradient.select(0, static_cast<int64_t>(e)).to(at::kDouble);
     const std::string where = what + ", expert " + std::to_string(e);
-    expect_close(r.y.narrow(0, first, rows), at::mm(x, w.t()), tolerance(in, r.y.scalar_type()), where + ", y");
-    expect_close(r.dx.narrow(0, first, rows), at::mm(dy, w), tolerance(out, r.dx.scalar_type()), where + ", dx");
-    expect_close(r.gradient.select(0, static_cast<int64_t>(e)), g + at::mm(dy.t(), x),
-                 tolerance(rows, r.gradient.scalar_type()), where + ", gradient");
+    expect_close(results.y.narrow(0, first, rows), at::mm(x, w.t()), tolerance(in, results.y.scalar_type()),
+                 where + ", y");
+    expect_close(results.dx.narrow(0, first, rows), at::mm(dy, w), tolerance(out, results.dx.scalar_type()),
+                 where + ", dx");
+    expect_close(results.gradient.select(0, static_cast<int64_t>(e)), g + at::mm(dy.t(), x),
+                 tolerance(rows, results.gradient.scalar_type()), where + ", gradient");
     first += rows;
   }
 }
 
-Results run(const Data& d) {
-  const moe::GroupedProduct product({}, d.counts.numel());
-  Results r{at::empty_like(d.dy), at::empty_like(d.x), d.gradient.clone()};
-  product.run(GroupedOp::forward, d.x, d.weight, r.y, d.counts);
-  product.run(GroupedOp::input_gradient, d.dy, d.weight, r.dx, d.counts);
-  product.run(GroupedOp::weight_gradient, d.dy, d.x, r.gradient, d.counts);
-  return r;
+Results run(const Data& data) {
+  const moe::GroupedProduct product({}, data.counts.numel());
+  Results results{at::empty_like(data.dy), at::empty_like(data.x), data.gradient.clone()};
+  product.run(GroupedOp::forward, data.x, data.weight, results.y, data.counts);
+  product.run(GroupedOp::input_gradient, data.dy, data.weight, results.dx, data.counts);
+  product.run(GroupedOp::weight_gradient, data.dy, data.x, results.gradient, data.counts);
+  return results;
 }
 
 const at::ScalarType kTypes[] = {at::kDouble, at::kFloat, at::kBFloat16, at::kHalf};
@@ -104,55 +107,55 @@ const at::ScalarType kTypes[] = {at::kDouble, at::kFloat, at::kBFloat16, at::kHa
 TEST(GroupedProduct, EqualsOneProductAnExpert) {
   at::manual_seed(1);
   for (const at::ScalarType type : kTypes) {
-    for (const Case& c : kCases) {
+    for (const Case& test_case : kCases) {
       for (const at::ScalarType gradient : {nn::acc_type(type), type}) {
-        const Data d = make_data(c, type, gradient);
-        expect_right(d, run(d), std::string(at::toString(type)) + " " + std::to_string(c.in));
+        const Data data = make_data(test_case, type, gradient);
+        expect_right(data, run(data), std::string(at::toString(type)) + " " + std::to_string(test_case.in));
       }
     }
   }
 }
 
 // Gradients of replicas overwrite existing values.
-struct Clones {
+struct Replicas {
   at::Tensor weight, gradient;
 };
-Clones split_off(Data& d, int64_t slots) {
-  const int64_t home = d.weight.size(0) - slots;
-  const Clones clones{d.weight.narrow(0, home, slots).clone(),
-                      at::full_like(d.gradient.narrow(0, home, slots), kNan)};
-  d.weight = d.weight.narrow(0, 0, home).clone();
-  d.gradient = d.gradient.narrow(0, 0, home).clone();
-  return clones;
+Replicas split_off(Data& data, int64_t slots) {
+  const int64_t home = data.weight.size(0) - slots;
+  const Replicas replicas{data.weight.narrow(0, home, slots).clone(),
+                          at::full_like(data.gradient.narrow(0, home, slots), kNan)};
+  data.weight = data.weight.narrow(0, 0, home).clone();
+  data.gradient = data.gradient.narrow(0, 0, home).clone();
+  return replicas;
 }
 
-Data without_gradient(const Data& d, int64_t slots) {
-  Data zero = d;
-  zero.gradient = d.gradient.clone();
-  zero.gradient.narrow(0, d.gradient.size(0) - slots, slots).zero_();
+Data without_gradient(const Data& data, int64_t slots) {
+  Data zero = data;
+  zero.gradient = data.gradient.clone();
+  zero.gradient.narrow(0, data.gradient.size(0) - slots, slots).zero_();
   return zero;
 }
 
 TEST(GroupedProduct, ClonesElsewhereHaveTheBitsOfOneStackAndTheirGradientsAreWritten) {
   at::manual_seed(3);
   for (const at::ScalarType type : kTypes) {
-    for (const Case& c : kCases) {
+    for (const Case& test_case : kCases) {
       for (const at::ScalarType gradient : {nn::acc_type(type), type}) {
         for (const int64_t slots : {1, 2}) {
-          if (slots >= static_cast<int64_t>(c.rows.size())) continue;
-          Data d = make_data(c, type, gradient);
-          const Results expected = run(without_gradient(d, slots));
-          const Clones clones = split_off(d, slots);
-          const moe::GroupedProduct product({}, d.counts.numel());
-          const int64_t valid = d.x.size(0) - c.padding;
-          const at::Tensor y = at::empty_like(d.dy), dx = at::empty_like(d.x);
-          product.run(GroupedOp::forward, d.x, {d.weight, clones.weight}, y, d.counts);
-          product.run(GroupedOp::input_gradient, d.dy, {d.weight, clones.weight}, dx, d.counts);
-          product.run(GroupedOp::weight_gradient, d.dy, d.x, {d.gradient, clones.gradient}, d.counts);
+          if (slots >= static_cast<int64_t>(test_case.rows.size())) continue;
+          Data data = make_data(test_case, type, gradient);
+          const Results expected = run(without_gradient(data, slots));
+          const Replicas replicas = split_off(data, slots);
+          const moe::GroupedProduct product({}, data.counts.numel());
+          const int64_t valid = data.x.size(0) - test_case.padding;
+          const at::Tensor y = at::empty_like(data.dy), dx = at::empty_like(data.x);
+          product.run(GroupedOp::forward, data.x, {data.weight, replicas.weight}, y, data.counts);
+          product.run(GroupedOp::input_gradient, data.dy, {data.weight, replicas.weight}, dx, data.counts);
+          product.run(GroupedOp::weight_gradient, data.dy, data.x, {data.gradient, replicas.gradient}, data.counts);
           EXPECT_TRUE(at::equal(y.narrow(0, 0, valid), expected.y.narrow(0, 0, valid)));
           EXPECT_TRUE(at::equal(dx.narrow(0, 0, valid), expected.dx.narrow(0, 0, valid)));
-          EXPECT_TRUE(at::equal(at::cat({d.gradient, clones.gradient}), expected.gradient))
-              << at::toString(type) << " into " << at::toString(gradient) << ", " << c.in;
+          EXPECT_TRUE(at::equal(at::cat({data.gradient, replicas.gradient}), expected.gradient))
+              << at::toString(type) << " into " << at::toString(gradient) << ", " << test_case.in;
         }
       }
     }
@@ -160,9 +163,11 @@ TEST(GroupedProduct, ClonesElsewhereHaveTheBitsOfOneStackAndTheirGradientsAreWri
 }
 
 template <class T>
-Results run_by(const kernels::GroupedChoice& choice, const Data& d, Clones* clones = nullptr) {
-  const int64_t experts = d.counts.numel(), rows = d.x.size(0), in = d.weight.size(2), out = d.weight.size(1);
-  Results r{at::empty({rows, out}, d.x.options()), at::empty({rows, in}, d.x.options()), d.gradient.clone()};
+Results run_by(const kernels::GroupedChoice& choice, const Data& data, Replicas* replicas = nullptr) {
+  const int64_t experts = data.counts.numel(), rows = data.x.size(0), in = data.weight.size(2),
+                out = data.weight.size(1);
+  Results results{at::empty({rows, out}, data.x.options()), at::empty({rows, in}, data.x.options()),
+                  data.gradient.clone()};
   const at::Tensor arguments = at::empty({kernels::kGroupedFields, experts}, at::kLong);
   const auto operand = [](const at::Tensor& x) {
     return kernels::GroupedOperand{x.data_ptr(), x.size(-1), x.dim() == 3 ? x.size(1) * x.size(2) : 0,
@@ -170,18 +175,18 @@ Results run_by(const kernels::GroupedChoice& choice, const Data& d, Clones* clon
   };
   const auto product = [&](GroupedOp op, const at::Tensor& a, const at::Tensor& b, const at::Tensor& c) {
     kernels::GroupedSource source{operand(a), operand(b), operand(c), experts, rows};
-    if (clones != nullptr) {
-      source.clones = clones->weight.size(0);
-      source.b.clones = clones->weight.data_ptr();
-      source.c.clones = clones->gradient.data_ptr();
+    if (replicas != nullptr) {
+      source.replicas = replicas->weight.size(0);
+      source.b.replicas = replicas->weight.data_ptr();
+      source.c.replicas = replicas->gradient.data_ptr();
     }
-    kernels::grouped_arguments(d.counts.data_ptr<int64_t>(), source, arguments.data_ptr<int64_t>());
+    kernels::grouped_arguments(data.counts.data_ptr<int64_t>(), source, arguments.data_ptr<int64_t>());
     kernels::grouped_product_by(choice, arguments.data_ptr<int64_t>(), {op, experts, rows, in, out, true});
   };
-  product(GroupedOp::forward, d.x, d.weight, r.y);
-  product(GroupedOp::input_gradient, d.dy, d.weight, r.dx);
-  product(GroupedOp::weight_gradient, d.dy, d.x, r.gradient);
-  return r;
+  product(GroupedOp::forward, data.x, data.weight, results.y);
+  product(GroupedOp::input_gradient, data.dy, data.weight, results.dx);
+  product(GroupedOp::weight_gradient, data.dy, data.x, results.gradient);
+  return results;
 }
 
 TEST(GroupedProduct, EveryWayThatThisMachineHasIsRight) {
@@ -193,18 +198,18 @@ TEST(GroupedProduct, EveryWayThatThisMachineHasIsRight) {
       ASSERT_FALSE(choices.empty());
       EXPECT_EQ(choices.front()->name, moe::product_name({.type = type}));
       for (const kernels::GroupedChoice* choice : choices) {
-        for (const Case& c : kCases) {
-          const Data d = make_data(c, type, nn::acc_type(type));
-          const Results all = run_by<T>(*choice, d);
-          expect_right(d, all, std::string(at::toString(type)) + ", " + choice->name);
-          const int64_t slots = d.counts.numel() / 2, valid = d.x.size(0) - c.padding;
-          const Results zeroed = run_by<T>(*choice, without_gradient(d, slots));
-          Data rest = d;
-          Clones clones = split_off(rest, slots);
-          const Results split = run_by<T>(*choice, rest, &clones);
+        for (const Case& test_case : kCases) {
+          const Data data = make_data(test_case, type, nn::acc_type(type));
+          const Results all = run_by<T>(*choice, data);
+          expect_right(data, all, std::string(at::toString(type)) + ", " + choice->name);
+          const int64_t slots = data.counts.numel() / 2, valid = data.x.size(0) - test_case.padding;
+          const Results zeroed = run_by<T>(*choice, without_gradient(data, slots));
+          Data rest = data;
+          Replicas replicas = split_off(rest, slots);
+          const Results split = run_by<T>(*choice, rest, &replicas);
           EXPECT_TRUE(at::equal(split.y.narrow(0, 0, valid), all.y.narrow(0, 0, valid))) << choice->name;
           EXPECT_TRUE(at::equal(split.dx.narrow(0, 0, valid), all.dx.narrow(0, 0, valid))) << choice->name;
-          EXPECT_TRUE(at::equal(at::cat({split.gradient, clones.gradient}), zeroed.gradient)) << choice->name;
+          EXPECT_TRUE(at::equal(at::cat({split.gradient, replicas.gradient}), zeroed.gradient)) << choice->name;
         }
       }
     });

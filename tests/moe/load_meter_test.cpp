@@ -26,15 +26,15 @@ TEST(LoadMeter, SumsTokensAndDropsOfEachLayer) {
 // Two plans of two ranks: loads of 6 and 2 become even, then 3 and 1 become 1 and 3.
 TEST(LoadMeter, SumsWhatPlansOfClonesMake) {
   LoadMeter meter(4, {});
-  EXPECT_FALSE(meter.layer(3).clones.defined());
+  EXPECT_FALSE(meter.layer(3).replicas.defined());
   const auto count = [&](std::initializer_list<int> owners, std::initializer_list<int64_t> loads) {
-    ClonePlan plan;
+    ReplicaPlan plan;
     plan.owners = at::tensor(owners, at::kInt);
     plan.loads = at::tensor(loads, at::kLong).view({2, 2});
-    meter.count_clones(3, plan);
+    meter.count_replicas(3, plan);
   };
   const auto expect = [&](std::initializer_list<double> numbers) {
-    EXPECT_TRUE(meter.layer(3).clones.equal(at::tensor(numbers, at::kDouble))) << meter.layer(3).clones;
+    EXPECT_TRUE(meter.layer(3).replicas.equal(at::tensor(numbers, at::kDouble))) << meter.layer(3).replicas;
   };
   count({-1, 0, -1, 1}, {6, 2, 4, 4});
   expect({1, 2, 1.5, 1, 1});
@@ -44,9 +44,9 @@ TEST(LoadMeter, SumsWhatPlansOfClonesMake) {
   expect({3, 3, 4, 3.5, 1.5});
   count({-1, -1, -1, -1}, {8, 0, 8, 0});
   expect({4, 3, 6, 5.5, 2});
-  meter.layer(3).clones_ms = 2;
+  meter.layer(3).replicas_ms = 2;
   meter.reset_times();
-  EXPECT_EQ(meter.layer(3).clones_ms, 0);
+  EXPECT_EQ(meter.layer(3).replicas_ms, 0);
 }
 
 TEST(LoadMeter, CountsWithoutValues) {

@@ -56,10 +56,12 @@ at::Tensor poisoned(at::Tensor y, const at::Tensor& source) {
 }
 
 TEST(Permutation, RowsAreByExpertThenByToken) {
-  for (const Case& c : kCases) {
-    const at::Tensor experts = random_experts(c.tokens, c.topk, c.num_experts, 1, c.drops);
-    const Permutation p = permutation(kCpu, experts, {.num_experts = c.num_experts, .num_rows = experts.numel()});
-    const auto pairs = sorted_pairs(experts, 0, c.num_experts);
+  for (const Case& test_case : kCases) {
+    const at::Tensor experts =
+        random_experts(test_case.tokens, test_case.topk, test_case.num_experts, 1, test_case.drops);
+    const Permutation p =
+        permutation(kCpu, experts, {.num_experts = test_case.num_experts, .num_rows = experts.numel()});
+    const auto pairs = sorted_pairs(experts, 0, test_case.num_experts);
     ASSERT_EQ(p.source.numel(), experts.numel());
     for (int64_t r = 0; r < experts.numel(); ++r) {
       const auto source = p.source[r].item<int64_t>();
@@ -68,24 +70,25 @@ TEST(Permutation, RowsAreByExpertThenByToken) {
         continue;
       }
       const auto [e, t] = pairs[static_cast<size_t>(r)];
-      EXPECT_EQ(source / c.topk, t);
+      EXPECT_EQ(source / test_case.topk, t);
       EXPECT_EQ(experts.view(-1)[source].item<int64_t>(), e);
       EXPECT_EQ(p.rows.view(-1)[source].item<int64_t>(), r);
     }
-    for (int64_t e = 0; e < c.num_experts; ++e)
+    for (int64_t e = 0; e < test_case.num_experts; ++e)
       EXPECT_EQ(p.counts[e].item<int64_t>(), experts.eq(e).sum().item<int64_t>());
     EXPECT_EQ(p.rows.lt(0).sum().item<int64_t>(), experts.lt(0).sum().item<int64_t>());
   }
 }
 
 TEST(Permutation, ThereAndBackWithGradients) {
-  for (const Case& c : kCases) {
+  for (const Case& test_case : kCases) {
     const int64_t width = 300;  // more than one block of columns of the sum
-    const at::Tensor experts = random_experts(c.tokens, c.topk, c.num_experts, 2, c.drops);
+    const at::Tensor experts =
+        random_experts(test_case.tokens, test_case.topk, test_case.num_experts, 2, test_case.drops);
     const int64_t room = experts.numel() + 5;
-    const Permutation p = permutation(kCpu, experts, {.num_experts = c.num_experts, .num_rows = room});
-    const at::Tensor x = random({c.tokens, width}).requires_grad_(),
-                     probs = random({c.tokens, c.topk}).requires_grad_();
+    const Permutation p = permutation(kCpu, experts, {.num_experts = test_case.num_experts, .num_rows = room});
+    const at::Tensor x = random({test_case.tokens, width}).requires_grad_(),
+                     probs = random({test_case.tokens, test_case.topk}).requires_grad_();
     const at::Tensor rows = permute(kCpu, x, p), row_probs = permute_probs(kCpu, probs, p);
     const at::Tensor factor = random({room, 1});
     const at::Tensor y = poisoned((rows * row_probs.unsqueeze(1) * factor).detach(), p.source).requires_grad_();
@@ -94,16 +97,16 @@ TEST(Permutation, ThereAndBackWithGradients) {
     const at::Tensor kept = experts.ge(0).to(at::kDouble);
     const at::Tensor scales = at::where(p.rows.ge(0), factor.view(-1).index({p.rows.clamp_min(0)}), 0.0);
     const at::Tensor weights = (probs.detach() * kept * scales).sum(1, true);
-    EXPECT_TRUE(at::allclose(out, x.detach() * weights, 1e-13, 0)) << c.tokens;
+    EXPECT_TRUE(at::allclose(out, x.detach() * weights, 1e-13, 0)) << test_case.tokens;
 
-    const at::Tensor dout = random({c.tokens, width});
+    const at::Tensor dout = random({test_case.tokens, width});
     out.backward(dout);
     // The gradient of every valid row is that of its token.
     const at::Tensor dy = y.grad();
     for (int64_t r = 0; r < room; ++r) {
       const auto source = p.source[r].item<int64_t>();
       if (source < 0) continue;
-      EXPECT_TRUE(at::equal(dy[r], dout[source / c.topk]));
+      EXPECT_TRUE(at::equal(dy[r], dout[source / test_case.topk]));
     }
     rows.backward(poisoned(random({room, width}), p.source), true);
     row_probs.backward(poisoned(random({room, 1}), p.source).view(-1));
@@ -149,7 +152,7 @@ TEST(Permutation, RegroupSortsByExpertOverAllRanks) {
   for (const int64_t capacity : {0, 5}) {
     const at::Tensor table = at::tensor({2, 0, 1, 1, 3, 0}, at::kLong).view({2, 3});  // 2 ranks, 3 experts
     const int64_t num_in = capacity > 0 ? 6 * capacity : 7;
-    const Permutation p = regroup(kCpu, table, {capacity, num_in, num_in});
+    const Permutation permutation = regroup(kCpu, table, {capacity, num_in, num_in});
     std::vector<int64_t> expected;
     for (int64_t e = 0; e < 3; ++e) {
       int64_t start = 0;
@@ -160,12 +163,12 @@ TEST(Permutation, RegroupSortsByExpertOverAllRanks) {
       }
     }
     for (size_t r = 0; r < expected.size(); ++r) {
-      EXPECT_EQ(p.source[static_cast<int64_t>(r)].item<int64_t>(), expected[r]);
-      EXPECT_EQ(p.rows[expected[r]][0].item<int64_t>(), static_cast<int64_t>(r));
+      EXPECT_EQ(permutation.source[static_cast<int64_t>(r)].item<int64_t>(), expected[r]);
+      EXPECT_EQ(permutation.rows[expected[r]][0].item<int64_t>(), static_cast<int64_t>(r));
     }
-    EXPECT_EQ(p.source.ge(0).sum().item<int64_t>(), 7);
-    EXPECT_EQ(p.rows.ge(0).sum().item<int64_t>(), 7);
-    EXPECT_TRUE(at::equal(p.counts, at::tensor({3, 3, 1}, at::kLong)));
+    EXPECT_EQ(permutation.source.ge(0).sum().item<int64_t>(), 7);
+    EXPECT_EQ(permutation.rows.ge(0).sum().item<int64_t>(), 7);
+    EXPECT_TRUE(at::equal(permutation.counts, at::tensor({3, 3, 1}, at::kLong)));
   }
 }
 

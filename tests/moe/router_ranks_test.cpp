@@ -70,7 +70,7 @@ struct Rank {
     const at::Tensor of_cp = cp_rows(world.groups().cp), all = of_cp.defined() ? of_cp : at::arange(kRows);
     Part part;
     nn::RecomputeMemo memo;
-    part.rows = comm::own_slice(all, 0, layer.sp).contiguous();
+    part.rows = comm::select_shard(all, 0, layer.sp).contiguous();
     const nn::Microbatch batch = microbatch(kRows, kSamples, kSamples * number, 6, of_cp);
     part.run = router.run(input(number).index_select(0, part.rows), batch, weights(number).index_select(0, part.rows),
                           factor, again ? &memo : nullptr);
@@ -164,7 +164,7 @@ TEST(RouterRanks, TheGlobalLossIsOverTheTokensOfAllRanks) {
       const at::Tensor wanted = plain_balance(logits, rule, 0.3, counts / static_cast<double>(turn + 1));
       const double tokens = microbatch(kRows, kSamples, kSamples * (2 * turn + dp.index())).mask_sum;
       const at::Tensor dx = torch::autograd::grad({wanted}, {x})[0].view({kRows, 2 * kSamples, kHidden});
-      const at::Tensor rows = comm::own_slice(at::arange(kRows), 0, tp);
+      const at::Tensor rows = comm::select_shard(at::arange(kRows), 0, tp);
       // Without the gradient of the probabilities.
       const nn::Microbatch batch = microbatch(kRows, kSamples, kSamples * (2 * turn + dp.index()), 6);
       const RouterRun got = mine.router.run(input(2 * turn + dp.index()).index_select(0, rows), batch,

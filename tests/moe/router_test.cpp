@@ -22,7 +22,7 @@ constexpr double kFactor = 0.37;  // of the loss terms
 // A sum of kTokens rows of products of kHidden numbers, a few dozen roundings each.
 constexpr double kRounding = 1e-13;
 
-config::Model model_of(ScoreFunction function) {
+config::Model make_model(ScoreFunction function) {
   config::Model model = router_model(kExperts, 2, kHidden);
   model.moe_router_score_function = function;
   return model;
@@ -93,7 +93,7 @@ TEST(Router, ProbabilitiesLossesAndGradientsArePlainFormulas) {
       SCOPED_TRACE(base::concat("function ", static_cast<int>(function), " per token ", per_token));
       moe::ExpertContext experts;
       experts.per_token_loss = per_token;
-      config::Model model = model_of(function);
+      config::Model model = make_model(function);
       expect_plain(model, experts);
       model.add_bias_linear = true;
       model.moe_router_load_balancing_type = "aux_loss,seq_aux_loss,global_aux_loss";
@@ -135,7 +135,7 @@ TEST(Router, SumsOverManyRowsArePlainSumsWithTheirGradient) {
 }
 
 TEST(Router, AMaskWithoutTokensStillCountsAsOneToken) {
-  config::Model model = model_of(ScoreFunction::softmax);
+  config::Model model = make_model(ScoreFunction::softmax);
   model.moe_z_loss_coeff = 0.2;
   TestRouter router(model, layer_context());
   nn::Microbatch batch = microbatch(kRows, kSamples);
@@ -149,7 +149,7 @@ TEST(Router, AMaskWithoutTokensStillCountsAsOneToken) {
 TEST(Router, HalfFormatsRouteInFloat) {
   for (const at::ScalarType type : {at::kFloat, at::kBFloat16, at::kHalf}) {
     for (const bool fp64 : {false, true}) {
-      config::Model model = model_of(ScoreFunction::softmax);
+      config::Model model = make_model(ScoreFunction::softmax);
       model.moe_z_loss_coeff = 0.2;
       model.moe_aux_loss_coeff = "0.5";
       if (fp64) model.moe_router_dtype = config::RouterDtype::fp64;
@@ -176,7 +176,7 @@ TEST(Router, HalfFormatsRouteInFloat) {
 }
 
 TEST(Router, DroppedTokensHaveNoProbabilityAndNoGradientButCountInTheLosses) {
-  config::Model model = model_of(ScoreFunction::softmax);
+  config::Model model = make_model(ScoreFunction::softmax);
   model.moe_expert_capacity_factor = 0.6;
   model.moe_aux_loss_coeff = "0.5";
   for (const config::DropPolicy policy : {config::DropPolicy::probs, config::DropPolicy::position}) {
@@ -201,7 +201,7 @@ TEST(Router, DroppedTokensHaveNoProbabilityAndNoGradientButCountInTheLosses) {
 }
 
 TEST(Router, CountsOnceAForwardThatCounts) {
-  config::Model model = model_of(ScoreFunction::sigmoid);
+  config::Model model = make_model(ScoreFunction::sigmoid);
   model.moe_router_enable_expert_bias = true;
   model.moe_expert_capacity_factor = 0.6;
   moe::ExpertContext experts;
@@ -230,7 +230,7 @@ TEST(Router, CountsOnceAForwardThatCounts) {
 }
 
 TEST(Router, TheGlobalLossGoesOnOverTheMicrobatchesOfAStep) {
-  config::Model model = model_of(ScoreFunction::softmax);
+  config::Model model = make_model(ScoreFunction::softmax);
   model.moe_router_load_balancing_type = "global_aux_loss";
   model.moe_aux_loss_coeff = "0.5";
   TestRouter router(model, layer_context());
@@ -267,7 +267,7 @@ TEST(Router, TheGlobalLossGoesOnOverTheMicrobatchesOfAStep) {
 }
 
 TEST(Router, JitterIsAFunctionOfPlaceAndEndsWithTraining) {
-  config::Model model = model_of(ScoreFunction::softmax);
+  config::Model model = make_model(ScoreFunction::softmax);
   model.moe_input_jitter_eps = 0.25;
   TestRouter router(model, layer_context());
   nn::Microbatch batch = microbatch(kRows, kSamples, 4, 9);
@@ -298,7 +298,7 @@ TEST(Router, JitterIsAFunctionOfPlaceAndEndsWithTraining) {
 }
 
 TEST(Router, StateOnTheMetaDeviceHasShapesOnly) {
-  config::Model model = model_of(ScoreFunction::sigmoid);
+  config::Model model = make_model(ScoreFunction::sigmoid);
   model.add_bias_linear = model.moe_router_enable_expert_bias = true;
   model.moe_router_load_balancing_type = "aux_loss,seq_aux_loss,global_aux_loss";
   model.moe_aux_loss_coeff = "0.7,0.5,0.3";
@@ -316,7 +316,7 @@ TEST(Router, StateOnTheMetaDeviceHasShapesOnly) {
     for (nn::Param* param : params)
       param->main_grad = at::empty_like(param->data, param->data.options().dtype(at::kFloat));
     nn::Microbatch batch = microbatch(kRows, kSamples);
-    for (at::Tensor* tensor : {&batch.tokens, &batch.loss_mask, &batch.sample_counters, &batch.step})
+    for (at::Tensor* tensor : {&batch.tokens, &batch.loss_mask, &batch.counters.samples, &batch.counters.step})
       *tensor = at::empty_like(*tensor, tensor->options().device(at::kMeta));
     const at::AutoGradMode with_grad(true);
     const at::Tensor x =

@@ -38,9 +38,9 @@ inline nn::Microbatch microbatch(int64_t s, int64_t b, int64_t first_sample = 0,
   if (rows.defined()) {
     mask = mask.index_select(1, rows);
     batch.tokens = batch.tokens.index_select(1, rows);
-    batch.rows = rows;
-    batch.full_seq_len = s;
-    for (int64_t i = 0; i < rows.numel(); ++i) batch.row_runs.push_back({rows[i].item<int64_t>(), 1});
+    batch.sequence.rows = rows;
+    batch.sequence.length = s;
+    for (int64_t i = 0; i < rows.numel(); ++i) batch.sequence.row_ranges.push_back({rows[i].item<int64_t>(), 1});
   }
   batch.loss_mask = mask.contiguous();
   nn::set_counters(batch, step, at::arange(b, at::kLong) + first_sample);

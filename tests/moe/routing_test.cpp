@@ -49,15 +49,16 @@ std::vector<RouteCase> route_cases() {
 }
 
 TEST(Routing, EveryRuleIsThePlainFormulaWithItsGradient) {
-  for (const RouteCase& c : route_cases()) {
-    SCOPED_TRACE(base::concat("k ", c.rule.k, " function ", static_cast<int>(c.rule.score_function), " pre ",
-                              c.rule.pre_softmax, " groups ", c.rule.num_groups, " bias ", c.bias, " best ",
-                              c.rule.group_score_topk, " normalization ", static_cast<int>(c.rule.normalization)));
+  for (const RouteCase& test_case : route_cases()) {
+    SCOPED_TRACE(base::concat("k ", test_case.rule.k, " function ", static_cast<int>(test_case.rule.score_function),
+                              " pre ", test_case.rule.pre_softmax, " groups ", test_case.rule.num_groups, " bias ",
+                              test_case.bias, " best ", test_case.rule.group_score_topk, " normalization ",
+                              static_cast<int>(test_case.rule.normalization)));
     const at::Tensor values = sample({37, 8}, 5).mul(4), weights = sample({37, 8}, 6);
-    const at::Tensor bias = c.bias ? sample({8}, 7) : at::Tensor();
+    const at::Tensor bias = test_case.bias ? sample({8}, 7) : at::Tensor();
     const at::Tensor x = leaf(values), y = leaf(values);
-    const moe::Routing got = moe::route({}, x, c.rule, {bias, {}});
-    const PlainRouting wanted = plain_route(y, c.rule, bias);
+    const moe::Routing got = moe::route({}, x, test_case.rule, {bias, {}});
+    const PlainRouting wanted = plain_route(y, test_case.rule, bias);
     ASSERT_TRUE(moe::dense_map(got.experts, 8).equal(wanted.map));
     const at::Tensor probs = moe::dense_probs(got, 8);
     EXPECT_LE(largest(probs - wanted.probs), 4 * kRounding);
@@ -66,7 +67,7 @@ TEST(Routing, EveryRuleIsThePlainFormulaWithItsGradient) {
     EXPECT_LE(largest(dx - dy), 8 * kRounding);
     // Sorted best first if only the row's own scores matter.
     const at::Tensor chosen =
-        (c.bias ? plain_scores(values, c.rule.score_function) + bias : values).gather(1, got.experts);
+        (test_case.bias ? plain_scores(values, test_case.rule.score_function) + bias : values).gather(1, got.experts);
     EXPECT_TRUE((chosen.diff().le(0)).all().item<bool>());
   }
 }
@@ -239,10 +240,10 @@ TEST(Routing, SinkhornBalancesInTrainingOnly) {
 TEST(Routing, ShapesAreKnownWithoutValues) {
   const at::Tensor logits = at::empty({12, 8}, at::TensorOptions().dtype(at::kFloat).device(at::kMeta));
   const device::Target target{.meta = true};
-  for (const RouteCase& c : route_cases()) {
-    const at::Tensor bias = c.bias ? at::empty({8}, logits.options()) : at::Tensor();
-    const moe::Routing routing = moe::route(target, logits, c.rule, {bias, {}});
-    EXPECT_EQ(routing.experts.sizes(), (std::vector<int64_t>{12, c.rule.k}));
+  for (const RouteCase& test_case : route_cases()) {
+    const at::Tensor bias = test_case.bias ? at::empty({8}, logits.options()) : at::Tensor();
+    const moe::Routing routing = moe::route(target, logits, test_case.rule, {bias, {}});
+    EXPECT_EQ(routing.experts.sizes(), (std::vector<int64_t>{12, test_case.rule.k}));
     for (const DropPolicy policy : {DropPolicy::probs, DropPolicy::position}) {
       const moe::Routing kept = moe::drop(routing, 8, 2, policy);
       EXPECT_EQ(kept.experts.sizes(), routing.experts.sizes());

@@ -11,35 +11,36 @@
 namespace metroplex::test::attention_blocks_test {
 namespace {
 
-using Runs = std::vector<nn::RowRun>;
+using Ranges = std::vector<nn::IndexRange>;
 
-std::vector<int64_t> positions_of(const Runs& runs) {
+std::vector<int64_t> list_positions(const Ranges& ranges) {
   std::vector<int64_t> all;
-  for (const nn::RowRun& run : runs) {
-    for (int64_t i = 0; i < run.count; ++i) all.push_back(run.first + i);
+  for (const nn::IndexRange& range : ranges) {
+    for (int64_t i = 0; i < range.count; ++i) all.push_back(range.first + i);
   }
   return all;
 }
 
-Runs some_runs(std::mt19937& random, int64_t whole) {
-  Runs runs;
+Ranges random_ranges(std::mt19937& random, int64_t whole) {
+  Ranges ranges;
   for (int64_t first = 0; first < whole;) {
     const int64_t count = std::min<int64_t>(whole - first, 1 + static_cast<int64_t>(random() % 5));
-    if (random() % 2 == 0) runs.push_back({first, count});
+    if (random() % 2 == 0) ranges.push_back({first, count});
     first += count;
   }
-  return runs;
+  return ranges;
 }
 
 TEST(AttentionBlocks, HaveEachPairThatIsSeenOnce) {
   std::mt19937 random(3);
   for (int round = 0; round < 500; ++round) {
     const auto whole = static_cast<int64_t>(1 + random() % 30);
-    const Runs queries = some_runs(random, whole), keys = round % 3 == 0 ? queries : some_runs(random, whole);
-    const std::vector<int64_t> of_queries = positions_of(queries), of_keys = positions_of(keys);
+    const Ranges queries = random_ranges(random, whole),
+                 keys = round % 3 == 0 ? queries : random_ranges(random, whole);
+    const std::vector<int64_t> of_queries = list_positions(queries), of_keys = list_positions(keys);
     std::vector<std::vector<int>> times(of_queries.size(), std::vector<int>(of_keys.size()));
     const int64_t window = round % 2 == 0 ? -1 : static_cast<int64_t>(random() % 9);
-    nn::RowRun last{-1, 0};
+    nn::IndexRange last{-1, 0};
     size_t of_same = 0;
     for (const nn::AttentionBlock& block : nn::attention_blocks(queries, keys, window)) {
       const int64_t end = block.queries.first + block.queries.count, given = last.first + last.count;
@@ -70,7 +71,7 @@ TEST(AttentionBlocks, HaveEachPairThatIsSeenOnce) {
   }
 }
 
-std::string text_of(const std::vector<nn::AttentionBlock>& blocks) {
+std::string format_blocks(const std::vector<nn::AttentionBlock>& blocks) {
   std::string out;
   for (const auto& [q, k, causal, window] : blocks) {
     out += (out.empty() ? "" : "; ") + std::to_string(q.first) + "+" + std::to_string(q.count) +
@@ -83,38 +84,39 @@ std::string text_of(const std::vector<nn::AttentionBlock>& blocks) {
 // The zigzag split of 16 positions over 2 ranks: one call for each rank's keys, as in other ring attention
 // implementations.
 TEST(AttentionBlocks, OfAZigzagRingAreOneCallAHop) {
-  const Runs first{{0, 4}, {12, 4}}, second{{4, 4}, {8, 4}};
-  EXPECT_EQ(text_of(nn::attention_blocks(first, first)), "0+8 causal 0+8");
-  EXPECT_EQ(text_of(nn::attention_blocks(second, first)), "0+8 see 0+4");
-  EXPECT_EQ(text_of(nn::attention_blocks(first, second)), "4+4 see 0+8");
-  EXPECT_EQ(text_of(nn::attention_blocks(first, {{0, 16}})), "0+4 causal 0+4; 4+4 see 0+12; 4+4 causal 12+4");
-  EXPECT_EQ(text_of(nn::attention_blocks(second, {{0, 16}})), "0+8 see 0+4; 0+8 causal 4+8");
-  EXPECT_EQ(text_of(nn::attention_blocks({{0, 8}}, {{8, 8}})), "");
-  EXPECT_EQ(text_of(nn::attention_blocks({{8, 8}}, {{0, 8}})), "0+8 see 0+8");
+  const Ranges first{{0, 4}, {12, 4}}, second{{4, 4}, {8, 4}};
+  EXPECT_EQ(format_blocks(nn::attention_blocks(first, first)), "0+8 causal 0+8");
+  EXPECT_EQ(format_blocks(nn::attention_blocks(second, first)), "0+8 see 0+4");
+  EXPECT_EQ(format_blocks(nn::attention_blocks(first, second)), "4+4 see 0+8");
+  EXPECT_EQ(format_blocks(nn::attention_blocks(first, {{0, 16}})), "0+4 causal 0+4; 4+4 see 0+12; 4+4 causal 12+4");
+  EXPECT_EQ(format_blocks(nn::attention_blocks(second, {{0, 16}})), "0+8 see 0+4; 0+8 causal 4+8");
+  EXPECT_EQ(format_blocks(nn::attention_blocks({{0, 8}}, {{8, 8}})), "");
+  EXPECT_EQ(format_blocks(nn::attention_blocks({{8, 8}}, {{0, 8}})), "0+8 see 0+8");
 }
 
 // A window shorter than a chunk reaches only into the previous chunk.
 TEST(AttentionBlocks, OfAWindowAreOneCallAChunkAndOneForTheKeysBeforeIt) {
-  const Runs first{{0, 4}, {12, 4}}, second{{4, 4}, {8, 4}};
-  EXPECT_EQ(text_of(nn::attention_blocks(first, first, 2)), "0+4 causal 0+4 (2); 4+4 causal 4+4 (2)");
-  EXPECT_EQ(text_of(nn::attention_blocks(first, second, 2)), "4+2 see 6+2 (0)");
-  EXPECT_EQ(text_of(nn::attention_blocks(second, first, 2)), "0+2 see 2+2 (0)");
-  EXPECT_EQ(text_of(nn::attention_blocks(second, first, 7)), "0+4 see 0+4; 4+3 see 1+3 (0)");
-  EXPECT_EQ(text_of(nn::attention_blocks(second, first, 20)), "0+4 see 0+4; 4+4 see 0+4");
-  EXPECT_EQ(text_of(nn::attention_blocks({{2, 6}}, {{0, 8}}, 4)), "0+6 causal 2+6 (4); 0+2 see 0+2; 2+2 see 0+2 (0)");
+  const Ranges first{{0, 4}, {12, 4}}, second{{4, 4}, {8, 4}};
+  EXPECT_EQ(format_blocks(nn::attention_blocks(first, first, 2)), "0+4 causal 0+4 (2); 4+4 causal 4+4 (2)");
+  EXPECT_EQ(format_blocks(nn::attention_blocks(first, second, 2)), "4+2 see 6+2 (0)");
+  EXPECT_EQ(format_blocks(nn::attention_blocks(second, first, 2)), "0+2 see 2+2 (0)");
+  EXPECT_EQ(format_blocks(nn::attention_blocks(second, first, 7)), "0+4 see 0+4; 4+3 see 1+3 (0)");
+  EXPECT_EQ(format_blocks(nn::attention_blocks(second, first, 20)), "0+4 see 0+4; 4+4 see 0+4");
+  EXPECT_EQ(format_blocks(nn::attention_blocks({{2, 6}}, {{0, 8}}, 4)),
+            "0+6 causal 2+6 (4); 0+2 see 0+2; 2+2 see 0+2 (0)");
 }
 
 TEST(RowOrder, IsThatOfPositionsAndGoesBack) {
   const nn::RowOrder order({{8, 2}, {0, 3}, {3, 1}, {5, 2}});
   ASSERT_EQ(order.positions().size(), 3U) << "two runs touch";
-  EXPECT_EQ(positions_of(order.positions()), (std::vector<int64_t>{0, 1, 2, 3, 5, 6, 8, 9}));
+  EXPECT_EQ(list_positions(order.positions()), (std::vector<int64_t>{0, 1, 2, 3, 5, 6, 8, 9}));
   const at::Tensor given = at::tensor({8, 9, 0, 1, 2, 3, 5, 6}, at::kLong);
-  EXPECT_TRUE(order.in_order(given).equal(at::tensor({0, 1, 2, 3, 5, 6, 8, 9}, at::kLong)));
-  EXPECT_TRUE(order.as_given(order.in_order(given)).equal(given));
+  EXPECT_TRUE(order.sorted_order(given).equal(at::tensor({0, 1, 2, 3, 5, 6, 8, 9}, at::kLong)));
+  EXPECT_TRUE(order.input_order(order.sorted_order(given)).equal(given));
   const at::Tensor second = given.expand({2, 8});
-  EXPECT_TRUE(order.as_given(order.in_order(second, 1), 1).equal(second));
+  EXPECT_TRUE(order.input_order(order.sorted_order(second, 1), 1).equal(second));
   const nn::RowOrder already({{1, 2}, {3, 4}});
-  EXPECT_TRUE(already.in_order(given).is_alias_of(given)) << "nothing to copy";
+  EXPECT_TRUE(already.sorted_order(given).is_alias_of(given)) << "nothing to copy";
 }
 
 }  // namespace

@@ -16,10 +16,10 @@ struct AttentionCase {
   int64_t v_head_dim() const { return dv == 0 ? d : dv; }
 };
 
-inline std::string name_of(const AttentionCase& c) {
-  return base::concat("s ", c.s, " b ", c.b, " heads ", c.heads, "/", c.groups, " d ", c.d, " dv ", c.v_head_dim(),
-                      " dropout ", c.dropout, " documents ", c.documents.size(), " window ", c.window, " cap ",
-                      c.softcap);
+inline std::string case_name(const AttentionCase& test_case) {
+  return base::concat("s ", test_case.s, " b ", test_case.b, " heads ", test_case.heads, "/", test_case.groups, " d ",
+                      test_case.d, " dv ", test_case.v_head_dim(), " dropout ", test_case.dropout, " documents ",
+                      test_case.documents.size(), " window ", test_case.window, " cap ", test_case.softcap);
 }
 
 // Odd sizes, below and above the blocks of 128 queries and 256 keys.
@@ -53,40 +53,44 @@ inline std::vector<AttentionCase> attention_cases() {
   return all;
 }
 
-inline nn::Microbatch batch_of(const AttentionCase& c) {
+inline nn::Microbatch make_batch(const AttentionCase& test_case) {
   nn::Microbatch batch;
-  batch.sample_counters = nn::counters_of_samples(4, at::arange(c.b, at::kLong) + 9);
-  if (c.documents.empty()) return batch;
+  batch.counters.samples = nn::make_sample_counters(4, at::arange(test_case.b, at::kLong) + 9);
+  if (test_case.documents.empty()) return batch;
   std::vector<int64_t> ids;
-  for (int64_t id = 0; static_cast<int64_t>(ids.size()) < c.s; ++id)
-    ids.insert(ids.end(), static_cast<size_t>(c.documents[static_cast<size_t>(id) % c.documents.size()]), id);
-  ids.resize(static_cast<size_t>(c.s));
-  batch.document_ids = at::tensor(ids, at::kLong).expand({c.b, c.s}).contiguous();
+  for (int64_t id = 0; static_cast<int64_t>(ids.size()) < test_case.s; ++id)
+    ids.insert(ids.end(),
+               static_cast<size_t>(test_case.documents[static_cast<size_t>(id) % test_case.documents.size()]), id);
+  ids.resize(static_cast<size_t>(test_case.s));
+  batch.documents.ids = at::tensor(ids, at::kLong).expand({test_case.b, test_case.s}).contiguous();
   return batch;
 }
 
 // Views into a tensor of all heads, as in an attention layer; values with another head size have their own tensor.
-inline nn::CoreInputs inputs(const AttentionCase& c, at::ScalarType dtype) {
-  const int64_t each = c.heads / c.groups;
-  const at::Tensor fused = sample({c.s, c.b, c.groups, each + 2, c.d}, 5, dtype);
-  const at::Tensor v = c.v_head_dim() == c.d ? fused.select(3, each + 1)
-                                             : sample({c.s, c.b, c.groups, 2, c.v_head_dim()}, 6, dtype).select(3, 1);
-  return {fused.narrow(3, 0, each).reshape({c.s, c.b, c.heads, c.d}), fused.select(3, each), v};
+inline nn::CoreInputs inputs(const AttentionCase& test_case, at::ScalarType dtype) {
+  const int64_t each = test_case.heads / test_case.groups;
+  const at::Tensor fused = sample({test_case.s, test_case.b, test_case.groups, each + 2, test_case.d}, 5, dtype);
+  const at::Tensor v =
+      test_case.v_head_dim() == test_case.d
+          ? fused.select(3, each + 1)
+          : sample({test_case.s, test_case.b, test_case.groups, 2, test_case.v_head_dim()}, 6, dtype).select(3, 1);
+  return {fused.narrow(3, 0, each).reshape({test_case.s, test_case.b, test_case.heads, test_case.d}),
+          fused.select(3, each), v};
 }
-inline at::Tensor gradient_of(const AttentionCase& c, at::ScalarType dtype) {
-  return sample({c.s, c.b, c.heads, c.v_head_dim()}, 8, dtype);
+inline at::Tensor make_gradient(const AttentionCase& test_case, at::ScalarType dtype) {
+  return sample({test_case.s, test_case.b, test_case.heads, test_case.v_head_dim()}, 8, dtype);
 }
-inline nn::CoreSpec spec_of(const AttentionCase& c) {
-  nn::CoreSpec spec = core_spec(inputs(c, at::kDouble), c.dropout, 2);
+inline nn::CoreSpec make_spec(const AttentionCase& test_case) {
+  nn::CoreSpec spec = core_spec(inputs(test_case, at::kDouble), test_case.dropout, 2);
   spec.dropout.layer = 3;
-  spec.window = c.window, spec.softcap = c.softcap;
+  spec.window = test_case.window, spec.softcap = test_case.softcap;
   return spec;
 }
 
 // Relative to the largest value, or to 1 if gradients cancel. Sums have at most 300 * 3 terms of the size of the
 // result, each off by some units in the last place. In fp32 the exponential is good to 2 units. Half types round
 // probabilities, their gradients and the results once each.
-inline double tolerance_of(at::ScalarType dtype) {
+inline double get_tolerance(at::ScalarType dtype) {
   if (dtype == at::kBFloat16) return 3 * 0x1p-8;
   if (dtype == at::kHalf) return 3 * 0x1p-11;
   return dtype == at::kFloat ? 1e-5 : 2e-13;

@@ -11,23 +11,24 @@
 namespace metroplex::test::block_documents_test {
 namespace {
 
-using Runs = std::vector<nn::RowRun>;
+using Ranges = std::vector<nn::IndexRange>;
 
-nn::Positions positions(const Runs& runs, int64_t whole) {
+nn::Positions positions(const Ranges& ranges, int64_t whole) {
   std::vector<at::Tensor> rows;
-  for (const nn::RowRun& run : runs) rows.push_back(at::arange(run.first, run.first + run.count, at::kLong));
-  return {0, at::cat(rows), whole, runs};
+  for (const nn::IndexRange& range : ranges)
+    rows.push_back(at::arange(range.first, range.first + range.count, at::kLong));
+  return {0, at::cat(rows), whole, ranges};
 }
 
-Runs random_runs(std::mt19937& random, int64_t whole) {
-  Runs runs;
+Ranges random_ranges(std::mt19937& random, int64_t whole) {
+  Ranges ranges;
   for (int64_t first = 0; first < whole;) {
     const int64_t count = std::min<int64_t>(whole - first, 1 + static_cast<int64_t>(random() % 9));
-    if (random() % 3 != 0) runs.push_back({first, count});
+    if (random() % 3 != 0) ranges.push_back({first, count});
     first += count + 1;
   }
-  if (runs.empty()) runs.push_back({0, 1});
-  return runs;
+  if (ranges.empty()) ranges.push_back({0, 1});
+  return ranges;
 }
 
 // Documents of at least `least` tokens, except for the last of a sample, with at most `most` per sample.
@@ -40,12 +41,12 @@ nn::Microbatch packed(std::mt19937& random, int64_t samples, int64_t whole, int6
       const bool ends = length >= least && random() % 4 == 0 && whole - i >= least;
       if (ends) ++document, length = 0;
       ids.push_back(document);
-      if (i == 0 || ends) batch.document_runs.push_back({row * whole + i, 0});
-      ++batch.document_runs.back().count;
+      if (i == 0 || ends) batch.documents.ranges.push_back({row * whole + i, 0});
+      ++batch.documents.ranges.back().count;
     }
   }
-  batch.document_ids = at::tensor(ids, at::kLong).view({samples, whole});
-  batch.document_offsets = nn::document_offsets(batch.document_ids, most);
+  batch.documents.ids = at::tensor(ids, at::kLong).view({samples, whole});
+  batch.documents.offsets = nn::document_offsets(batch.documents.ids, most);
   return batch;
 }
 
@@ -59,10 +60,11 @@ at::Tensor together(const nn::BlockDocuments& documents, int64_t samples, int64_
     return at::searchsorted(offsets, at::arange(samples * rows, at::kInt), false, /*right=*/true);
   };
   EXPECT_EQ(documents.rows.queries.numel(), documents.rows.keys.numel());
-  const at::Tensor of_queries = number(documents.rows.queries, queries), of_keys = number(documents.rows.keys, keys);
-  const at::Tensor same = of_queries.view({samples, queries, 1}).eq(of_keys.view({samples, 1, keys}));
+  const at::Tensor query_ranges = number(documents.rows.queries, queries),
+                   of_keys = number(documents.rows.keys, keys);
+  const at::Tensor same = query_ranges.view({samples, queries, 1}).eq(of_keys.view({samples, 1, keys}));
   // No pair crosses two samples for any document offsets of the operator.
-  const at::Tensor any = of_queries.view({samples, queries, 1, 1}).eq(of_keys.view({1, 1, samples, keys}));
+  const at::Tensor any = query_ranges.view({samples, queries, 1, 1}).eq(of_keys.view({1, 1, samples, keys}));
   for (int64_t i = 0; i < samples; ++i) {
     for (int64_t j = 0; j < samples; ++j) EXPECT_TRUE(i == j || !any[i].select(1, j).any().item<bool>());
   }
@@ -70,9 +72,9 @@ at::Tensor together(const nn::BlockDocuments& documents, int64_t samples, int64_
 }
 
 at::Tensor in_one_document(const nn::Microbatch& batch, const at::Tensor& queries, const at::Tensor& keys) {
-  const at::Tensor of_queries = batch.document_ids.index_select(1, queries),
-                   of_keys = batch.document_ids.index_select(1, keys);
-  return of_queries.unsqueeze(2).eq(of_keys.unsqueeze(1));
+  const at::Tensor query_ranges = batch.documents.ids.index_select(1, queries),
+                   of_keys = batch.documents.ids.index_select(1, keys);
+  return query_ranges.unsqueeze(2).eq(of_keys.unsqueeze(1));
 }
 
 TEST(BlockDocuments, AreTogetherWhereDocumentsSaySo) {
@@ -82,26 +84,27 @@ TEST(BlockDocuments, AreTogetherWhereDocumentsSaySo) {
     const auto whole = static_cast<int64_t>(2 + random() % 60), samples = static_cast<int64_t>(1 + random() % 3),
                least = static_cast<int64_t>(1 + random() % 12);
     const nn::Microbatch batch = packed(random, samples, whole, least, whole / least + 1);
-    const Runs of_queries = random_runs(random, whole),
-               of_keys = round % 2 == 0 ? of_queries : random_runs(random, whole);
-    const nn::CorePositions ordered{positions(of_queries, whole), positions(of_keys, whole)};
+    const Ranges query_ranges = random_ranges(random, whole),
+                 of_keys = round % 2 == 0 ? query_ranges : random_ranges(random, whole);
+    const nn::CorePositions ordered{positions(query_ranges, whole), positions(of_keys, whole)};
     const int64_t window = round % 3 == 0 ? static_cast<int64_t>(random() % 12) : -1;
-    for (const nn::AttentionBlock& block : nn::attention_blocks(of_queries, of_keys, window)) {
+    for (const nn::AttentionBlock& block : nn::attention_blocks(query_ranges, of_keys, window)) {
       const auto documents = nn::block_documents(batch, block, ordered);
       ASSERT_TRUE(documents.has_value());
       const at::Tensor queries = ordered.queries.rows.narrow(0, block.queries.first, block.queries.count),
                        keys = ordered.keys.rows.narrow(0, block.keys.first, block.keys.count);
       EXPECT_TRUE(
           together(*documents, samples, queries.numel(), keys.numel()).equal(in_one_document(batch, queries, keys)))
-          << "round " << round << ": queries " << queries << " keys " << keys << batch.document_ids;
-      const int64_t room = documents->rows.queries.numel() - 1;
+          << "round " << round << ": queries " << queries << " keys " << keys << batch.documents.ids;
+      const int64_t capacity = documents->rows.queries.numel() - 1;
       if (block.causal) {
         ++within;
-        fewer += room < batch.document_offsets.numel() - 1 ? 1 : 0;
-        EXPECT_EQ(room, nn::document_room(batch, nn::cut_runs(of_queries, block.queries.first, block.queries.count)));
+        fewer += capacity < batch.documents.offsets.numel() - 1 ? 1 : 0;
+        EXPECT_EQ(capacity, nn::document_capacity(
+                                batch, nn::narrow_ranges(query_ranges, block.queries.first, block.queries.count)));
       } else {
         ++(block.window >= 0 ? windows : across);
-        EXPECT_EQ(room, (block.window >= 0 ? 2 : 3) * samples);
+        EXPECT_EQ(capacity, (block.window >= 0 ? 2 : 3) * samples);
       }
       if (testing::Test::HasFailure()) return;
     }
@@ -113,23 +116,23 @@ TEST(BlockDocuments, AreTogetherWhereDocumentsSaySo) {
 }
 
 // Two samples of 4,096 tokens on four ranks, zigzag split: two ranges of 512.
-const Runs kZigzag{{512, 512}, {3072, 512}};
+const Ranges kZigzag{{512, 512}, {3072, 512}};
 
 nn::Microbatch long_samples(int64_t most) {
   nn::Microbatch batch;
-  batch.document_ids = at::zeros({2, 4096}, at::kLong);
-  batch.document_offsets = at::zeros({2 * most + 1}, at::kLong);
+  batch.documents.ids = at::zeros({2, 4096}, at::kLong);
+  batch.documents.offsets = at::zeros({2 * most + 1}, at::kLong);
   return batch;
 }
 
 TEST(BlockDocuments, HaveRoomForAnEvenShareAndForTheEnds) {
-  const auto room = [&](int64_t most) { return nn::document_room(long_samples(most), kZigzag); };
-  EXPECT_EQ(room(32), 2 * 2 * (4 + 1)) << "one for 128 tokens";
-  EXPECT_EQ(room(11), 2 * 2 * (4 + 1)) << "the same";
-  EXPECT_EQ(room(9), 2 * 9) << "no more than there is room for in a sample";
-  EXPECT_EQ(room(64), 2 * 2 * (8 + 1)) << "one for 64 tokens";
-  EXPECT_EQ(room(60), 2 * 2 * (8 + 1)) << "one for 68 tokens, of which 512 have parts of eight and one more";
-  EXPECT_EQ(room(5000), 2 * 2 * (512 + 1)) << "never fewer tokens than one";
+  const auto capacity = [&](int64_t most) { return nn::document_capacity(long_samples(most), kZigzag); };
+  EXPECT_EQ(capacity(32), 2 * 2 * (4 + 1)) << "one for 128 tokens";
+  EXPECT_EQ(capacity(11), 2 * 2 * (4 + 1)) << "the same";
+  EXPECT_EQ(capacity(9), 2 * 9) << "at most the capacity of a sample";
+  EXPECT_EQ(capacity(64), 2 * 2 * (8 + 1)) << "one for 64 tokens";
+  EXPECT_EQ(capacity(60), 2 * 2 * (8 + 1)) << "one for 68 tokens, of which 512 have parts of eight and one more";
+  EXPECT_EQ(capacity(5000), 2 * 2 * (512 + 1)) << "never fewer tokens than one";
 }
 
 // A range of 512 has three full documents of 128 tokens and parts of at most two others. With one document more our
@@ -143,11 +146,11 @@ TEST(BlockDocuments, AreNotForABlockWithMoreThanItsRoom) {
       for (size_t i = 0; i < begins.size(); ++i) {
         const int64_t end = i + 1 < begins.size() ? begins[i + 1] : 4096;
         offsets.push_back(sample * 4096 + begins[i]);
-        if (counted) batch.document_runs.push_back({offsets.back(), end - begins[i]});
+        if (counted) batch.documents.ranges.push_back({offsets.back(), end - begins[i]});
       }
     }
     offsets.resize(2 * 32 + 1, 2 * 4096);
-    batch.document_offsets = at::tensor(offsets, at::kLong);
+    batch.documents.offsets = at::tensor(offsets, at::kLong);
     const auto documents = nn::block_documents(batch, {{0, 1024}, {0, 1024}, true}, {rows, rows});
     return documents ? documents->rows.queries.numel() - 1 : -1;
   };

@@ -12,13 +12,13 @@ namespace {
 
 using Case = AttentionCase;
 
-Attended blocked(const nn::CoreInputs& in, const nn::CoreCall& call, const at::Tensor& dy) {
+AttentionResult blocked(const nn::CoreInputs& in, const nn::CoreCall& call, const at::Tensor& dy) {
   const nn::CoreResult result = nn::blocked_attention(in, call);
-  const nn::CoreInputs d = nn::blocked_attention_backward(dy, in, result, call);
-  return {result.out, d.q, d.k, d.v};
+  const nn::CoreInputs gradients = nn::blocked_attention_backward(dy, in, result, call);
+  return {result.out, gradients.q, gradients.k, gradients.v};
 }
 
-void expect_same(const Attended& a, const Attended& b) {
+void expect_same(const AttentionResult& a, const AttentionResult& b) {
   EXPECT_TRUE(at::equal(a.out, b.out)) << "result";
   EXPECT_TRUE(at::equal(a.dq, b.dq)) << "gradient of q";
   EXPECT_TRUE(at::equal(a.dk, b.dk)) << "gradient of k";
@@ -26,39 +26,39 @@ void expect_same(const Attended& a, const Attended& b) {
 }
 
 TEST(BlockedAttention, IsTheFormulaForwardAndBackwardInEveryType) {
-  for (const Case& c : attention_cases()) {
+  for (const Case& test_case : attention_cases()) {
     for (const at::ScalarType dtype : {at::kDouble, at::kFloat, at::kBFloat16, at::kHalf}) {
-      SCOPED_TRACE(testing::Message() << name_of(c) << " " << dtype);
-      const nn::CoreInputs in = inputs(c, dtype);
-      const at::Tensor dy = gradient_of(c, dtype);
-      const nn::CoreSpec spec = spec_of(c);
-      const nn::Microbatch batch = batch_of(c);
+      SCOPED_TRACE(testing::Message() << case_name(test_case) << " " << dtype);
+      const nn::CoreInputs in = inputs(test_case, dtype);
+      const at::Tensor dy = make_gradient(test_case, dtype);
+      const nn::CoreSpec spec = make_spec(test_case);
+      const nn::Microbatch batch = make_batch(test_case);
       expect_attended(blocked(in, {spec, {}, batch}, dy), plain_attention(in, {spec, {}, batch}, dy),
-                      tolerance_of(dtype));
+                      get_tolerance(dtype));
     }
   }
 }
 
 // Queries 0 to 2 precede every key.
 TEST(BlockedAttention, AQueryThatSeesNothingGivesZero) {
-  const Case c{6, 2, 2, 1, 8, 0.0, {}};
-  const nn::CoreSpec spec = spec_of(c);
+  const Case test_case{6, 2, 2, 1, 8, 0.0, {}};
+  const nn::CoreSpec spec = make_spec(test_case);
   const nn::CorePositions positions{{}, {3, {}, 0}};
   for (const at::ScalarType dtype : {at::kDouble, at::kBFloat16}) {
-    const nn::CoreInputs in = inputs(c, dtype);
-    const at::Tensor dy = gradient_of(c, dtype);
-    const Attended got = blocked(in, {spec, positions, batch_of(c)}, dy);
-    expect_attended(got, plain_attention(in, {spec, positions, batch_of(c)}, dy), tolerance_of(dtype));
+    const nn::CoreInputs in = inputs(test_case, dtype);
+    const at::Tensor dy = make_gradient(test_case, dtype);
+    const AttentionResult got = blocked(in, {spec, positions, make_batch(test_case)}, dy);
+    expect_attended(got, plain_attention(in, {spec, positions, make_batch(test_case)}, dy), get_tolerance(dtype));
     EXPECT_EQ(largest(got.out.narrow(0, 0, 3)), 0);
     EXPECT_EQ(largest(got.dq.narrow(0, 0, 3)), 0);
   }
 }
 
 TEST(BlockedAttention, ANanOfAKeyReachesWhoSeesIt) {
-  const Case c{9, 1, 1, 1, 8, 0.0, {}};
-  const nn::CoreInputs in = inputs(c, at::kFloat);
+  const Case test_case{9, 1, 1, 1, 8, 0.0, {}};
+  const nn::CoreInputs in = inputs(test_case, at::kFloat);
   in.k.select(0, 4).fill_(std::numeric_limits<float>::quiet_NaN());
-  const at::Tensor out = nn::blocked_attention(in, {spec_of(c), {}, batch_of(c)}).out;
+  const at::Tensor out = nn::blocked_attention(in, {make_spec(test_case), {}, make_batch(test_case)}).out;
   EXPECT_FALSE(out.narrow(0, 0, 4).isnan().any().item<bool>());
   EXPECT_TRUE(out.narrow(0, 4, 5).isnan().all().item<bool>());
 }
@@ -74,15 +74,17 @@ class Threads {
 
 // One group: with more threads than groups, backward is split into blocks of queries and of keys.
 TEST(BlockedAttention, HasTheSameBitsOnAnyNumberOfThreads) {
-  for (const Case& c : {Case{300, 1, 2, 1, 16, 0.2, {100, 37}}, Case{300, 2, 4, 2, 16, 0.2, {100, 37}},
-                        Case{300, 1, 2, 1, 16, 0.2, {100, 37}, 9}, Case{300, 1, 2, 1, 16, 0.2, {}, 9, 20, 1.5}}) {
+  for (const Case& test_case :
+       {Case{300, 1, 2, 1, 16, 0.2, {100, 37}}, Case{300, 2, 4, 2, 16, 0.2, {100, 37}},
+        Case{300, 1, 2, 1, 16, 0.2, {100, 37}, 9}, Case{300, 1, 2, 1, 16, 0.2, {}, 9, 20, 1.5}}) {
     for (const at::ScalarType dtype : {at::kDouble, at::kFloat, at::kBFloat16, at::kHalf}) {
-      SCOPED_TRACE(testing::Message() << name_of(c) << " " << dtype);
+      SCOPED_TRACE(testing::Message() << case_name(test_case) << " " << dtype);
       const auto on = [&](int threads) {
         const Threads set(threads);
-        return blocked(inputs(c, dtype), {spec_of(c), {}, batch_of(c)}, gradient_of(c, dtype));
+        return blocked(inputs(test_case, dtype), {make_spec(test_case), {}, make_batch(test_case)},
+                       make_gradient(test_case, dtype));
       };
-      const Attended one = on(1);
+      const AttentionResult one = on(1);
       expect_same(on(2), one);
       expect_same(on(5), one);
     }
@@ -90,22 +92,24 @@ TEST(BlockedAttention, HasTheSameBitsOnAnyNumberOfThreads) {
 }
 
 TEST(BlockedAttention, HasTheSameBitsForAPartOfTheHeadsAndSamples) {
-  const Case c{300, 3, 4, 2, 7, 0.2, {100, 37}};
+  const Case test_case{300, 3, 4, 2, 7, 0.2, {100, 37}};
   for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
-    const nn::CoreInputs in = inputs(c, dtype);
-    const at::Tensor dy = gradient_of(c, dtype);
-    const Attended whole = blocked(in, {spec_of(c), {}, batch_of(c)}, dy);
-    nn::CoreSpec spec = spec_of(c);
+    const nn::CoreInputs in = inputs(test_case, dtype);
+    const at::Tensor dy = make_gradient(test_case, dtype);
+    const AttentionResult whole = blocked(in, {make_spec(test_case), {}, make_batch(test_case)}, dy);
+    nn::CoreSpec spec = make_spec(test_case);
     spec.first_head += 2;
-    nn::Microbatch batch = batch_of(c);
-    batch.sample_counters = batch.sample_counters.narrow(0, 1, 1);
-    batch.document_ids = batch.document_ids.narrow(0, 1, 1);
-    const auto cut = [](const at::Tensor& x, int64_t head, int64_t heads) {
+    nn::Microbatch batch = make_batch(test_case);
+    batch.counters.samples = batch.counters.samples.narrow(0, 1, 1);
+    batch.documents.ids = batch.documents.ids.narrow(0, 1, 1);
+    const auto narrow_heads = [](const at::Tensor& x, int64_t head, int64_t heads) {
       return x.narrow(1, 1, 1).narrow(2, head, heads).contiguous();
     };
-    const Attended part =
-        blocked({cut(in.q, 2, 2), cut(in.k, 1, 1), cut(in.v, 1, 1)}, {spec, {}, batch}, cut(dy, 2, 2));
-    expect_same(part, {cut(whole.out, 2, 2), cut(whole.dq, 2, 2), cut(whole.dk, 1, 1), cut(whole.dv, 1, 1)});
+    const AttentionResult part =
+        blocked({narrow_heads(in.q, 2, 2), narrow_heads(in.k, 1, 1), narrow_heads(in.v, 1, 1)}, {spec, {}, batch},
+                narrow_heads(dy, 2, 2));
+    expect_same(part, {narrow_heads(whole.out, 2, 2), narrow_heads(whole.dq, 2, 2), narrow_heads(whole.dk, 1, 1),
+                       narrow_heads(whole.dv, 1, 1)});
   }
 }
 
@@ -114,23 +118,23 @@ nn::CoreInputs on(const nn::CoreInputs& in, at::Device device) {
 }
 
 // In forward and backward; excludes the inputs.
-Allocations taken(const Case& c, at::ScalarType dtype, const device::Target& target) {
-  nn::CoreSpec spec = spec_of(c);
+Allocations taken(const Case& test_case, at::ScalarType dtype, const device::Target& target) {
+  nn::CoreSpec spec = make_spec(test_case);
   spec.target = spec.dropout.target = target;
-  nn::Microbatch batch = batch_of(c);
-  batch.sample_counters = batch.sample_counters.to(target.memory());
-  if (batch.document_ids.defined()) batch.document_ids = batch.document_ids.to(target.memory());
-  const nn::CoreInputs in = on(inputs(c, dtype), target.memory());
-  const at::Tensor dy = gradient_of(c, dtype).to(target.memory());
-  return allocations_of([&] { blocked(in, {spec, {}, batch}, dy); });
+  nn::Microbatch batch = make_batch(test_case);
+  batch.counters.samples = batch.counters.samples.to(target.memory());
+  if (batch.documents.ids.defined()) batch.documents.ids = batch.documents.ids.to(target.memory());
+  const nn::CoreInputs in = on(inputs(test_case, dtype), target.memory());
+  const at::Tensor dy = make_gradient(test_case, dtype).to(target.memory());
+  return record_allocations([&] { blocked(in, {spec, {}, batch}, dy); });
 }
 
 TEST(BlockedAttention, TakesOnTheMetaDeviceWhatItTakes) {
-  for (const Case& c : {Case{300, 1, 2, 1, 16, 0.2, {100, 37}}, Case{11, 2, 4, 4, 7, 0, {3}},
-                        Case{300, 1, 2, 1, 16, 0.2, {100, 37}, 24}}) {
+  for (const Case& test_case : {Case{300, 1, 2, 1, 16, 0.2, {100, 37}}, Case{11, 2, 4, 4, 7, 0, {3}},
+                                Case{300, 1, 2, 1, 16, 0.2, {100, 37}, 24}}) {
     for (const at::ScalarType dtype : {at::kDouble, at::kFloat, at::kBFloat16, at::kHalf}) {
-      SCOPED_TRACE(testing::Message() << name_of(c) << " " << dtype);
-      expect_same_allocations(taken(c, dtype, {at::kCPU, nullptr, true}), taken(c, dtype, {}));
+      SCOPED_TRACE(testing::Message() << case_name(test_case) << " " << dtype);
+      expect_same_allocations(taken(test_case, dtype, {at::kCPU, nullptr, true}), taken(test_case, dtype, {}));
     }
   }
 }

@@ -24,7 +24,7 @@ void for_chosen_rows(int64_t part, const std::vector<int64_t>& v_dims, const Bod
     nn::Positions chosen{0, {}, 4 * part};
     std::vector<at::Tensor> rows;
     for (const int64_t at : parts) {
-      chosen.runs.push_back({at * part, part});
+      chosen.ranges.push_back({at * part, part});
       rows.push_back(at::arange(at * part, (at + 1) * part, at::kLong));
     }
     chosen.rows = at::cat(rows);
@@ -32,8 +32,8 @@ void for_chosen_rows(int64_t part, const std::vector<int64_t>& v_dims, const Bod
   };
   nn::Microbatch documents;
   const at::Tensor row = at::arange(4 * part);
-  documents.document_ids = at::stack({row.div(part + 7, "floor"), row.div(3 * part, "floor")}).to(at::kLong);
-  documents.document_offsets = nn::document_offsets(documents.document_ids, 6);
+  documents.documents.ids = at::stack({row.div(part + 7, "floor"), row.div(3 * part, "floor")}).to(at::kLong);
+  documents.documents.offsets = nn::document_offsets(documents.documents.ids, 6);
   const nn::Positions first = positions({0, 3}), second = positions({2, 1}), all = positions({0, 3, 1, 2});
   for (const auto& [name, here] :
        std::vector<std::pair<std::string, nn::CorePositions>>{{"ends and ends", {first, first}},
@@ -54,7 +54,7 @@ struct ChosenOperands {
   nn::CoreInputs in;
   at::Tensor dy;
 };
-inline ChosenOperands operands_of(const ChosenRows& c, at::ScalarType dtype) {
+inline ChosenOperands make_operands(const ChosenRows& chosen, at::ScalarType dtype) {
   const auto values = [&](int64_t rows, int64_t heads, int64_t dim, double step) {
     return at::arange(1, rows * 2 * heads * dim + 1, at::kDouble)
         .mul(step)
@@ -62,14 +62,14 @@ inline ChosenOperands operands_of(const ChosenRows& c, at::ScalarType dtype) {
         .view({rows, 2, heads, dim})
         .to(dtype);
   };
-  const int64_t queries = c.positions.queries.rows.numel(), keys = c.positions.keys.rows.numel();
-  return {{values(queries, 4, 64, 0.7).mul(8), values(keys, 2, 64, 0.3), values(keys, 2, c.v_dim, 0.9)},
-          values(queries, 4, c.v_dim, 0.5)};
+  const int64_t queries = chosen.positions.queries.rows.numel(), keys = chosen.positions.keys.rows.numel();
+  return {{values(queries, 4, 64, 0.7).mul(8), values(keys, 2, 64, 0.3), values(keys, 2, chosen.v_dim, 0.9)},
+          values(queries, 4, chosen.v_dim, 0.5)};
 }
 
 // The formula in float64; rounds probabilities, their gradients, the result and the gradients to `dtype`.
-inline Attended rounded_attention(const nn::CoreInputs& in, const nn::CoreCall& call, const at::Tensor& dy,
-                                  at::ScalarType dtype) {
+inline AttentionResult rounded_attention(const nn::CoreInputs& in, const nn::CoreCall& call, const at::Tensor& dy,
+                                         at::ScalarType dtype) {
   const auto rounded = [&](const at::Tensor& x) { return x.to(dtype).to(at::kDouble); };
   const int64_t groups = in.k.size(2), repeat = in.q.size(2) / groups;
   const auto heads_first = [](const at::Tensor& x) { return x.to(at::kDouble).permute({1, 2, 0, 3}); };
@@ -92,19 +92,19 @@ inline Attended rounded_attention(const nn::CoreInputs& in, const nn::CoreCall& 
 // Four times the effect of one rounding of each value in the formula: a query is in at most three calls, whose
 // results and gradients are rounded one by one and then once more. Adds the fp32 (or float64) error of two sums of 64
 // products that cancel. This error counts for as many queries as have probabilities of a key that add up to 8.
-inline void expect_rounded_attended(const Attended& got, const ChosenRows& c, const nn::CoreCall& call,
+inline void expect_rounded_attended(const AttentionResult& got, const ChosenRows& chosen, const nn::CoreCall& call,
                                     at::ScalarType dtype) {
-  const auto [in, dy] = operands_of(c, dtype);
-  const Attended exact = plain_attention(in, call, dy), rounded = rounded_attention(in, call, dy, dtype);
+  const auto [in, dy] = make_operands(chosen, dtype);
+  const AttentionResult exact = plain_attention(in, call, dy), rounded = rounded_attention(in, call, dy, dtype);
   const double sums = 2 * 64 * 8 * (dtype == at::kDouble ? 0x1p-53 : 0x1p-24);
-  const auto near = [&](at::Tensor Attended::*of, const char* what) {
+  const auto near = [&](at::Tensor AttentionResult::*of, const char* what) {
     const double tolerance = 4 * largest(rounded.*of - exact.*of) + sums;
     EXPECT_LE(largest((got.*of).to(at::kCPU, at::kDouble) - exact.*of), tolerance) << what;
   };
-  near(&Attended::out, "result");
-  near(&Attended::dq, "gradient of q");
-  near(&Attended::dk, "gradient of k");
-  near(&Attended::dv, "gradient of v");
+  near(&AttentionResult::out, "result");
+  near(&AttentionResult::dq, "gradient of q");
+  near(&AttentionResult::dk, "gradient of k");
+  near(&AttentionResult::dv, "gradient of v");
 }
 
 }  // namespace metroplex::test

@@ -44,19 +44,19 @@ std::vector<Ends> run_exchange(int cp, CpCommType exchange, double hop, const st
     const at::NoGradGuard no_grad;
     const comm::Group& group = world.groups().cp;
     nn::Microbatch batch;
-    batch.all_rows = at::arange(whole, at::kLong).view({cp, rows});
-    batch.rows = batch.all_rows[group.index()];
-    batch.full_seq_len = whole;
+    batch.sequence.all_rows = at::arange(whole, at::kLong).view({cp, rows});
+    batch.sequence.rows = batch.sequence.all_rows[group.index()];
+    batch.sequence.length = whole;
     if (!documents.empty()) {  // on whole ranks, which attend to the previous ranks of their document
-      batch.document_ids = at::tensor(documents, at::kLong).repeat_interleave(rows).view({1, whole});
+      batch.documents.ids = at::tensor(documents, at::kLong).repeat_interleave(rows).view({1, whole});
       const auto runs = [&](int reader, int owner) {
         const bool seen =
             owner < reader && documents[static_cast<size_t>(owner)] == documents[static_cast<size_t>(reader)];
-        return seen ? std::vector<nn::RowRun>{{0, rows}} : std::vector<nn::RowRun>{};
+        return seen ? std::vector<nn::IndexRange>{{0, rows}} : std::vector<nn::IndexRange>{};
       };
       for (int other = 0; other < cp; ++other) {
-        batch.keys.sent.push_back(runs(other, group.index()));
-        batch.keys.received.push_back(runs(group.index(), other));
+        batch.sequence.keys.sent.push_back(runs(other, group.index()));
+        batch.sequence.keys.received.push_back(runs(group.index(), other));
       }
     }
     const nn::CoreInputs in{at::ones({rows, 1, 2, 8}, at::kDouble), at::ones({rows, 1, 2, 8}, at::kDouble),
@@ -65,7 +65,7 @@ std::vector<Ends> run_exchange(int cp, CpCommType exchange, double hop, const st
     nn::CoreSpec spec = core_spec(in);
     spec.cp = group, spec.exchange = exchange, spec.target.recorder = &work;
     const nn::CoreAttention core(spec, {});
-    const nn::Positions positions{0, batch.rows, whole};
+    const nn::Positions positions{0, batch.sequence.rows, whole};
     nn::CoreSaved saved;
     Ends& mine = ends[static_cast<size_t>(world.rank())];
     const at::Tensor out = core.forward(in.q, in.k, in.v, {positions, positions}, batch, &saved).x;

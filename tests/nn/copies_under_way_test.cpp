@@ -16,12 +16,12 @@ at::Tensor bytes(int64_t n, at::Device device = at::kCPU) {
 }
 
 struct Copies {
-  CopiesUnderWay under_way;
+  PendingCopies pending;
   std::vector<int64_t> joined;
   device::MemoryMeter meter;
 
   void add(int64_t n) {
-    under_way.add(bytes(n), [this, n] {
+    pending.add(bytes(n), [this, n] {
       joined.push_back(n);
       EXPECT_GE(meter.bytes(), n) << "it is there until the stream has been made to wait";
     });
@@ -33,22 +33,22 @@ TEST(CopiesUnderWay, KeepWhatTheYoungestReadAndJoinTheOthersInOrder) {
   for (const int64_t n : {1000, 2000, 4000, 8000}) copies.add(n);
   EXPECT_EQ(copies.joined, (std::vector<int64_t>{1000, 2000}));
   EXPECT_EQ(copies.meter.bytes(), 4000 + 8000);
-  EXPECT_EQ(copies.under_way.issued(), 4);
+  EXPECT_EQ(copies.pending.issued(), 4);
 }
 
 // A copy back was enqueued after the third copy; the computation has waited for it, which does not cover the fourth.
 TEST(CopiesUnderWay, GoWithoutAWaitWhereSomethingBehindThemHasBeenWaitedFor) {
   Copies copies;
   for (const int64_t n : {1000, 2000, 4000}) copies.add(n);
-  const int64_t issued = copies.under_way.issued();
+  const int64_t issued = copies.pending.issued();
   copies.add(8000);
   copies.joined.clear();
-  copies.under_way.joined(issued);
+  copies.pending.joined(issued);
   EXPECT_EQ(copies.meter.bytes(), 8000);
   EXPECT_TRUE(copies.joined.empty());
-  copies.under_way.joined(issued);
+  copies.pending.joined(issued);
   EXPECT_EQ(copies.meter.bytes(), 8000);
-  copies.under_way.joined(copies.under_way.issued());
+  copies.pending.joined(copies.pending.issued());
   EXPECT_EQ(copies.meter.bytes(), 0);
 }
 
@@ -64,7 +64,7 @@ TEST(HostBuffers, AreAsManyAsWereTakenAtOnceAndKeepTheirAddresses) {
     const std::vector<void*> now{a.mutable_data_ptr(), b.mutable_data_ptr(), c.mutable_data_ptr()};
     if (step == 0) first = now;
     EXPECT_EQ(now, first) << "a captured step finds them where they were";
-    for (at::Tensor* x : {&b, &a, &c}) buffers.give(std::move(*x));
+    for (at::Tensor* x : {&b, &a, &c}) buffers.release(std::move(*x));
   }
   EXPECT_EQ(made, 3);
 }

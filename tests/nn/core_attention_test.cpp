@@ -22,45 +22,49 @@ constexpr Heads kHeads[] = {{4, 4, 8, 3}, {4, 2, 3, 5}, {3, 1, 5, 3}, {2, 2, 4, 
 
 constexpr int64_t kBatch = 2;
 
-std::string name_of(const Heads& h) { return base::concat(h.heads, "/", h.groups, " heads of ", h.d, " and ", h.dv); }
-
-nn::CoreInputs inputs(const Heads& h, int64_t queries, int64_t keys, at::ScalarType dtype) {
-  return {sample({queries, kBatch, h.heads, h.d}, 5, dtype), sample({keys, kBatch, h.groups, h.d}, 6, dtype),
-          sample({keys, kBatch, h.groups, h.dv}, 7, dtype)};
-}
-at::Tensor gradient(const Heads& h, int64_t queries, at::ScalarType dtype) {
-  return sample({queries, kBatch, h.heads, h.dv}, 8, dtype);
+std::string case_name(const Heads& heads) {
+  return base::concat(heads.heads, "/", heads.groups, " heads of ", heads.d, " and ", heads.dv);
 }
 
-nn::Microbatch batch_of(int64_t documents_of, int64_t whole) {
+nn::CoreInputs inputs(const Heads& heads, int64_t queries, int64_t keys, at::ScalarType dtype) {
+  return {sample({queries, kBatch, heads.heads, heads.d}, 5, dtype),
+          sample({keys, kBatch, heads.groups, heads.d}, 6, dtype),
+          sample({keys, kBatch, heads.groups, heads.dv}, 7, dtype)};
+}
+at::Tensor gradient(const Heads& heads, int64_t queries, at::ScalarType dtype) {
+  return sample({queries, kBatch, heads.heads, heads.dv}, 8, dtype);
+}
+
+nn::Microbatch make_batch(int64_t document_length, int64_t whole) {
   nn::Microbatch batch;
-  batch.sample_counters = nn::counters_of_samples(4, at::tensor({9, 11}, at::kLong));
-  if (documents_of > 0)
-    batch.document_ids = at::arange(whole, at::kLong).div(documents_of, "floor").expand({kBatch, whole}).contiguous();
+  batch.counters.samples = nn::make_sample_counters(4, at::tensor({9, 11}, at::kLong));
+  if (document_length > 0)
+    batch.documents.ids =
+        at::arange(whole, at::kLong).div(document_length, "floor").expand({kBatch, whole}).contiguous();
   return batch;
 }
 
 // Sums of some hundred terms of the size of the result; half types round probabilities, their gradients and the
 // results once each.
-double tolerance_of(at::ScalarType dtype) {
+double get_tolerance(at::ScalarType dtype) {
   if (dtype == at::kBFloat16) return 3 * 0x1p-8;
   return dtype == at::kFloat ? 1e-5 : 2e-13;
 }
 
 TEST(CoreAttention, IsTheFormulaWithValuesOfAnotherHeadSize) {
-  for (const Heads& h : kHeads) {
+  for (const Heads& heads : kHeads) {
     for (const at::ScalarType dtype : {at::kDouble, at::kFloat, at::kBFloat16}) {
       for (const double dropout : {0.0, 0.3}) {
         for (const int64_t document : {0, 5}) {
           SCOPED_TRACE(testing::Message()
-                       << name_of(h) << " " << dtype << " dropout " << dropout << " documents of " << document);
+                       << case_name(heads) << " " << dtype << " dropout " << dropout << " documents of " << document);
           const int64_t s = 21;
-          const nn::CoreInputs in = inputs(h, s, s, dtype);
+          const nn::CoreInputs in = inputs(heads, s, s, dtype);
           const nn::CoreSpec spec = core_spec(in, dropout, 2);
-          const nn::Microbatch batch = batch_of(document, s);
-          const at::Tensor dy = gradient(h, s, dtype);
-          expect_attended(attended(in, {spec, {}, batch}, dy), plain_attention(in, {spec, {}, batch}, dy),
-                          tolerance_of(dtype));
+          const nn::Microbatch batch = make_batch(document, s);
+          const at::Tensor dy = gradient(heads, s, dtype);
+          expect_attended(run_attention(in, {spec, {}, batch}, dy), plain_attention(in, {spec, {}, batch}, dy),
+                          get_tolerance(dtype));
         }
       }
     }
@@ -71,30 +75,30 @@ TEST(CoreAttention, TakesTheScaleThatItIsGiven) {
   const nn::CoreInputs in = inputs(kHeads[0], 9, 9, at::kDouble);
   const at::Tensor dy = gradient(kHeads[0], 9, at::kDouble);
   nn::CoreSpec spec = core_spec(in);
-  const Attended usual = attended(in, {spec, {}, {}}, dy);
+  const AttentionResult usual = run_attention(in, {spec, {}, {}}, dy);
   spec.softmax_scale = 1.7;
-  const Attended got = attended(in, {spec, {}, {}}, dy);
-  expect_attended(got, plain_attention(in, {spec, {}, {}}, dy), tolerance_of(at::kDouble));
+  const AttentionResult got = run_attention(in, {spec, {}, {}}, dy);
+  expect_attended(got, plain_attention(in, {spec, {}, {}}, dy), get_tolerance(at::kDouble));
   EXPECT_GT(largest(got.out - usual.out), 1e-3);
 }
 
 // An additional score next to those of the keys; recompute gives the same bits.
 TEST(CoreAttention, SinksAreAScoreWithoutAValue) {
-  for (const Heads& h : kHeads) {
+  for (const Heads& heads : kHeads) {
     for (const at::ScalarType dtype : {at::kDouble, at::kFloat, at::kBFloat16}) {
       for (const bool learnable : {false, true}) {
-        SCOPED_TRACE(testing::Message() << name_of(h) << " " << dtype << " learnable " << learnable);
+        SCOPED_TRACE(testing::Message() << case_name(heads) << " " << dtype << " learnable " << learnable);
         const int64_t s = 21;
-        const nn::CoreInputs in = inputs(h, s, s, dtype);
+        const nn::CoreInputs in = inputs(heads, s, s, dtype);
         nn::CoreSpec spec = core_spec(in, 0.3, 2);
         spec.softmax = learnable ? config::SoftmaxType::learnable : config::SoftmaxType::off_by_one;
         spec.window = 6;
         const auto sinks = std::make_shared<nn::Param>(
-            nn::make_param({"sinks", {h.heads}, {}, nn::Init::normal}, layer_context({}, false, dtype)));
+            nn::make_param({"sinks", {heads.heads}, {}, nn::Init::normal}, layer_context({}, false, dtype)));
         give_main_grad({sinks.get()});
-        const nn::Microbatch batch = batch_of(0, s);
-        const at::Tensor dy = gradient(h, s, dtype);
-        const Attended wanted =
+        const nn::Microbatch batch = make_batch(0, s);
+        const at::Tensor dy = gradient(heads, s, dtype);
+        const AttentionResult wanted =
             plain_attention(in, {spec, {}, batch}, dy, learnable ? sinks->data.to(at::kDouble) : at::Tensor());
         nn::SavePolicy recomputes;
         recomputes.recomputed = {nn::SavePoint::core_attn};
@@ -103,11 +107,12 @@ TEST(CoreAttention, SinksAreAScoreWithoutAValue) {
           const nn::CoreAttention core(spec, saving, learnable ? sinks : nullptr);
           nn::CoreSaved saved;
           const at::Tensor out = core.forward(in.q, in.k, in.v, {}, batch, &saved).x;
-          const nn::CoreInputs d = core.backward(dy.flatten(2), saved);
+          const nn::CoreInputs gradients = core.backward(dy.flatten(2), saved);
           // Half types round the result once more.
-          expect_attended({out.view(dy.sizes()), d.q, d.k, d.v}, wanted, 2 * tolerance_of(dtype));
+          expect_attended({out.view(dy.sizes()), gradients.q, gradients.k, gradients.v}, wanted,
+                          2 * get_tolerance(dtype));
           if (!learnable) continue;
-          const double allowed = 2 * tolerance_of(dtype) * std::max(1.0, largest(wanted.dsinks)) *
+          const double allowed = 2 * get_tolerance(dtype) * std::max(1.0, largest(wanted.dsinks)) *
                                  (dtype == at::kDouble ? 1 : std::sqrt(static_cast<double>(s * kBatch)));
           EXPECT_LE(largest(sinks->main_grad.to(at::kDouble) - wanted.dsinks), allowed);
           EXPECT_GT(largest(wanted.dsinks), 0.01);
@@ -120,27 +125,27 @@ TEST(CoreAttention, SinksAreAScoreWithoutAValue) {
 // The last queries over all keys, token by token and several at once.
 TEST(CoreAttention, ACacheHoldsKeysAndValuesOfTheirOwnSizes) {
   const int64_t s = 11;
-  for (const Heads& h : kHeads) {
-    SCOPED_TRACE(name_of(h));
-    const nn::CoreInputs in = inputs(h, s, s, at::kDouble);
+  for (const Heads& heads : kHeads) {
+    SCOPED_TRACE(case_name(heads));
+    const nn::CoreInputs in = inputs(heads, s, s, at::kDouble);
     const nn::CoreSpec spec = core_spec(in);
     const nn::CoreAttention core(spec, {});
-    const at::Tensor whole = plain_attention(in, {spec, {}, {}}, gradient(h, s, at::kDouble)).out;
+    const at::Tensor whole = plain_attention(in, {spec, {}, {}}, gradient(heads, s, at::kDouble)).out;
     nn::KvCache cache;
     for (const int64_t n : {3, 1, 1, 4, 2}) {
-      const auto cut = [&](const at::Tensor& x) { return x.narrow(0, cache.length, n); };
-      const nn::KvCache::Layer all = cache.append(7, cut(in.k), cut(in.v));
+      const auto narrow_rows = [&](const at::Tensor& x) { return x.narrow(0, cache.length, n); };
+      const nn::KvCache::Layer all = cache.append(7, narrow_rows(in.k), narrow_rows(in.v));
       EXPECT_TRUE(at::equal(all.v, in.v.narrow(0, 0, cache.length + n)));
       const nn::CorePositions positions{{cache.length, {}, 0}, {}};
-      const at::Tensor q = cut(in.q);
+      const at::Tensor q = narrow_rows(in.q);
       const at::Tensor out = core.forward(q, all.k, all.v, positions, {}, nullptr).x;
-      EXPECT_EQ(out.sizes(), at::IntArrayRef({n, kBatch, h.heads * h.dv}));
-      EXPECT_LT(relative_difference(out, cut(whole).flatten(2)), tolerance_of(at::kDouble));
+      EXPECT_EQ(out.sizes(), at::IntArrayRef({n, kBatch, heads.heads * heads.dv}));
+      EXPECT_LT(relative_difference(out, narrow_rows(whole).flatten(2)), get_tolerance(at::kDouble));
       cache.length += n;
-      const at::Tensor dy = gradient(h, n, at::kDouble);
+      const at::Tensor dy = gradient(heads, n, at::kDouble);
       const nn::CoreInputs part{q, all.k, all.v};
-      expect_attended(attended(part, {spec, positions, {}}, dy), plain_attention(part, {spec, positions, {}}, dy),
-                      tolerance_of(at::kDouble));
+      expect_attended(run_attention(part, {spec, positions, {}}, dy),
+                      plain_attention(part, {spec, positions, {}}, dy), get_tolerance(at::kDouble));
     }
   }
 }
@@ -150,7 +155,7 @@ struct Saving {
   bool recomputes, offloads;
 };
 
-nn::SavePolicy policy_of(const Saving& saving, const std::string& folder) {
+nn::SavePolicy make_policy(const Saving& saving, const std::string& folder) {
   config::Memory memory;
   if (saving.offloads) {
     memory.offload_activations = "file";
@@ -164,19 +169,19 @@ nn::SavePolicy policy_of(const Saving& saving, const std::string& folder) {
 TEST(CoreAttention, ARecomputedOrOffloadedCoreGivesTheBitsOfOneThatIsKept) {
   const Folder folder;
   const int64_t s = 40;
-  for (const Heads& h : kHeads) {
+  for (const Heads& heads : kHeads) {
     for (const at::ScalarType dtype : {at::kDouble, at::kFloat, at::kBFloat16}) {
-      const nn::CoreSpec spec = core_spec(inputs(h, s, s, dtype), 0.3, 2);
-      const nn::Microbatch batch = batch_of(7, s);
-      const at::Tensor dy = gradient(h, s, dtype).flatten(2);
+      const nn::CoreSpec spec = core_spec(inputs(heads, s, s, dtype), 0.3, 2);
+      const nn::Microbatch batch = make_batch(7, s);
+      const at::Tensor dy = gradient(heads, s, dtype).flatten(2);
       const auto run = [&](const Saving& saving) {
-        const nn::SavePolicy policy = policy_of(saving, folder.path());
+        const nn::SavePolicy policy = make_policy(saving, folder.path());
         const nn::CoreAttention core(spec, policy);
         nn::CoreSaved saved;
         nn::SavedSet moved;
         at::Tensor out;
         {
-          const nn::CoreInputs in = inputs(h, s, s, dtype);
+          const nn::CoreInputs in = inputs(heads, s, s, dtype);
           if (policy.store) policy.store->begin();
           const nn::Input result = core.forward(in.q, in.k, in.v, {}, batch, &saved);
           if (policy.store) moved = policy.store->end();
@@ -184,14 +189,14 @@ TEST(CoreAttention, ARecomputedOrOffloadedCoreGivesTheBitsOfOneThatIsKept) {
           if (result.recomputed.defined()) { EXPECT_TRUE(at::equal(result.recomputed.get(), result.x)); }
           out = result.x;
         }
-        const nn::CoreInputs d = core.backward(dy, saved);
-        return Attended{out, d.q, d.k, d.v};
+        const nn::CoreInputs gradients = core.backward(dy, saved);
+        return AttentionResult{out, gradients.q, gradients.k, gradients.v};
       };
-      const Attended kept = run({"kept", false, false});
+      const AttentionResult kept = run({"kept", false, false});
       for (const Saving& saving : {Saving{"recomputed", true, false}, Saving{"offloaded", false, true},
                                    Saving{"recomputed and offloaded", true, true}}) {
-        SCOPED_TRACE(testing::Message() << name_of(h) << " " << dtype << " " << saving.name);
-        const Attended got = run(saving);
+        SCOPED_TRACE(testing::Message() << case_name(heads) << " " << dtype << " " << saving.name);
+        const AttentionResult got = run(saving);
         EXPECT_TRUE(at::equal(got.out, kept.out));
         EXPECT_TRUE(at::equal(got.dq, kept.dq));
         EXPECT_TRUE(at::equal(got.dk, kept.dk));
@@ -203,22 +208,22 @@ TEST(CoreAttention, ARecomputedOrOffloadedCoreGivesTheBitsOfOneThatIsKept) {
 
 // Bytes between forward and backward, of 10 x 2 tokens with 4 heads over 2 groups.
 TEST(CoreAttention, KeepsWhatItsPolicySays) {
-  const Heads h{4, 2, 8, 3};
+  const Heads heads{4, 2, 8, 3};
   const int64_t s = 10, element = 4, tokens = s * kBatch;
-  const int64_t q = tokens * h.heads * h.d * element, k = tokens * h.groups * h.d * element,
-                v = tokens * h.groups * h.dv * element, out = tokens * h.heads * h.dv * element,
-                sums = tokens * h.heads * element;
+  const int64_t q = tokens * heads.heads * heads.d * element, k = tokens * heads.groups * heads.d * element,
+                v = tokens * heads.groups * heads.dv * element, out = tokens * heads.heads * heads.dv * element,
+                sums = tokens * heads.heads * element;
   const auto held = [&](bool recomputes, bool remakes_q) {
-    const nn::SavePolicy policy = policy_of({"", recomputes, false}, "");
+    const nn::SavePolicy policy = make_policy({"", recomputes, false}, "");
     const device::MemoryMeter meter;
-    nn::CoreInputs in = inputs(h, s, s, at::kFloat);
+    nn::CoreInputs in = inputs(heads, s, s, at::kFloat);
     const nn::CoreAttention core(core_spec(in), policy);
     int made = 0;
     nn::Input of_q = in.q;
     if (remakes_q) {
       of_q.recomputed = nn::Saved::recomputed([&] {
         ++made;
-        return inputs(h, s, s, at::kFloat).q;
+        return inputs(heads, s, s, at::kFloat).q;
       });
     }
     nn::CoreSaved saved;
@@ -226,7 +231,7 @@ TEST(CoreAttention, KeepsWhatItsPolicySays) {
     in = {};
     of_q = at::Tensor();
     const int64_t bytes = meter.bytes();
-    core.backward(gradient(h, s, at::kFloat).flatten(2), saved);
+    core.backward(gradient(heads, s, at::kFloat).flatten(2), saved);
     EXPECT_EQ(made, recomputes && remakes_q ? 1 : 0);
     return bytes;
   };
@@ -240,26 +245,28 @@ TEST(CoreAttention, KeepsWhatItsPolicySays) {
 // backward reads the joined values.
 TEST(CoreAttention, BlocksOfKeysAreJoinedByTheirLogsumexp) {
   const int64_t s = 15, first = 6;
-  for (const Heads& h : kHeads) {
+  for (const Heads& heads : kHeads) {
     for (const double dropout : {0.0, 0.3}) {
-      SCOPED_TRACE(testing::Message() << name_of(h) << " dropout " << dropout);
-      const nn::CoreInputs in = inputs(h, s, s, at::kDouble);
+      SCOPED_TRACE(testing::Message() << case_name(heads) << " dropout " << dropout);
+      const nn::CoreInputs in = inputs(heads, s, s, at::kDouble);
       const nn::CoreSpec spec = core_spec(in, dropout, 2);
-      const nn::Microbatch batch = batch_of(0, s);
-      const at::Tensor dy = gradient(h, s, at::kDouble);
+      const nn::Microbatch batch = make_batch(0, s);
+      const at::Tensor dy = gradient(heads, s, at::kDouble);
       const nn::CoreAttention core(spec, {});
       std::vector<nn::CoreSaved> blocks;
       std::vector<at::Tensor> outs, sums;
       for (const auto& [begin, end] : {std::pair{int64_t{0}, first}, std::pair{first, s}}) {
         // Positions of selected keys refer to the whole sequence, so that the dropout equals that of the whole.
         const nn::CorePositions positions{{}, {0, at::arange(begin, end, at::kLong), s}};
-        const auto cut = [begin = begin, end = end](const at::Tensor& x) { return x.narrow(0, begin, end - begin); };
+        const auto narrow_rows = [begin = begin, end = end](const at::Tensor& x) {
+          return x.narrow(0, begin, end - begin);
+        };
         nn::CoreSaved& saved = blocks.emplace_back();
-        outs.push_back(core.forward(in.q, cut(in.k), cut(in.v), positions, batch, &saved).x);
+        outs.push_back(core.forward(in.q, narrow_rows(in.k), narrow_rows(in.v), positions, batch, &saved).x);
         sums.push_back(saved.logsumexp.get());
       }
       const at::Tensor sum = at::logaddexp(sums[0], sums[1]);
-      at::Tensor out = at::zeros({s, kBatch, h.heads, h.dv}, at::kDouble);
+      at::Tensor out = at::zeros({s, kBatch, heads.heads, heads.dv}, at::kDouble);
       for (size_t i = 0; i < 2; ++i)
         out += outs[i].view(out.sizes()) * (sums[i] - sum).exp().permute({2, 0, 1}).unsqueeze(3);
       std::vector<nn::CoreInputs> d;
@@ -268,12 +275,12 @@ TEST(CoreAttention, BlocksOfKeysAreJoinedByTheirLogsumexp) {
         d.push_back(core.backward(dy.flatten(2), saved));
       }
       expect_attended({out, d[0].q + d[1].q, at::cat({d[0].k, d[1].k}), at::cat({d[0].v, d[1].v})},
-                      plain_attention(in, {spec, {}, batch}, dy), tolerance_of(at::kDouble));
+                      plain_attention(in, {spec, {}, batch}, dy), get_tolerance(at::kDouble));
     }
   }
 }
 
-struct Told final : device::Recorder {
+struct CallRecorder final : device::Recorder {
   std::vector<std::pair<std::string, double>> calls;
   void run(device::Operation operation) override {
     calls.emplace_back(operation.name, operation.flops);
@@ -287,78 +294,79 @@ struct Told final : device::Recorder {
 TEST(CoreAttention, IsFusedForEqualHeadSizesOnlyAndTellsTheFlopsOfEach) {
   using Calls = std::vector<std::pair<std::string, double>>;
   const auto calls = [](int64_t d, int64_t dv) {
-    Told told;
-    const device::Target target{at::Device(at::kCUDA, 0), &told, true};
-    const Heads h{4, 2, d, dv};
-    const nn::CoreInputs real = inputs(h, 16, 16, at::kBFloat16);
+    CallRecorder recorder;
+    const device::Target target{at::Device(at::kCUDA, 0), &recorder, true};
+    const Heads heads{4, 2, d, dv};
+    const nn::CoreInputs real = inputs(heads, 16, 16, at::kBFloat16);
     const nn::CoreInputs in{real.q.to(at::kMeta), real.k.to(at::kMeta), real.v.to(at::kMeta)};
     nn::CoreSpec spec = core_spec(in);
     spec.target = spec.dropout.target = target;
-    attended(in, {spec, {}, {}}, gradient(h, 16, at::kBFloat16).to(at::kMeta));
-    return told.calls;
+    run_attention(in, {spec, {}, {}}, gradient(heads, 16, at::kBFloat16).to(at::kMeta));
+    return recorder.calls;
   };
   const double pairs = 2 * 4 * 16 * 16 / 2;
   EXPECT_EQ(calls(16, 16),
             (Calls{{"attention_flash", 2 * pairs * 32}, {"attention_flash_backward", 2 * pairs * 80}}));
   // Matmuls with our softmax between them, computed over all pairs.
-  const double qk = 4 * pairs * 16, of_v = 4 * pairs * 8;
+  const double qk = 4 * pairs * 16, v_flops = 4 * pairs * 8;
   EXPECT_EQ(calls(16, 8), (Calls{{"attention_bmm", qk},
                                  {"attention_softmax", 0},
-                                 {"attention_bmm", of_v},
+                                 {"attention_bmm", v_flops},
                                  {"attention_bmm", qk},
-                                 {"attention_bmm", of_v},
+                                 {"attention_bmm", v_flops},
                                  {"attention_softmax_backward", 0},
-                                 {"attention_baddbmm", of_v},
+                                 {"attention_baddbmm", v_flops},
                                  {"attention_baddbmm", qk},
                                  {"attention_bmm", qk}}));
 }
 
 // The operators called on a GPU against the table in config/attention.h, for head sizes, masks and windows.
 TEST(CoreAttention, AsksAGpuForWhatTheTableOfChoicesSays) {
-  std::map<std::string, int> asked;
+  std::map<std::string, int> num_calls;
   enum Documents { none, by_number, by_offset };
   for (const at::ScalarType type : {at::kBFloat16, at::kHalf, at::kFloat, at::kDouble}) {
     for (const int64_t d : {8, 12, 64, 128, 208, 256, 264}) {
       for (const Documents documents : {none, by_number, by_offset}) {
         for (const int64_t window : {-1, 5}) {
           for (const bool later : {false, true}) {  // the first query comes after the first key
-            Told told;
-            const device::Target target{at::Device(at::kCUDA, 0), &told, true};
-            const Heads h{4, 2, d, d};
-            const nn::CoreInputs real = inputs(h, 16, 16, type);
+            CallRecorder recorder;
+            const device::Target target{at::Device(at::kCUDA, 0), &recorder, true};
+            const Heads heads{4, 2, d, d};
+            const nn::CoreInputs real = inputs(heads, 16, 16, type);
             const nn::CoreInputs in{real.q.to(at::kMeta), real.k.to(at::kMeta), real.v.to(at::kMeta)};
             nn::CoreSpec spec = core_spec(in);
             spec.target = spec.dropout.target = target;
             spec.window = window;
             nn::Microbatch batch;
             const auto integers = at::TensorOptions().dtype(at::kLong).device(at::kMeta);
-            if (documents != none) batch.document_ids = at::zeros({in.q.size(1), 16}, integers);
-            if (documents == by_offset) batch.document_offsets = at::zeros({9}, integers);
+            if (documents != none) batch.documents.ids = at::zeros({in.q.size(1), 16}, integers);
+            if (documents == by_offset) batch.documents.offsets = at::zeros({9}, integers);
             nn::CorePositions positions;
             if (later) positions.queries.first = 3;
             nn::attend(in, {spec, positions, batch});
-            config::AttentionCase c{.head_dim = d, .v_head_dim = d};
-            c.plain_mask = !later && documents != by_number;
-            c.window = window >= 0, c.documents = documents != none;
-            c.capability = device::compute_capability(), c.queries = c.keys = 16;
-            if (type == at::kFloat) c.dtype = config::ParamsDtype::fp32;
-            if (type == at::kDouble) c.dtype = config::ParamsDtype::fp64;
+            config::AttentionCase test_case{.head_dim = d, .v_head_dim = d};
+            test_case.plain_mask = !later && documents != by_number;
+            test_case.window = window >= 0, test_case.documents = documents != none;
+            test_case.capability = device::compute_capability(), test_case.queries = test_case.keys = 16;
+            if (type == at::kFloat) test_case.dtype = config::ParamsDtype::fp32;
+            if (type == at::kDouble) test_case.dtype = config::ParamsDtype::fp64;
             const std::map<config::AttentionBy, std::string> names{
                 {config::AttentionBy::flash, "attention_flash"},
                 {config::AttentionBy::memory_efficient, "attention_efficient"},
                 {config::AttentionBy::own, "attention_bmm"}};
-            ASSERT_FALSE(told.calls.empty());
-            EXPECT_EQ(told.calls[0].first, names.at(config::gpu_attention(c).by))
+            ASSERT_FALSE(recorder.calls.empty());
+            EXPECT_EQ(recorder.calls[0].first, names.at(config::gpu_attention(test_case).by))
                 << type << " " << d << " documents " << documents << " window " << window << (later ? " later" : "");
-            ++asked[told.calls[0].first];
+            ++num_calls[recorder.calls[0].first];
           }
         }
       }
     }
   }
-  EXPECT_EQ(asked["attention_flash"], 2 * 5 * 2 * 2) << "halves, 8 divides and up to 256, no numbers, windows or not";
-  EXPECT_EQ(asked["attention_efficient"], 5) << "fp32, the same sizes, plain masks alone";
-  EXPECT_EQ(asked["attention_bmm"], 4 * 7 * 3 * 2 * 2 - 45);
+  EXPECT_EQ(num_calls["attention_flash"], 2 * 5 * 2 * 2)
+      << "halves, 8 divides and up to 256, no numbers, windows or not";
+  EXPECT_EQ(num_calls["attention_efficient"], 5) << "fp32, the same sizes, plain masks alone";
+  EXPECT_EQ(num_calls["attention_bmm"], 4 * 7 * 3 * 2 * 2 - 45);
 }
 
 }  // namespace

@@ -45,7 +45,7 @@ inline at::Tensor summed(const at::Tensor& x, const comm::Group& group) {
 }
 
 inline at::Tensor sliced(const at::Tensor& x, int64_t dim, const comm::Group& group) {
-  return comm::own_slice(x, dim, group).clone(at::MemoryFormat::Contiguous);
+  return comm::select_shard(x, dim, group).clone(at::MemoryFormat::Contiguous);
 }
 
 inline at::Tensor copy_to_group(const at::Tensor& x, const comm::Group& group) {

@@ -68,15 +68,15 @@ TEST(Differentiable, ScatterAndGatherAreEachOthersGradient) {
       const at::Tensor whole = values(1, kShape);
       const at::Tensor x = leaf(whole);
       const at::Tensor slice = scatter_to_group(x, dim, tp);
-      EXPECT_TRUE(at::equal(slice, own_slice(whole, dim, tp)));
+      EXPECT_TRUE(at::equal(slice, select_shard(whole, dim, tp)));
       EXPECT_TRUE(slice.is_contiguous());
       const at::Tensor weight = values(2, kShape);
-      EXPECT_TRUE(at::equal(gradient(slice, own_slice(weight, dim, tp), x), weight));
+      EXPECT_TRUE(at::equal(gradient(slice, select_shard(weight, dim, tp), x), weight));
 
-      const at::Tensor part = leaf(own_slice(whole, dim, tp));
+      const at::Tensor part = leaf(select_shard(whole, dim, tp));
       const at::Tensor gathered = gather_from_group(part, dim, tp);
       EXPECT_TRUE(at::equal(gathered, whole));
-      EXPECT_TRUE(at::equal(gradient(gathered, weight, part), own_slice(weight, dim, tp)));
+      EXPECT_TRUE(at::equal(gradient(gathered, weight, part), select_shard(weight, dim, tp)));
     }
   });
 }
@@ -85,12 +85,12 @@ TEST(Differentiable, SequenceGatherAddsUpTheGradientsOfAllUses) {
   run_ranks(kRanks, [](const World& world) {
     const Group& tp = world.groups().tp;
     const at::Tensor whole = values(3, kShape);
-    const at::Tensor part = leaf(own_slice(whole, 0, tp));
+    const at::Tensor part = leaf(select_shard(whole, 0, tp));
     const at::Tensor gathered = gather_from_sequence(part, 0, tp);
     EXPECT_TRUE(at::equal(gathered, whole));
     at::Tensor weight = at::zeros(kShape, at::kDouble);
     for (int i = 0; i < kRanks; ++i) weight += values(200 + i, kShape);
-    expect_close(gradient(gathered, values(200 + tp.index(), kShape), part), own_slice(weight, 0, tp));
+    expect_close(gradient(gathered, values(200 + tp.index(), kShape), part), select_shard(weight, 0, tp));
   });
 }
 
@@ -102,9 +102,9 @@ TEST(Differentiable, ReduceScatterGathersTheGradient) {
       const at::Tensor y = reduce_scatter_to_group(x, dim, tp);
       at::Tensor sum = at::zeros(kShape, at::kDouble);
       for (int i = 0; i < kRanks; ++i) sum += values(i, kShape);
-      expect_close(y.detach(), own_slice(sum, dim, tp));
+      expect_close(y.detach(), select_shard(sum, dim, tp));
       const at::Tensor weight = values(5, kShape);
-      EXPECT_TRUE(at::equal(gradient(y, own_slice(weight, dim, tp), x), weight));
+      EXPECT_TRUE(at::equal(gradient(y, select_shard(weight, dim, tp), x), weight));
     }
   });
 }
@@ -140,15 +140,15 @@ TEST(Differentiable, ComposeToAShardedMlpWithTheGradientsOfTheUnshardedOne) {
   const auto expected = torch::autograd::grad({(y * weight).sum()}, {x, a, b});
   run_ranks(kRanks, [&](const World& world) {
     const Group& tp = world.groups().tp;
-    const at::Tensor x_part = leaf(own_slice(x0, 0, tp)), a_part = leaf(own_slice(a0, 1, tp)),
-                     b_part = leaf(own_slice(b0, 0, tp));
+    const at::Tensor x_part = leaf(select_shard(x0, 0, tp)), a_part = leaf(select_shard(a0, 1, tp)),
+                     b_part = leaf(select_shard(b0, 0, tp));
     const at::Tensor hidden = at::tanh(gather_from_sequence(x_part, 0, tp).matmul(a_part));
     const at::Tensor out = reduce_scatter_to_group(hidden.matmul(b_part), 0, tp);
-    const auto actual = torch::autograd::grad({(out * own_slice(weight, 0, tp)).sum()}, {x_part, a_part, b_part});
-    EXPECT_TRUE(at::allclose(out, own_slice(y, 0, tp), 1e-13, 1e-13));
-    EXPECT_TRUE(at::allclose(actual[0], own_slice(expected[0], 0, tp), 1e-13, 1e-13));
-    EXPECT_TRUE(at::allclose(actual[1], own_slice(expected[1], 1, tp), 1e-13, 1e-13));
-    EXPECT_TRUE(at::allclose(actual[2], own_slice(expected[2], 0, tp), 1e-13, 1e-13));
+    const auto actual = torch::autograd::grad({(out * select_shard(weight, 0, tp)).sum()}, {x_part, a_part, b_part});
+    EXPECT_TRUE(at::allclose(out, select_shard(y, 0, tp), 1e-13, 1e-13));
+    EXPECT_TRUE(at::allclose(actual[0], select_shard(expected[0], 0, tp), 1e-13, 1e-13));
+    EXPECT_TRUE(at::allclose(actual[1], select_shard(expected[1], 1, tp), 1e-13, 1e-13));
+    EXPECT_TRUE(at::allclose(actual[2], select_shard(expected[2], 0, tp), 1e-13, 1e-13));
   });
 }
 

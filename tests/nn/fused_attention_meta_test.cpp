@@ -15,32 +15,33 @@ struct Case {
 };
 
 // As in an attention layer: views into [s, b, groups, heads per group + 2, d] if there is one head per group.
-nn::FusedInputs inputs(const Case& c, at::Device device) {
-  const int64_t each = c.heads / c.groups;
-  const at::Tensor fused =
-      at::zeros({c.s, c.b, c.groups, each + 2, c.d}, at::TensorOptions().dtype(c.dtype).device(device));
+nn::FusedInputs inputs(const Case& test_case, at::Device device) {
+  const int64_t each = test_case.heads / test_case.groups;
+  const at::Tensor fused = at::zeros({test_case.s, test_case.b, test_case.groups, each + 2, test_case.d},
+                                     at::TensorOptions().dtype(test_case.dtype).device(device));
   const auto heads_first = [](const at::Tensor& x) { return x.permute({1, 2, 0, 3}); };
-  return {heads_first(fused.narrow(3, 0, each).reshape({c.s, c.b, c.heads, c.d})), heads_first(fused.select(3, each)),
-          heads_first(fused.select(3, each + 1))};
+  return {heads_first(fused.narrow(3, 0, each).reshape({test_case.s, test_case.b, test_case.heads, test_case.d})),
+          heads_first(fused.select(3, each)), heads_first(fused.select(3, each + 1))};
 }
 
 struct Outcome {
   Allocations forward, backward;
 };
 
-Outcome outcome(const Case& c) {
+Outcome outcome(const Case& test_case) {
   const device::Target target{at::Device(at::kCUDA, 0), nullptr, true};
-  const nn::FusedInputs in = inputs(c, target.memory());
-  const at::Tensor dout = at::zeros({c.s, c.b, c.heads, c.d}, in.q.options()).permute({1, 2, 0, 3});
-  nn::FusedSpec spec{c.by, true, 0.125, -1, {}};
-  const at::Tensor offsets = at::zeros({c.documents + 1}, in.q.options().dtype(at::kLong));
-  if (c.documents > 0) spec.documents = {offsets, offsets};
+  const nn::FusedInputs in = inputs(test_case, target.memory());
+  const at::Tensor dout =
+      at::zeros({test_case.s, test_case.b, test_case.heads, test_case.d}, in.q.options()).permute({1, 2, 0, 3});
+  nn::FusedSpec spec{test_case.by, true, 0.125, -1, {}};
+  const at::Tensor offsets = at::zeros({test_case.documents + 1}, in.q.options().dtype(at::kLong));
+  if (test_case.documents > 0) spec.documents = {offsets, offsets};
   Outcome outcome;
   at::Tensor out, logsumexp;
-  nn::FusedGradients d;
-  outcome.forward = allocations_of([&] { std::tie(out, logsumexp) = nn::fused_attention(target, in, spec); });
-  outcome.backward = allocations_of([&] {
-    d = nn::fused_attention_backward(target, in, {out, logsumexp, dout}, spec);
+  nn::FusedGradients gradients;
+  outcome.forward = record_allocations([&] { std::tie(out, logsumexp) = nn::fused_attention(target, in, spec); });
+  outcome.backward = record_allocations([&] {
+    gradients = nn::fused_attention_backward(target, in, {out, logsumexp, dout}, spec);
   });
   return outcome;
 }

@@ -44,7 +44,7 @@ at::Tensor leaf(const at::Tensor& x) { return x.detach().clone().requires_grad_(
 at::Tensor exact(const at::Tensor& x) { return leaf(x.to(at::kDouble)); }
 
 // A new tensor that passes its gradient to `x`.
-at::Tensor fresh(const at::Tensor& x) {
+at::Tensor make_temporary(const at::Tensor& x) {
   return nn::attach(x.detach().clone(), {x}, [](const at::Tensor& d) -> nn::Gradients { return {d}; });
 }
 
@@ -65,7 +65,7 @@ void check_activation(const std::string& name, bool gated, bool with_bias, at::S
   const at::Tensor dy = sample({3, 5, gated ? 17 : 34}, 4, dtype), z = with_bias ? same + b : same;
   const at::Tensor expected =
       gated ? plain_activation(z.narrow(-1, 0, 17), name) * z.narrow(-1, 17, 17) : plain_activation(z, name);
-  const at::Tensor got = bias_activation(fresh(x), added, spec);
+  const at::Tensor got = bias_activation(make_temporary(x), added, spec);
   expect_rounded(got, expected, kSlack, name.c_str());
   EXPECT_TRUE(at::equal(nn::recomputed_activation(x.detach(), added, spec), got)) << name;
   const at::Tensor right = torch::autograd::grad({expected}, {same}, {dy.to(at::kDouble)})[0];
@@ -137,8 +137,8 @@ TEST(HalfNorm, ForwardAndGradientsAreRoundedOnceAlsoFromAnFp32Stream) {
 void check_attention(bool blocked, at::ScalarType dtype) {
   const int64_t s = 11, b = 2, heads = 4, d = 16;
   nn::Microbatch batch;
-  batch.sample_counters = nn::counters_of_samples(0, at::arange(b, at::kLong));
-  if (blocked) batch.document_ids = at::zeros({b, s}, at::kLong);
+  batch.counters.samples = nn::make_sample_counters(0, at::arange(b, at::kLong));
+  if (blocked) batch.documents.ids = at::zeros({b, s}, at::kLong);
   std::vector<at::Tensor> qkv;
   for (const int seed : {6, 7, 8}) qkv.push_back((sample({s, b, heads, d}, seed) + (seed < 8 ? 2.8 : 0.0)).to(dtype));
   const nn::CoreAttention core({heads, heads, d, d, 0.25, {}, 0, {}}, {});
@@ -177,14 +177,14 @@ TEST(HalfRope, TurnsAreRoundedOnce) {
 
 void check_dropout(double probability, at::ScalarType stream, at::ScalarType dtype) {
   nn::Microbatch batch;
-  batch.sample_counters = nn::counters_of_samples(0, at::tensor({7, 8, 9}, at::kLong));
+  batch.counters.samples = nn::make_sample_counters(0, at::tensor({7, 8, 9}, at::kLong));
   nn::Param bias = nn::make_param({"b", {20}, {}, nn::Init::normal}, layer_context({}, false, dtype));
   give_main_grad({&bias});
   const nn::DropoutKey key{5, 2, nn::RandomSite::attention_output, probability, {}};
   const at::Tensor mask = nn::bias_dropout_add(at::ones({4, 3, 20}, at::kDouble), {}, {key, nullptr, {0}}, batch);
   const at::Tensor x = leaf(sample({4, 3, 20}, 1, dtype)), residual = leaf(sample({4, 3, 20}, 2, stream)),
                    dy = sample({4, 3, 20}, 3, stream);
-  const at::Tensor y = nn::bias_dropout_add(fresh(x), residual, {key, &bias, {0}}, batch);
+  const at::Tensor y = nn::bias_dropout_add(make_temporary(x), residual, {key, &bias, {0}}, batch);
   EXPECT_EQ(y.scalar_type(), stream);
   expect_rounded(y, residual.to(at::kDouble) + mask * (x.to(at::kDouble) + bias.data.to(at::kDouble)), kSlack, "y");
   const auto got = torch::autograd::grad({y}, {x, residual}, {dy});
@@ -212,9 +212,9 @@ TEST(HalfCrossEntropy, LossIsFp32AndTheGradientLiesInTheLogits) {
       const at::Tensor log_p = at::log_softmax(same.narrow(2, 0, 37), -1);
       const double s = smoothing * 37 / 36;
       const at::Tensor expected = -(1 - s) * log_p.gather(2, targets.unsqueeze(2)).squeeze(2) - s * log_p.mean(-1);
-      const at::Tensor logits = fresh(x);
+      const at::Tensor logits = make_temporary(x);
       const at::Tensor got = nn::vocab_parallel_cross_entropy(
-          logits, targets, {{}, nn::vocabulary_part(37, 40, 1, 0), 37, smoothing, {}});
+          logits, targets, {{}, nn::make_vocabulary_shard(37, 40, 1, 0), 37, smoothing, {}});
       EXPECT_EQ(got.scalar_type(), at::kFloat);
       expect_rounded(got, expected, kSlack, "loss");
       const at::Tensor right = torch::autograd::grad({expected}, {same}, {dy.to(at::kDouble)})[0];

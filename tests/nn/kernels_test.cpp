@@ -73,9 +73,9 @@ TEST(Activation, ForwardAndGradientsAreThoseOfTheFormula) {
         const at::Tensor z = same + b;
         const at::Tensor expected =
             gated ? plain_activation(z.narrow(-1, 0, 17), name) * z.narrow(-1, 17, 17) : plain_activation(z, name);
-        const at::Tensor fresh =
+        const at::Tensor temporary =
             nn::attach(x.detach().clone(), {x}, [](const at::Tensor& d) -> nn::Gradients { return {d}; });
-        const at::Tensor got = bias_activation(fresh, &bias, {nn::activation_kind(name), gated, {}});
+        const at::Tensor got = bias_activation(temporary, &bias, {nn::activation_kind(name), gated, {}});
         // fp32: rounding of a few operations on values up to 6, and the erf of absolute error 1.5e-7.
         const double tolerance = dtype == at::kDouble ? kDouble : 2e-6;
         EXPECT_LT(relative_difference(got, expected), tolerance) << name;
@@ -100,9 +100,10 @@ TEST(Activation, UnitsWithinLimitsAreTheFormula) {
         at::Tensor gate = z.narrow(-1, 0, 17), up = z.narrow(-1, 17, 17);
         if (clamp > 0) gate = gate.clamp_max(clamp), up = up.clamp(-clamp, clamp);
         const at::Tensor expected = plain_activation(gate, name) * (up + offset);
-        const at::Tensor fresh =
+        const at::Tensor temporary =
             nn::attach(x.detach().clone(), {x}, [](const at::Tensor& d) -> nn::Gradients { return {d}; });
-        const at::Tensor got = bias_activation(fresh, &bias, {nn::activation_kind(name), true, {}, {clamp, offset}});
+        const at::Tensor got =
+            bias_activation(temporary, &bias, {nn::activation_kind(name), true, {}, {clamp, offset}});
         const double tolerance = dtype == at::kDouble ? kDouble : 2e-6;  // as above
         EXPECT_LT(relative_difference(got, expected), tolerance) << name;
         const auto right = torch::autograd::grad({expected}, {same, b}, {dy.to(at::kDouble)});
@@ -170,20 +171,20 @@ TEST(Rope, AmplitudeAndInterpolationAreOfAnglesAndOfBothWays) {
 
 TEST(Dropout, KeepsTheRightShareScaledAndIgnoresHowRowsAreCut) {
   nn::Microbatch batch;
-  batch.sample_counters = nn::counters_of_samples(0, at::tensor({7, 8}, at::kLong));
+  batch.counters.samples = nn::make_sample_counters(0, at::tensor({7, 8}, at::kLong));
   for (const int64_t width : {64, 37}) {
     const nn::BiasDropoutAdd how{{5, 2, nn::RandomSite::mlp_output, 0.25, {}}, nullptr, {0}};
     const at::Tensor mask = nn::bias_dropout_add(at::ones({400, 2, width}, at::kDouble), {}, how, batch);
     EXPECT_TRUE(at::logical_or(mask == 0, (mask - 1 / 0.75).abs() < 1e-15).all().item<bool>());
     EXPECT_NEAR(mask.mean().item<double>(), 1.0, 5 * std::sqrt(0.25 / 0.75 / static_cast<double>(mask.numel())));
     nn::BiasDropoutAdd later = how;
-    later.place.first_row = 100;
+    later.location.first_row = 100;
     EXPECT_TRUE(at::equal(nn::bias_dropout_add(at::ones({300, 2, width}, at::kDouble), {}, later, batch),
                           mask.narrow(0, 100, 300)));
     EXPECT_TRUE(at::equal(nn::bias_dropout_add(at::ones({400, 2, width}, at::kFloat), {}, how, batch).to(at::kBool),
                           mask.to(at::kBool)));
     nn::Microbatch second = batch;
-    second.sample_counters = nn::counters_of_samples(0, at::tensor({8}, at::kLong));
+    second.counters.samples = nn::make_sample_counters(0, at::tensor({8}, at::kLong));
     EXPECT_TRUE(at::equal(nn::bias_dropout_add(at::ones({400, 1, width}, at::kDouble), {}, how, second),
                           mask.narrow(1, 1, 1)));
     for (const int which : {0, 1, 2}) {
@@ -198,16 +199,16 @@ TEST(Dropout, KeepsTheRightShareScaledAndIgnoresHowRowsAreCut) {
 
 TEST(Dropout, GradientsOfInputBiasAndResidualFollowTheMask) {
   nn::Microbatch batch;
-  batch.sample_counters = nn::counters_of_samples(0, at::tensor({7, 8, 9}, at::kLong));
+  batch.counters.samples = nn::make_sample_counters(0, at::tensor({7, 8, 9}, at::kLong));
   nn::Param bias = nn::make_param({"b", {20}, {}, nn::Init::normal}, layer_context());
   give_main_grad({&bias});
   const nn::DropoutKey key{5, 2, nn::RandomSite::attention_output, 0.4, {}};
   const at::Tensor mask = nn::bias_dropout_add(at::ones({4, 3, 20}, at::kDouble), {}, {key, nullptr, {0}}, batch);
   const at::Tensor x = leaf(sample({4, 3, 20}, 1)), residual = leaf(sample({4, 3, 20}, 2)),
                    dy = sample({4, 3, 20}, 3);
-  const at::Tensor fresh =
+  const at::Tensor temporary =
       nn::attach(x.detach().clone(), {x}, [](const at::Tensor& d) -> nn::Gradients { return {d}; });
-  const at::Tensor y = nn::bias_dropout_add(fresh, residual, {key, &bias, {0}}, batch);
+  const at::Tensor y = nn::bias_dropout_add(temporary, residual, {key, &bias, {0}}, batch);
   EXPECT_LT(relative_difference(y, residual + mask * (x + bias.data)), kDouble);
   const auto got = torch::autograd::grad({y}, {x, residual}, {dy});
   EXPECT_LT(relative_difference(got[0], dy * mask), kDouble);
@@ -224,10 +225,10 @@ TEST(CrossEntropy, LossAndGradientAreThoseOfLogSoftmaxWithPaddingLeftOut) {
       const at::Tensor log_p = at::log_softmax(x.narrow(2, 0, 37), -1);
       const double s = smoothing * 37 / 36;
       const at::Tensor expected = -(1 - s) * log_p.gather(2, targets.unsqueeze(2)).squeeze(2) - s * log_p.mean(-1);
-      const at::Tensor fresh =
+      const at::Tensor temporary =
           nn::attach(mine.detach().clone(), {mine}, [](const at::Tensor& d) -> nn::Gradients { return {d}; });
       const at::Tensor got = nn::vocab_parallel_cross_entropy(
-          fresh, targets, {{}, nn::vocabulary_part(37, 40, 1, 0), 37, smoothing, {}});
+          temporary, targets, {{}, nn::make_vocabulary_shard(37, 40, 1, 0), 37, smoothing, {}});
       const double tolerance = dtype == at::kDouble ? kDouble : 1e-6;  // fp32: sums of 37 terms
       EXPECT_LT(relative_difference(got, expected), tolerance);
       EXPECT_LT(relative_difference(gradient(got, mine, dy), gradient(expected, x, dy.to(at::kDouble))), tolerance);
@@ -239,7 +240,7 @@ TEST(CrossEntropy, ANanInTheLogitsBecomesANanLoss) {
   at::Tensor logits = at::zeros({2, 50});
   logits[1][3] = std::numeric_limits<float>::quiet_NaN();
   const at::Tensor loss = nn::vocab_parallel_cross_entropy(logits, at::zeros({2}, at::kLong),
-                                                           {{}, nn::vocabulary_part(50, 50, 1, 0), 50, 0, {}});
+                                                           {{}, nn::make_vocabulary_shard(50, 50, 1, 0), 50, 0, {}});
   EXPECT_FALSE(std::isnan(loss[0].item<double>()));
   EXPECT_TRUE(std::isnan(loss[1].item<double>()));
 }

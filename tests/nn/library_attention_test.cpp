@@ -14,9 +14,9 @@
 namespace metroplex::test::library_attention_test {
 namespace {
 
-using library_stand_ins::calls;
-using library_stand_ins::kGpu;
-using library_stand_ins::StandIns;
+using library_fakes::calls;
+using library_fakes::FakeOperators;
+using library_fakes::kGpu;
 
 // As in an attention layer: views into one matmul result.
 nn::CoreInputs inputs(int64_t s, int64_t b, int64_t heads, int64_t groups, int64_t d, at::ScalarType type) {
@@ -53,7 +53,7 @@ TEST(DocumentOffsets, AreWhereDocumentsBeginAndThenTheEnd) {
 // Several samples, heads per group, lengths of documents and empty documents, with and without a window. The same
 // call in float64 gives the blocked kernel's result.
 TEST(LibraryAttention, OfDocumentsIsTheBlockedKernels) {
-  const StandIns stand_ins;
+  const FakeOperators fakes;
   for (const int64_t b : {1, 3}) {
     for (const int64_t every : {1, 2, 7, 100}) {
       for (const int64_t window : {-1, 4}) {
@@ -61,22 +61,23 @@ TEST(LibraryAttention, OfDocumentsIsTheBlockedKernels) {
         const int64_t s = 23;
         const nn::CoreInputs in = inputs(s, b, 4, 2, 8, at::kDouble);
         nn::Microbatch batch;
-        batch.document_ids = documents(b, s, every);
+        batch.documents.ids = documents(b, s, every);
         const at::Tensor dy = sample({s, b, 4, 8}, 8, at::kDouble);
         nn::CoreSpec spec = core_spec(in);
         spec.window = window;
-        const Attended own = attended(in, {spec, {}, batch}, dy);
+        const AttentionResult own = run_attention(in, {spec, {}, batch}, dy);
 
         const auto first = [](const at::Tensor& x) { return x.permute({1, 2, 0, 3}); };
         const nn::FusedInputs heads{first(in.q), first(in.k), first(in.v)};
         nn::FusedSpec fused{config::AttentionBy::flash, true, spec.softmax_scale, window, {}};
-        const at::Tensor offsets = nn::document_offsets(batch.document_ids, (count(batch.document_ids) + 4) / b + 1);
+        const at::Tensor offsets =
+            nn::document_offsets(batch.documents.ids, (count(batch.documents.ids) + 4) / b + 1);
         fused.documents = {offsets, offsets};
         const auto [out, sum] = nn::fused_attention(kGpu, heads, fused);
-        const nn::FusedGradients d = nn::fused_attention_backward(kGpu, heads, {out, sum, first(dy)}, fused);
+        const nn::FusedGradients gradients = nn::fused_attention_backward(kGpu, heads, {out, sum, first(dy)}, fused);
         const auto back = [](const at::Tensor& x) { return x.permute({2, 0, 1, 3}); };
         // Some 120 roundings, of 23 rows and two heads of a group: 1.3e-14 of the largest, in a dozen operations.
-        expect_attended({back(out), back(d.q), back(d.k), back(d.v)}, own, 2e-13);
+        expect_attended({back(out), back(gradients.q), back(gradients.k), back(gradients.v)}, own, 2e-13);
       }
     }
   }
@@ -86,81 +87,81 @@ TEST(LibraryAttention, OfDocumentsIsTheBlockedKernels) {
 
 // By the table of choices, for a microbatch of a run, in bf16.
 TEST(LibraryAttention, OfAMicrobatchGoesByItsOffsets) {
-  const StandIns stand_ins;
+  const FakeOperators fakes;
   const int64_t s = 33, b = 2;
   const nn::CoreInputs in = inputs(s, b, 4, 2, 16, at::kBFloat16);
   const at::Tensor dy = sample({s, b, 4, 16}, 8, at::kBFloat16);
   nn::Microbatch batch;
-  batch.document_ids = documents(b, s, 5);
-  batch.document_offsets = nn::document_offsets(batch.document_ids, s);
+  batch.documents.ids = documents(b, s, 5);
+  batch.documents.offsets = nn::document_offsets(batch.documents.ids, s);
   nn::CoreSpec spec = core_spec(in);
-  const Attended plain = plain_attention(in, {spec, {}, batch}, dy);
+  const AttentionResult plain = plain_attention(in, {spec, {}, batch}, dy);
   spec.target = kGpu;
   // Inputs are exact. The result, which backward reads rounded, and the gradients are rounded to 2^-8 relative each.
-  expect_attended(attended(in, {spec, {}, batch}, dy), plain, 2 * 0x1p-8);
+  expect_attended(run_attention(in, {spec, {}, batch}, dy), plain, 2 * 0x1p-8);
   EXPECT_EQ(calls.documents, 2);
   nn::Microbatch whole;
   spec.window = 5;
-  expect_attended(attended(in, {spec, {}, whole}, dy), plain_attention(in, {spec, {}, whole}, dy), 2 * 0x1p-8);
+  expect_attended(run_attention(in, {spec, {}, whole}, dy), plain_attention(in, {spec, {}, whole}, dy), 2 * 0x1p-8);
   EXPECT_EQ(calls.dense, 2);
   EXPECT_EQ(calls.documents, 2);
 }
 
-void expect_cudnns_is_the_blocked_kernels(const nn::CoreInputs& in) {
+void expect_cudnn_equals_blocked(const nn::CoreInputs& in) {
   const at::Tensor dy = sample({in.q.size(0), in.q.size(1), in.q.size(2), in.v.size(3)}, 8, at::kDouble);
   const nn::CoreSpec spec = core_spec(in);
-  const Attended own = attended(in, {spec, {}, {}}, dy);
+  const AttentionResult own = run_attention(in, {spec, {}, {}}, dy);
   const auto first = [](const at::Tensor& x) { return x.permute({1, 2, 0, 3}); };
   const nn::FusedInputs all{first(in.q), first(in.k), first(in.v)};
   const nn::FusedSpec fused{config::AttentionBy::cudnn, true, spec.softmax_scale, -1, {}};
   const auto [out, sum] = nn::fused_attention(kGpu, all, fused);
   calls.laid_out_as = out.const_data_ptr();
-  const nn::FusedGradients d = nn::fused_attention_backward(kGpu, all, {out, sum, first(dy)}, fused);
+  const nn::FusedGradients gradients = nn::fused_attention_backward(kGpu, all, {out, sum, first(dy)}, fused);
   calls.laid_out_as = nullptr;
   const auto back = [](const at::Tensor& x) { return x.permute({2, 0, 1, 3}); };
   // as above
-  expect_attended({back(out), back(d.q), back(d.k), back(d.v)}, own, 2e-13);
+  expect_attended({back(out), back(gradients.q), back(gradients.k), back(gradients.v)}, own, 2e-13);
 }
 
 // Values with another head size than keys, as in latent attention; grouped heads as views into one matmul result.
 TEST(LibraryAttention, OfCudnnIsTheBlockedKernels) {
-  const StandIns stand_ins;
+  const FakeOperators fakes;
   const int64_t s = 19, b = 2, heads = 3;
-  expect_cudnns_is_the_blocked_kernels({sample({s, b, heads, 24}, 5, at::kDouble),
-                                        sample({s, b, heads, 24}, 6, at::kDouble),
-                                        sample({s, b, heads, 16}, 7, at::kDouble)});
-  expect_cudnns_is_the_blocked_kernels(inputs(s, b, 6, 2, 16, at::kDouble));
+  expect_cudnn_equals_blocked({sample({s, b, heads, 24}, 5, at::kDouble), sample({s, b, heads, 24}, 6, at::kDouble),
+                               sample({s, b, heads, 16}, 7, at::kDouble)});
+  expect_cudnn_equals_blocked(inputs(s, b, 6, 2, 16, at::kDouble));
   EXPECT_EQ(calls.cudnn, 4);
 }
 
 // Positions of some queries and some keys of a sequence, in ranges in any order, and as tensors.
-nn::Positions chosen(std::mt19937& random, int64_t whole, double share) {
-  std::vector<nn::RowRun> runs;
+nn::Positions random_positions(std::mt19937& random, int64_t whole, double share) {
+  std::vector<nn::IndexRange> ranges;
   for (int64_t first = 0; first < whole;) {
     const int64_t count = std::min<int64_t>(whole - first, 1 + static_cast<int64_t>(random() % 6));
-    if (std::bernoulli_distribution(share)(random)) runs.push_back({first, count});
+    if (std::bernoulli_distribution(share)(random)) ranges.push_back({first, count});
     first += count;
   }
-  if (runs.empty()) runs.push_back({0, 1});
-  if (random() % 2 == 0) std::shuffle(runs.begin(), runs.end(), random);
+  if (ranges.empty()) ranges.push_back({0, 1});
+  if (random() % 2 == 0) std::shuffle(ranges.begin(), ranges.end(), random);
   std::vector<at::Tensor> rows;
-  for (const nn::RowRun& run : runs) rows.push_back(at::arange(run.first, run.first + run.count, at::kLong));
-  return {0, at::cat(rows), whole, runs};
+  for (const nn::IndexRange& range : ranges)
+    rows.push_back(at::arange(range.first, range.first + range.count, at::kLong));
+  return {0, at::cat(rows), whole, ranges};
 }
 
 // The calls of a rank, each by an operator that supports it; only cuDNN supports another head size of values.
-nn::LibraryCalls calls_of(const nn::CoreInputs& in, const nn::CoreCall& call) {
-  const nn::RowOrder queries(call.positions.queries.runs), keys(call.positions.keys.runs);
+nn::LibraryCalls make_calls(const nn::CoreInputs& in, const nn::CoreCall& call) {
+  const nn::RowOrder queries(call.positions.queries.ranges), keys(call.positions.keys.ranges);
   const nn::CorePositions ordered{
-      {0, queries.in_order(call.positions.queries.rows), call.positions.queries.whole, queries.positions()},
-      {0, keys.in_order(call.positions.keys.rows), call.positions.keys.whole, keys.positions()}};
+      {0, queries.sorted_order(call.positions.queries.rows), call.positions.queries.whole, queries.positions()},
+      {0, keys.sorted_order(call.positions.keys.rows), call.positions.keys.whole, keys.positions()}};
   nn::LibraryCalls parts;
   for (const nn::AttentionBlock& block :
        nn::attention_blocks(queries.positions(), keys.positions(), call.spec.window)) {
-    const bool flash_alone = block.window >= 0 || call.batch.document_ids.defined(),
+    const bool flash_alone = block.window >= 0 || call.batch.documents.ids.defined(),
                cudnn = in.v.size(3) != in.k.size(3) || (!flash_alone && block.queries.count < block.keys.count);
     nn::BlockDocuments documents;
-    if (call.batch.document_ids.defined()) documents = nn::block_documents(call.batch, block, ordered).value();
+    if (call.batch.documents.ids.defined()) documents = nn::block_documents(call.batch, block, ordered).value();
     parts.push_back({block.queries,
                      block.keys,
                      {cudnn ? config::AttentionBy::cudnn : config::AttentionBy::flash, block.causal,
@@ -173,17 +174,17 @@ nn::LibraryCalls calls_of(const nn::CoreInputs& in, const nn::CoreCall& call) {
 // Includes the logsumexp, also for queries without keys. The backward uses a result over more keys than the local
 // ones, as in a ring. With windows, with documents, and with both.
 TEST(LibraryAttention, OfChosenRowsIsTheBlockedKernels) {
-  const StandIns stand_ins;
+  const FakeOperators fakes;
   std::mt19937 random(11);
   for (int round = 0; round < 300; ++round) {
     const auto whole = static_cast<int64_t>(1 + random() % 40);
-    const nn::CorePositions here{chosen(random, whole, 0.6), chosen(random, whole, 0.6)};
+    const nn::CorePositions here{random_positions(random, whole, 0.6), random_positions(random, whole, 0.6)};
     const int64_t queries = here.queries.rows.numel(), keys = here.keys.rows.numel(), b = 2;
     const int64_t dv = round % 4 == 1 ? 3 : 6;
     nn::Microbatch batch;
     if (round % 4 >= 2 && round % 8 != 2) {
-      batch.document_ids = documents(b, whole, static_cast<int64_t>(2 + random() % 12));
-      batch.document_offsets = nn::document_offsets(batch.document_ids, whole + 1);
+      batch.documents.ids = documents(b, whole, static_cast<int64_t>(2 + random() % 12));
+      batch.documents.offsets = nn::document_offsets(batch.documents.ids, whole + 1);
     }
     SCOPED_TRACE(testing::Message() << "round " << round << ": queries " << here.queries.rows << " keys "
                                     << here.keys.rows);
@@ -195,16 +196,16 @@ TEST(LibraryAttention, OfChosenRowsIsTheBlockedKernels) {
     const nn::CoreResult own = nn::attend(in, {spec, here, batch});
     const nn::CoreResult more{own.out + sample({queries, b, 4, dv}, 9, at::kDouble),
                               at::logaddexp(own.logsumexp, sample({b, 4, queries}, 10, at::kDouble))};
-    const nn::CoreInputs d = nn::attend_backward(dy, in, more, {spec, here, batch});
+    const nn::CoreInputs gradients = nn::attend_backward(dy, in, more, {spec, here, batch});
 
     spec.target = kGpu;
     const nn::CoreCall call{spec, here, batch};
-    const nn::LibraryCalls parts = calls_of(in, call);
+    const nn::LibraryCalls parts = make_calls(in, call);
     const nn::CoreResult result = nn::attention_by_calls(in, call, parts);
     const nn::CoreInputs got = nn::attention_by_calls_backward(dy, in, more, call, parts);
     // Sums of at most 80 terms, of 40 queries and two heads of a group: as many roundings are 8.9e-15. The measured
     // error is 6e-16.
-    expect_attended({result.out, got.q, got.k, got.v}, {own.out, d.q, d.k, d.v}, 1e-14);
+    expect_attended({result.out, got.q, got.k, got.v}, {own.out, gradients.q, gradients.k, gradients.v}, 1e-14);
     const at::Tensor none = own.logsumexp.isinf();
     EXPECT_TRUE(result.logsumexp.isinf().equal(none));
     // The logarithm of a sum of at most 40 exponentials; its roundings are 4.4e-15 relative. The measured error is
@@ -220,16 +221,17 @@ TEST(LibraryAttention, OfChosenRowsIsTheBlockedKernels) {
 
 // The cases of nn_gpu_test with microbatches of a run, within the rounding error allowed on a GPU.
 TEST(LibraryAttention, OfChosenRowsInHalvesIsTheFormulaToItsRoundings) {
-  const StandIns stand_ins;
+  const FakeOperators fakes;
   for (const at::ScalarType type : {at::kBFloat16, at::kHalf}) {
-    for_chosen_rows(50, {64}, [&](const std::string& name, const ChosenRows& c) {
+    for_chosen_rows(50, {64}, [&](const std::string& name, const ChosenRows& random_positions) {
       SCOPED_TRACE(testing::Message() << type << ", " << name);
-      const auto [in, dy] = operands_of(c, type);
+      const auto [in, dy] = make_operands(random_positions, type);
       nn::CoreSpec spec = core_spec(in);
-      spec.window = c.window;
+      spec.window = random_positions.window;
       nn::CoreSpec there = spec;
       there.target = kGpu;
-      expect_rounded_attended(attended(in, {there, c.positions, c.batch}, dy), c, {spec, c.positions, c.batch}, type);
+      expect_rounded_attended(run_attention(in, {there, random_positions.positions, random_positions.batch}, dy),
+                              random_positions, {spec, random_positions.positions, random_positions.batch}, type);
     });
   }
   EXPECT_GT(calls.documents, 0);
@@ -238,22 +240,23 @@ TEST(LibraryAttention, OfChosenRowsInHalvesIsTheFormulaToItsRoundings) {
 
 // Our kernels handle calls that blocks cannot express or that exceed the maximum number of documents.
 TEST(LibraryAttention, OfChosenRowsTakesHalvesThatTheHostKnows) {
-  const StandIns stand_ins;
-  const auto positions = [](const std::vector<nn::RowRun>& runs) {
+  const FakeOperators fakes;
+  const auto positions = [](const std::vector<nn::IndexRange>& ranges) {
     std::vector<at::Tensor> rows;
-    for (const nn::RowRun& run : runs) rows.push_back(at::arange(run.first, run.first + run.count, at::kLong));
-    return nn::Positions{0, at::cat(rows), 16, runs};
+    for (const nn::IndexRange& range : ranges)
+      rows.push_back(at::arange(range.first, range.first + range.count, at::kLong));
+    return nn::Positions{0, at::cat(rows), 16, ranges};
   };
   const nn::Positions ends = positions({{0, 4}, {12, 4}}), later = positions({{8, 8}});
   const auto takes = [&](const nn::Positions& rows, at::ScalarType type, int64_t window, bool documents,
-                         const std::vector<nn::RowRun>& counted = {}) {
+                         const std::vector<nn::IndexRange>& counted = {}) {
     const nn::CoreInputs in = inputs(8, 2, 4, 2, 16, type);
     nn::CoreSpec spec = core_spec(in);
     spec.target = kGpu, spec.window = window;
     nn::Microbatch batch;
-    if (documents) batch.document_ids = at::zeros({2, 16}, at::kLong);
-    if (documents) batch.document_offsets = at::tensor({0, 16, 32, 32, 32}, at::kLong);
-    batch.document_runs = counted;
+    if (documents) batch.documents.ids = at::zeros({2, 16}, at::kLong);
+    if (documents) batch.documents.offsets = at::tensor({0, 16, 32, 32, 32}, at::kLong);
+    batch.documents.ranges = counted;
     return nn::library_attention(in, {spec, {rows, rows}, batch}).has_value();
   };
   EXPECT_TRUE(takes(ends, at::kBFloat16, -1, false));
@@ -268,12 +271,12 @@ TEST(LibraryAttention, OfChosenRowsTakesHalvesThatTheHostKnows) {
   EXPECT_TRUE(takes(later, at::kBFloat16, -1, true, {{0, 12}, {12, 4}, {16, 12}, {28, 4}}));
   EXPECT_FALSE(takes(later, at::kBFloat16, -1, true, {{0, 9}, {9, 1}, {10, 6}, {16, 12}, {28, 4}}));
   nn::Positions unknown = ends;
-  unknown.runs.clear();
+  unknown.ranges.clear();
   EXPECT_FALSE(takes(unknown, at::kBFloat16, -1, false));
 }
 
 // Memory of backward on a GPU for two ranges of 512 queries of a sequence of 4,096, with at most `most` documents.
-Held taken_by_backward(const std::vector<nn::RowRun>& keys, int64_t window, int64_t most) {
+HeldMemory taken_by_backward(const std::vector<nn::IndexRange>& keys, int64_t window, int64_t most) {
   const at::TensorOptions half = at::TensorOptions().dtype(at::kBFloat16).device(at::kMeta),
                           integers = half.dtype(at::kLong);
   const nn::Positions queries{0, at::empty({1024}, integers), 4096, {{512, 512}, {3072, 512}}},
@@ -284,18 +287,20 @@ Held taken_by_backward(const std::vector<nn::RowRun>& keys, int64_t window, int6
   spec.target = {at::Device(at::kCUDA, 0), nullptr, true};
   spec.window = window;
   nn::Microbatch batch;
-  batch.document_ids = at::empty({1, 4096}, integers);
-  batch.document_offsets = at::empty({most + 1}, integers);
+  batch.documents.ids = at::empty({1, 4096}, integers);
+  batch.documents.offsets = at::empty({most + 1}, integers);
   const nn::CoreResult result{at::empty({1024, 1, 4, 64}, half), at::empty({1, 4, 1024}, half.dtype(at::kFloat))};
-  nn::CoreInputs d;
+  nn::CoreInputs gradients;
   const nn::CorePositions positions{queries, of_keys};
-  return held(allocations_of([&] { d = nn::attend_backward(in.q, in, result, {spec, positions, batch}); }));
+  return held(record_allocations([&] {
+    gradients = nn::attend_backward(in.q, in, result, {spec, positions, batch});
+  }));
 }
 
 // Each additional document takes 128 rows of four heads of 64 numbers and a sum, in fp32, and its offset. 32
 // documents per sample are 5 in each range, 64 are 9. Keys before the queries are in three documents at any position.
 TEST(LibraryAttention, OfChosenRowsTakesMemoryForDocumentsThatCanBeThere) {
-  const std::vector<nn::RowRun> own{{512, 512}, {3072, 512}}, earlier{{0, 512}};
+  const std::vector<nn::IndexRange> own{{512, 512}, {3072, 512}}, earlier{{0, 512}};
   constexpr int64_t kEach = 128 * 4 * (64 + 1) * 4 + 4;
   const int64_t of_ten = taken_by_backward(own, -1, 32).peak, of_three = taken_by_backward(earlier, -1, 32).peak;
   EXPECT_EQ(taken_by_backward(own, -1, 64).peak - of_ten, 8 * kEach);

@@ -29,7 +29,7 @@ struct Fixture {
     give_main_grad(params);
     uint64_t seed = 3;
     for (nn::Param* param : params) param->data.copy_(sample(param->data.sizes().vec(), ++seed));
-    batch.sample_counters = nn::counters_of_samples(3, at::tensor({7}, at::kLong));
+    batch.counters.samples = nn::make_sample_counters(3, at::tensor({7}, at::kLong));
   }
 
   nn::AdapterRows rows() const { return adapters.rows(x.sizes(), 0, batch); }
@@ -41,36 +41,36 @@ struct Fixture {
 };
 
 // The outputs are linear in A, in B and in x: a change of one element by 1 gives its exact derivative.
-at::Tensor derivative(const Fixture& f, const at::Tensor& dy, const at::Tensor& of) {
-  const at::Tensor result = at::zeros_like(of), before = f.outputs();
+at::Tensor derivative(const Fixture& fixture, const at::Tensor& dy, const at::Tensor& of) {
+  const at::Tensor result = at::zeros_like(of), before = fixture.outputs();
   for (int64_t i = 0; i < of.numel(); ++i) {
     const at::Tensor element = of.view(-1)[i];
     const at::Tensor value = element.clone();
     element.add_(1);
-    result.view(-1)[i] = (dy * (f.outputs() - before)).sum();
+    result.view(-1)[i] = (dy * (fixture.outputs() - before)).sum();
     element.copy_(value);
   }
   return result;
 }
 
 TEST(Lora, GradientsAreDerivativesOfTheOutputs) {
-  const Fixture f;
-  const at::Tensor dy = sample({kTokens, 1, 2 * kBoxRows}, 9), dx = at::zeros_like(f.x);
+  const Fixture fixture;
+  const at::Tensor dy = sample({kTokens, 1, 2 * kBoxRows}, 9), dx = at::zeros_like(fixture.x);
   const at::Tensor out = at::zeros_like(dy);
-  const auto kept = f.adapters.keep(f.adapters.add_outputs(out, f.x, f.rows()));
-  const auto dhidden = f.adapters.add_input_gradients(dx, dy, f.rows());
-  f.adapters.accumulate({dy, f.x, kept, dhidden}, f.rows());
+  const auto kept = fixture.adapters.keep(fixture.adapters.add_outputs(out, fixture.x, fixture.rows()));
+  const auto dhidden = fixture.adapters.add_input_gradients(dx, dy, fixture.rows());
+  fixture.adapters.accumulate({dy, fixture.x, kept, dhidden}, fixture.rows());
   // Sums of at most 5 x 12 products of size 1: 60 x 2^-53 < 1e-14, ten times that for the difference.
-  EXPECT_LT(relative_difference(dx, derivative(f, dy, f.x)), 1e-13);
-  for (const nn::Param* param : f.params)
-    EXPECT_LT(relative_difference(param->main_grad, derivative(f, dy, param->data)), 1e-13) << param->name;
+  EXPECT_LT(relative_difference(dx, derivative(fixture, dy, fixture.x)), 1e-13);
+  for (const nn::Param* param : fixture.params)
+    EXPECT_LT(relative_difference(param->main_grad, derivative(fixture, dy, param->data)), 1e-13) << param->name;
 }
 
 TEST(Lora, EachAdapterDropsElementsOfItsOwn) {
-  const Fixture f;
-  f.params[2]->data.copy_(f.params[0]->data);
-  f.params[3]->data.copy_(f.params[1]->data);
-  const at::Tensor out = f.outputs();
+  const Fixture fixture;
+  fixture.params[2]->data.copy_(fixture.params[0]->data);
+  fixture.params[3]->data.copy_(fixture.params[1]->data);
+  const at::Tensor out = fixture.outputs();
   EXPECT_FALSE(at::allclose(out.narrow(2, 0, kBoxRows), out.narrow(2, kBoxRows, kBoxRows)));
 }
 

@@ -16,7 +16,7 @@ namespace {
 constexpr double kTolerance = 1e-13;  // sums of up to 24 terms of size 1
 
 template <class Body>  // body(tp group, sequence parallel)
-void over_layouts(const Body& body) {
+void for_each_layout(const Body& body) {
   for (const int tp : {1, 2, 4}) {
     for (const bool sequence_parallel : {false, true}) {
       SCOPED_TRACE(testing::Message() << "tp " << tp << (sequence_parallel ? " sp" : ""));
@@ -30,23 +30,23 @@ struct Reference {
 };
 
 Reference reference(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, const at::Tensor& dy) {
-  Reference r;
-  r.out = at::matmul(x, weight.t());
-  if (bias.defined()) r.out = r.out + bias;
-  r.dx = at::matmul(dy, weight);
-  r.dweight = at::matmul(dy.reshape({-1, dy.size(-1)}).t(), x.reshape({-1, x.size(-1)}));
-  if (bias.defined()) r.dbias = dy.reshape({-1, dy.size(-1)}).sum(0);
-  return r;
+  Reference reference;
+  reference.out = at::matmul(x, weight.t());
+  if (bias.defined()) reference.out = reference.out + bias;
+  reference.dx = at::matmul(dy, weight);
+  reference.dweight = at::matmul(dy.reshape({-1, dy.size(-1)}).t(), x.reshape({-1, x.size(-1)}));
+  if (bias.defined()) reference.dbias = dy.reshape({-1, dy.size(-1)}).sum(0);
+  return reference;
 }
 
 at::Tensor leaf(const at::Tensor& x) { return x.detach().clone().requires_grad_(true); }
 
 // This rank's rows with sequence parallelism, else the whole tensor.
 at::Tensor local(const at::Tensor& x, const comm::Group& tp, bool sequence_parallel) {
-  return (sequence_parallel ? comm::own_slice(x, 0, tp) : x).contiguous();
+  return (sequence_parallel ? comm::select_shard(x, 0, tp) : x).contiguous();
 }
 
-at::Tensor values_of(const nn::Param& param, const comm::Group& tp) { return whole(param, param.data, tp); }
+at::Tensor gather_values(const nn::Param& param, const comm::Group& tp) { return whole(param, param.data, tp); }
 
 void random_bias(nn::Param* bias) {
   if (bias == nullptr) return;
@@ -62,17 +62,17 @@ void prepare(Layer& layer) {
 }
 
 TEST(ColumnParallelLinearRanks, EqualsTheUnshardedLayer) {
-  over_layouts([](const comm::Group& tp, bool sequence_parallel) {
+  for_each_layout([](const comm::Group& tp, bool sequence_parallel) {
     for (const bool skip_bias : {false, true}) {
       nn::LinearSpec spec{"fc", 12, 24, true, skip_bias, nn::Init::normal};
       nn::ColumnParallelLinear layer(spec, layer_context(tp, sequence_parallel));
       prepare(layer);
       const at::Tensor x = sample({8, 3, 12}, 1), dy = sample({8, 3, 24}, 2);
-      const Reference right =
-          reference(x, values_of(layer.weight(), tp), skip_bias ? at::Tensor() : values_of(*layer.bias(), tp), dy);
+      const Reference right = reference(x, gather_values(layer.weight(), tp),
+                                        skip_bias ? at::Tensor() : gather_values(*layer.bias(), tp), dy);
       const at::Tensor input = leaf(local(x, tp, sequence_parallel)), out = layer.forward(input);
-      EXPECT_LT(relative_difference(out, comm::own_slice(right.out, -1, tp)), kTolerance);
-      const at::Tensor dx = torch::autograd::grad({out}, {input}, {comm::own_slice(dy, -1, tp).contiguous()})[0];
+      EXPECT_LT(relative_difference(out, comm::select_shard(right.out, -1, tp)), kTolerance);
+      const at::Tensor dx = torch::autograd::grad({out}, {input}, {comm::select_shard(dy, -1, tp).contiguous()})[0];
       EXPECT_LT(relative_difference(dx, local(right.dx, tp, sequence_parallel)), kTolerance);
       EXPECT_LT(relative_difference(whole_gradient(layer.weight(), tp), right.dweight), kTolerance);
       if (!skip_bias) { EXPECT_LT(relative_difference(whole_gradient(*layer.bias(), tp), right.dbias), kTolerance); }
@@ -81,11 +81,11 @@ TEST(ColumnParallelLinearRanks, EqualsTheUnshardedLayer) {
 }
 
 TEST(ColumnParallelLinearRanks, GatedOutputsKeepGateAndUpApart) {
-  over_layouts([](const comm::Group& tp, bool sequence_parallel) {
+  for_each_layout([](const comm::Group& tp, bool sequence_parallel) {
     nn::LinearSpec spec{"fc", 12, 16, false, false, nn::Init::normal, /*gated=*/true};
     nn::ColumnParallelLinear layer(spec, layer_context(tp, sequence_parallel));
     give_main_grad({&layer.weight()});
-    const at::Tensor x = sample({4, 2, 12}, 1), weight = values_of(layer.weight(), tp);
+    const at::Tensor x = sample({4, 2, 12}, 1), weight = gather_values(layer.weight(), tp);
     const at::Tensor out = layer.forward(local(x, tp, sequence_parallel));
     const int64_t width = 8 / tp.size(), first = width * tp.index();
     const at::Tensor all = at::matmul(x, weight.t());
@@ -95,31 +95,31 @@ TEST(ColumnParallelLinearRanks, GatedOutputsKeepGateAndUpApart) {
 }
 
 TEST(RowParallelLinearRanks, EqualsTheUnshardedLayer) {
-  over_layouts([](const comm::Group& tp, bool sequence_parallel) {
+  for_each_layout([](const comm::Group& tp, bool sequence_parallel) {
     nn::LinearSpec spec{"proj", 24, 12, true, false, nn::Init::scaled_normal};
     nn::RowParallelLinear layer(spec, layer_context(tp, sequence_parallel));
     prepare(layer);
     const at::Tensor x = sample({8, 3, 24}, 1), dy = sample({8, 3, 12}, 2);
-    const Reference right = reference(x, values_of(layer.weight(), tp), values_of(*layer.bias(), tp), dy);
-    const at::Tensor input = leaf(comm::own_slice(x, -1, tp)), out = layer.forward(input);
+    const Reference right = reference(x, gather_values(layer.weight(), tp), gather_values(*layer.bias(), tp), dy);
+    const at::Tensor input = leaf(comm::select_shard(x, -1, tp)), out = layer.forward(input);
     EXPECT_LT(relative_difference(out, local(right.out, tp, sequence_parallel)), kTolerance);
     const at::Tensor dx = torch::autograd::grad({out}, {input}, {local(dy, tp, sequence_parallel)})[0];
-    EXPECT_LT(relative_difference(dx, comm::own_slice(right.dx, -1, tp)), kTolerance);
+    EXPECT_LT(relative_difference(dx, comm::select_shard(right.dx, -1, tp)), kTolerance);
     EXPECT_LT(relative_difference(whole_gradient(layer.weight(), tp), right.dweight), kTolerance);
     EXPECT_LT(relative_difference(whole_gradient(*layer.bias(), tp), right.dbias), kTolerance);
   });
 }
 
 TEST(VocabParallelEmbeddingRanks, EqualsALookUpAndItsGradient) {
-  over_layouts([](const comm::Group& tp, bool sequence_parallel) {
+  for_each_layout([](const comm::Group& tp, bool sequence_parallel) {
     const int64_t vocab = 13;
     const nn::LayerContext context = layer_context(tp, sequence_parallel);
-    const nn::VocabularyPart part =
-        nn::vocabulary_part(vocab, config::padded_vocab_size(vocab, 2, tp.size()), tp.size(), tp.index());
+    const nn::VocabularyShard part =
+        nn::make_vocabulary_shard(vocab, config::padded_vocab_size(vocab, 2, tp.size()), tp.size(), tp.index());
     nn::VocabParallelEmbedding layer(nn::make_vocabulary_param({"words", vocab, 6}, part, context), part, context);
     give_main_grad({&layer.weight()});
     const at::Tensor tokens = (at::arange(24, at::kLong) * 5 % vocab).view({3, 8}), dy = sample({8, 3, 6}, 2);
-    const at::Tensor table = leaf(values_of(layer.weight(), tp));
+    const at::Tensor table = leaf(gather_values(layer.weight(), tp));
     const at::Tensor expected = table.index({tokens.t().contiguous()});
     EXPECT_TRUE(at::equal(layer.apply(tokens), local(expected, tp, sequence_parallel)));
     layer.add_gradient(local(dy, tp, sequence_parallel), tokens);
@@ -143,8 +143,8 @@ TEST(CrossEntropyRanks, LossAndGradientSlicesAreThoseOfOneRankWithSmoothingToo) 
     for (const int tp : {1, 2, 4}) {
       run_ranks(tp, [&](const comm::World& world) {
         const comm::Group& group = world.groups().tp;
-        const nn::VocabularyPart part =
-            nn::vocabulary_part(vocab, config::padded_vocab_size(vocab, 8, tp), tp, group.index());
+        const nn::VocabularyShard part =
+            nn::make_vocabulary_shard(vocab, config::padded_vocab_size(vocab, 8, tp), tp, group.index());
         at::Tensor mine = at::full({5, 2, part.local_rows}, 1e3, at::kDouble);  // padding would win if it counted
         mine.narrow(2, 0, part.valid_rows).copy_(logits.narrow(2, std::min(part.begin, vocab), part.valid_rows));
         mine.requires_grad_(true);
@@ -169,13 +169,13 @@ TEST(InitialisationRanks, EveryLayoutStartsFromTheSameNormalValues) {
   for (const int dim : {0, 1}) {
     run_ranks(4, [&](const comm::World& world) {
       const comm::Group& tp = world.groups().tp;
-      const nn::Param part =
-          nn::make_param({"w",
-                          {24, 20},
-                          {.cuts = {topology::even_cut(dim, topology::Axis::tp, dim == 0 ? 24 : 20, 4, tp.index())}},
-                          nn::Init::normal},
-                         layer_context(tp));
-      EXPECT_TRUE(at::equal(part.data, comm::own_slice(one.data, dim, tp)));
+      const nn::Param part = nn::make_param(
+          {"w",
+           {24, 20},
+           {.cuts = {topology::even_shard(dim, topology::Axis::tp, dim == 0 ? 24 : 20, 4, tp.index())}},
+           nn::Init::normal},
+          layer_context(tp));
+      EXPECT_TRUE(at::equal(part.data, comm::select_shard(one.data, dim, tp)));
     });
   }
 }

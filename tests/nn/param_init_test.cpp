@@ -10,10 +10,10 @@ using topology::Axis;
 
 // A stack [4 experts, 6, 5]: this rank's two experts, one row of gate and one of up of each, padded to three rows.
 nn::ParamSpec stack(int ep, int etp) {
-  const topology::Cut rows{1, Axis::etp, {{0, etp, 1}, {1, 3 + etp, 1}}, 3};
+  const topology::DimShard rows{1, Axis::etp, {{0, etp, 1}, {1, 3 + etp, 1}}, 3};
   return {"experts",
           {4, 6, 5},
-          {.grid = topology::Grid::expert, .cuts = {topology::even_cut(0, Axis::ep, 4, 2, ep), rows}},
+          {.grid = topology::Grid::expert, .cuts = {topology::even_shard(0, Axis::ep, 4, 2, ep), rows}},
           nn::Init::normal};
 }
 
@@ -53,7 +53,7 @@ TEST(ParamInit, ScaledNormalDividesByTheRootOfTwiceTheLayers) {
 
 TEST(ParamInit, WithoutADeviationNothingIsDrawnAndWeightsOfNormsStayOne) {
   nn::LayerContext context = layer_context();
-  context.streams = nn::make_init_streams(nn::rng_seeds(7, nn::RngPlace{}));
+  context.streams = nn::make_init_streams(nn::rng_seeds(7, nn::RngRanks{}));
   const at::Generator before = context.streams->expert_parallel.clone();
   context.init_std = 0;
   for (const nn::Init init : {nn::Init::normal, nn::Init::scaled_normal}) {
@@ -66,13 +66,13 @@ TEST(ParamInit, WithoutADeviationNothingIsDrawnAndWeightsOfNormsStayOne) {
 }
 
 TEST(ParamInit, ShardedInitialisationDrawsExpertsFromAStreamOfTheExpertPlace) {
-  const auto drawn = [](const nn::ParamSpec& spec, const nn::RngPlace& place) {
+  const auto drawn = [](const nn::ParamSpec& spec, const nn::RngRanks& ranks) {
     nn::LayerContext context = layer_context();
-    context.streams = nn::make_init_streams(nn::rng_seeds(7, place));
+    context.streams = nn::make_init_streams(nn::rng_seeds(7, ranks));
     return nn::make_param(spec, context).data;
   };
-  const nn::ParamSpec dense{"w", {4, 6}, {.cuts = {topology::even_cut(0, Axis::tp, 4, 2, 0)}}, nn::Init::normal};
-  const nn::RngPlace first{.ep_rank = 0}, other{.ep_rank = 1}, other_tp{.tp_rank = 1};
+  const nn::ParamSpec dense{"w", {4, 6}, {.cuts = {topology::even_shard(0, Axis::tp, 4, 2, 0)}}, nn::Init::normal};
+  const nn::RngRanks first{.ep_rank = 0}, other{.ep_rank = 1}, other_tp{.tp_rank = 1};
   EXPECT_FALSE(at::equal(drawn(stack(0, 0), first), drawn(stack(0, 0), other))) << "two places drew equal experts";
   EXPECT_TRUE(at::equal(drawn(stack(0, 0), first), drawn(stack(0, 0), other_tp)));
   EXPECT_TRUE(at::equal(drawn(dense, first), drawn(dense, other)));

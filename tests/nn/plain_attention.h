@@ -27,15 +27,15 @@ inline nn::CoreSpec core_spec(const nn::CoreInputs& in, double dropout = 0, int6
 }
 
 // [n] int64.
-inline at::Tensor places_of(const nn::Positions& rows, int64_t n) {
+inline at::Tensor get_positions(const nn::Positions& rows, int64_t n) {
   return rows.rows.defined() ? rows.rows : at::arange(rows.first, rows.first + n, at::kLong);
 }
 
 // [b, 1, s_q, s_k] bool, true = hidden.
 inline at::Tensor hidden_pairs(const nn::CoreInputs& in, const nn::CoreCall& call) {
-  const at::Tensor& documents = call.batch.document_ids;
-  const at::Tensor queries = places_of(call.positions.queries, in.q.size(0)),
-                   keys = places_of(call.positions.keys, in.k.size(0));
+  const at::Tensor& documents = call.batch.documents.ids;
+  const at::Tensor queries = get_positions(call.positions.queries, in.q.size(0)),
+                   keys = get_positions(call.positions.keys, in.k.size(0));
   at::Tensor pairs = keys.unsqueeze(0).gt(queries.unsqueeze(1));
   if (call.spec.window >= 0)
     pairs = pairs.logical_or(queries.unsqueeze(1).sub(keys.unsqueeze(0)).gt(call.spec.window));
@@ -57,7 +57,7 @@ inline at::Tensor dropout_factors(const nn::CoreInputs& in, const nn::CoreCall& 
   const auto threshold = static_cast<uint32_t>(spec.dropout.probability * 16777216.0);
   auto out = factors.accessor<double, 4>();
   for (int64_t sample = 0; sample < b; ++sample) {
-    const auto counter = static_cast<uint64_t>(batch.sample_counters.const_data_ptr<int64_t>()[sample]);
+    const auto counter = static_cast<uint64_t>(batch.counters.samples.const_data_ptr<int64_t>()[sample]);
     for (int64_t h = 0; h < heads; ++h) {
       for (int64_t i = 0; i < queries; ++i) {
         const int64_t row =
@@ -74,13 +74,13 @@ inline at::Tensor dropout_factors(const nn::CoreInputs& in, const nn::CoreCall& 
   return factors;
 }
 
-struct Attended {
+struct AttentionResult {
   at::Tensor out, dq, dk, dv, dsinks = {};
 };
 
 // dy [s_q, b, n, dv]; all results are float64. `sinks` [n] may be undefined; its gradient is `dsinks`.
-inline Attended plain_attention(const nn::CoreInputs& in, const nn::CoreCall& call, const at::Tensor& dy,
-                                const at::Tensor& sinks = {}) {
+inline AttentionResult plain_attention(const nn::CoreInputs& in, const nn::CoreCall& call, const at::Tensor& dy,
+                                       const at::Tensor& sinks = {}) {
   const auto leaf = [](const at::Tensor& x) { return x.detach().to(at::kDouble).clone().requires_grad_(true); };
   const at::Tensor q = leaf(in.q), k = leaf(in.k), v = leaf(in.v);
   const int64_t repeat = in.q.size(2) / in.k.size(2);
@@ -103,16 +103,16 @@ inline Attended plain_attention(const nn::CoreInputs& in, const nn::CoreCall& ca
 }
 
 // The same by a CoreAttention, in the type of `in`.
-inline Attended attended(const nn::CoreInputs& in, const nn::CoreCall& call, const at::Tensor& dy) {
+inline AttentionResult run_attention(const nn::CoreInputs& in, const nn::CoreCall& call, const at::Tensor& dy) {
   const nn::CoreAttention core(call.spec, {});
   nn::CoreSaved saved;
   const at::Tensor out = core.forward(in.q, in.k, in.v, call.positions, call.batch, &saved).x;
-  const nn::CoreInputs d = core.backward(dy.flatten(2), saved);
-  return {out.view(dy.sizes()), d.q, d.k, d.v};
+  const nn::CoreInputs gradients = core.backward(dy.flatten(2), saved);
+  return {out.view(dy.sizes()), gradients.q, gradients.k, gradients.v};
 }
 
 // The error is at most `tolerance` times the largest value, or times 1 if gradients cancel.
-inline void expect_attended(const Attended& got, const Attended& wanted, double tolerance) {
+inline void expect_attended(const AttentionResult& got, const AttentionResult& wanted, double tolerance) {
   const auto near = [&](const at::Tensor& a, const at::Tensor& b, const char* what) {
     EXPECT_EQ(a.sizes(), b.sizes()) << what;
     EXPECT_LE(largest(a.to(at::kCPU, at::kDouble) - b), tolerance * std::max(1.0, largest(b))) << what;

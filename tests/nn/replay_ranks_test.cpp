@@ -18,7 +18,7 @@ namespace {
 struct Chain {
   explicit Chain(const nn::LayerContext& context)
       : context(context), first({"a", 24, false, 1e-5, {}}, context), second({"b", 24, true, 1e-5, {}}, context) {
-    batch.sample_counters = nn::counters_of_samples(0, at::tensor({7, 8}, at::kLong));
+    batch.counters.samples = nn::make_sample_counters(0, at::tensor({7, 8}, at::kLong));
   }
   at::Tensor run(const at::Tensor& x) {
     const at::NoGradGuard no_grad;

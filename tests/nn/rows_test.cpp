@@ -1,4 +1,4 @@
-// A microbatch of selected rows of a sequence (Microbatch::rows) against the whole sequence, in float64: rotary
+// A microbatch of selected rows of a sequence (SequenceShard::rows) against the whole sequence, in float64: rotary
 // positions, dropout, attention over all keys, and the keys of random sites.
 #include <torch/csrc/autograd/autograd.h>
 
@@ -27,22 +27,22 @@ at::Tensor reversed() { return at::arange(kWhole - 1, -1, -1, at::kLong); }
 
 nn::Microbatch whole_batch() {
   nn::Microbatch batch;
-  batch.sample_counters = nn::counters_of_samples(3, at::tensor({7, 8}, at::kLong));
+  batch.counters.samples = nn::make_sample_counters(3, at::tensor({7, 8}, at::kLong));
   batch.tokens = at::zeros({2, kWhole}, at::kLong);
   return batch;
 }
 
-nn::Microbatch part_of(const nn::Microbatch& whole, const at::Tensor& rows) {
+nn::Microbatch shard_batch(const nn::Microbatch& whole, const at::Tensor& rows) {
   nn::Microbatch part = whole;
   part.tokens = whole.tokens.index_select(1, rows);
-  part.rows = rows;
-  part.full_seq_len = kWhole;
-  for (int64_t i = 0; i < rows.numel(); ++i) part.row_runs.push_back({rows[i].item<int64_t>(), 1});
+  part.sequence.rows = rows;
+  part.sequence.length = kWhole;
+  for (int64_t i = 0; i < rows.numel(); ++i) part.sequence.row_ranges.push_back({rows[i].item<int64_t>(), 1});
   return part;
 }
 
 at::Tensor leaf(const at::Tensor& x) { return x.detach().clone().requires_grad_(true); }
-at::Tensor fresh(const at::Tensor& x) {
+at::Tensor make_temporary(const at::Tensor& x) {
   return nn::attach(x.detach().clone(), {x}, [](const at::Tensor& d) -> nn::Gradients { return {d}; });
 }
 
@@ -155,12 +155,12 @@ TEST(Rows, DropoutKeepsWhatItKeepsOfTheWholeSequence) {
     const at::Tensor x = sample({kWhole, 2, width}, 1);
     const at::Tensor whole = nn::bias_dropout_add(x.clone(), {}, how, batch);
     for (const at::Tensor& rows : cuts()) {
-      const nn::Microbatch part = part_of(batch, rows);
+      const nn::Microbatch part = shard_batch(batch, rows);
       EXPECT_TRUE(
           at::equal(nn::bias_dropout_add(x.index_select(0, rows), {}, how, part), whole.index_select(0, rows)))
           << rows;
       nn::BiasDropoutAdd tail = how;  // of a rank with sequence parallelism
-      tail.place.first_row = rows.numel() - 1;
+      tail.location.first_row = rows.numel() - 1;
       const at::Tensor last = rows.narrow(0, rows.numel() - 1, 1);
       EXPECT_TRUE(
           at::equal(nn::bias_dropout_add(x.index_select(0, last), {}, tail, part), whole.index_select(0, last)))
@@ -180,17 +180,17 @@ TEST(Rows, DropoutFusedWithTheNormFollowsThemForwardAndBackward) {
   const at::Tensor x = sample({kWhole, 2, width}, 1), residual = sample({kWhole, 2, width}, 2),
                    dh = sample({kWhole, 2, width}, 3), dy = sample({kWhole, 2, width}, 4);
   const auto run = [&](const nn::Microbatch& batch, const at::Tensor& rows) {
-    const auto cut = [&](const at::Tensor& whole) { return whole.index_select(0, rows); };
-    const at::Tensor a = leaf(cut(x)), b = leaf(cut(residual));
-    const nn::ResidualAndNorm out = nn::bias_dropout_add_norm(fresh(a), b, {add, &norm, saving}, batch);
-    auto all = torch::autograd::grad({out.h, out.normed.x}, {a, b}, {cut(dh), cut(dy)});
+    const auto select = [&](const at::Tensor& whole) { return whole.index_select(0, rows); };
+    const at::Tensor a = leaf(select(x)), b = leaf(select(residual));
+    const nn::ResidualAndNorm out = nn::bias_dropout_add_norm(make_temporary(a), b, {add, &norm, saving}, batch);
+    auto all = torch::autograd::grad({out.h, out.normed.x}, {a, b}, {select(dh), select(dy)});
     all.insert(all.end(), {out.h.detach(), out.normed.x.detach()});
     return all;
   };
   const auto whole = run(whole_batch(), at::arange(kWhole, at::kLong));
   EXPECT_GT(largest(whole[0] - whole[1]), 0.1);
   for (const at::Tensor& rows : cuts()) {
-    const auto part = run(part_of(whole_batch(), rows), rows);
+    const auto part = run(shard_batch(whole_batch(), rows), rows);
     for (size_t i = 0; i < whole.size(); ++i) EXPECT_TRUE(at::equal(part[i], whole[i].index_select(0, rows))) << i;
   }
 }
@@ -201,20 +201,20 @@ struct AttentionCase {
 };
 
 // Queries of some rows over the keys of others, on a rank that has heads 2 and 3 of the model.
-Attended attend(const AttentionCase& c, const nn::Positions& queries, const nn::Positions& keys) {
+AttentionResult attend(const AttentionCase& test_case, const nn::Positions& queries, const nn::Positions& keys) {
   const int64_t b = 2, heads = 2, d = 6;
   nn::Microbatch batch = whole_batch();
-  if (c.documents)
-    batch.document_ids = at::arange(kWhole, at::kLong).div(5, "floor").expand({b, kWhole}).contiguous();
-  const auto cut = [](const at::Tensor& x, const nn::Positions& rows) {
+  if (test_case.documents)
+    batch.documents.ids = at::arange(kWhole, at::kLong).div(5, "floor").expand({b, kWhole}).contiguous();
+  const auto select = [](const at::Tensor& x, const nn::Positions& rows) {
     return rows.rows.defined() ? x.index_select(0, rows.rows) : x;
   };
-  const nn::CoreInputs in{cut(sample({kWhole, b, heads, d}, 6), queries), cut(sample({kWhole, b, 1, d}, 7), keys),
-                          cut(sample({kWhole, b, 1, d}, 8), keys)};
-  const at::Tensor dy = cut(sample({kWhole, b, heads, d}, 9), queries);
-  const nn::CoreSpec spec = core_spec(in, c.dropout, 2);
+  const nn::CoreInputs in{select(sample({kWhole, b, heads, d}, 6), queries),
+                          select(sample({kWhole, b, 1, d}, 7), keys), select(sample({kWhole, b, 1, d}, 8), keys)};
+  const at::Tensor dy = select(sample({kWhole, b, heads, d}, 9), queries);
+  const nn::CoreSpec spec = core_spec(in, test_case.dropout, 2);
   const nn::CorePositions positions{queries, keys};
-  Attended got = attended(in, {spec, positions, batch}, dy);
+  AttentionResult got = run_attention(in, {spec, positions, batch}, dy);
   expect_attended(got, plain_attention(in, {spec, positions, batch}, dy), kDouble);
   return got;
 }
@@ -222,29 +222,29 @@ Attended attend(const AttentionCase& c, const nn::Positions& queries, const nn::
 constexpr AttentionCase kAttentionCases[] = {{false, 0}, {true, 0}, {false, 0.3}, {true, 0.3}};
 
 TEST(Rows, QueriesOfSomeRowsSeeWhatTheySeeInTheWholeSequence) {
-  for (const AttentionCase& c : kAttentionCases) {
-    SCOPED_TRACE(testing::Message() << "documents " << c.documents << " dropout " << c.dropout);
-    const Attended whole = attend(c, {}, {});
+  for (const AttentionCase& test_case : kAttentionCases) {
+    SCOPED_TRACE(testing::Message() << "documents " << test_case.documents << " dropout " << test_case.dropout);
+    const AttentionResult whole = attend(test_case, {}, {});
     for (const at::Tensor& rows : cuts()) {
-      const Attended part = attend(c, {0, rows, kWhole}, {});
+      const AttentionResult part = attend(test_case, {0, rows, kWhole}, {});
       EXPECT_LT(relative_difference(part.out, whole.out.index_select(0, rows)), kDouble) << rows;
       EXPECT_LT(relative_difference(part.dq, whole.dq.index_select(0, rows)), kDouble) << rows;
     }
     // Two parts that make up the whole: gradients of the keys add up.
-    const Attended one = attend(c, {0, rows_tensor({0, 1, 2, 10, 11, 12}), kWhole}, {}),
-                   two = attend(c, {0, rows_tensor({9, 8, 7, 6, 5, 4, 3}), kWhole}, {});
+    const AttentionResult one = attend(test_case, {0, rows_tensor({0, 1, 2, 10, 11, 12}), kWhole}, {}),
+                          two = attend(test_case, {0, rows_tensor({9, 8, 7, 6, 5, 4, 3}), kWhole}, {});
     EXPECT_LT(relative_difference(one.dk + two.dk, whole.dk), kDouble);
     EXPECT_LT(relative_difference(one.dv + two.dv, whole.dv), kDouble);
   }
 }
 
 TEST(Rows, KeysInAnotherOrderAreTheSameKeys) {
-  for (const AttentionCase& c : kAttentionCases) {
-    SCOPED_TRACE(testing::Message() << "documents " << c.documents << " dropout " << c.dropout);
-    const Attended whole = attend(c, {}, {});
+  for (const AttentionCase& test_case : kAttentionCases) {
+    SCOPED_TRACE(testing::Message() << "documents " << test_case.documents << " dropout " << test_case.dropout);
+    const AttentionResult whole = attend(test_case, {}, {});
     const at::Tensor rows = cuts()[0], order = reversed();
-    const Attended part = attend(c, {0, rows, kWhole}, {0, order, kWhole}),
-                   all = attend(c, {0, order, kWhole}, {0, order, kWhole});
+    const AttentionResult part = attend(test_case, {0, rows, kWhole}, {0, order, kWhole}),
+                          all = attend(test_case, {0, order, kWhole}, {0, order, kWhole});
     EXPECT_LT(relative_difference(part.out, whole.out.index_select(0, rows)), kDouble);
     EXPECT_LT(relative_difference(part.dq, whole.dq.index_select(0, rows)), kDouble);
     EXPECT_LT(relative_difference(all.out, whole.out.index_select(0, order)), kDouble);
@@ -254,12 +254,12 @@ TEST(Rows, KeysInAnotherOrderAreTheSameKeys) {
 }
 
 TEST(Rows, AMicrobatchWhoseRowsDoNotFitItsTokensIsRefused) {
-  const nn::Microbatch part = part_of(whole_batch(), cuts()[0]);
+  const nn::Microbatch part = shard_batch(whole_batch(), cuts()[0]);
   EXPECT_NO_THROW(nn::sequence_positions(part));
   nn::Microbatch shorter = part, outside = part, unlike = part;
   shorter.tokens = shorter.tokens.narrow(1, 0, 5);
-  outside.row_runs.back().first = kWhole;
-  unlike.row_runs.pop_back();
+  outside.sequence.row_ranges.back().first = kWhole;
+  unlike.sequence.row_ranges.pop_back();
   for (const nn::Microbatch& wrong : {shorter, outside, unlike}) EXPECT_ANY_THROW(nn::sequence_positions(wrong));
 }
 

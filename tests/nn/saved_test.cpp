@@ -77,25 +77,25 @@ TEST(ActivationStore, ManySetsLieBesideEachOtherAndTheirRoomIsUsedAgain) {
   const Folder folder;
   const auto store = file_store(folder.path());
   const auto value_of = [](int64_t i) { return at::full({300 * (i % 7 + 1)}, static_cast<double>(i), at::kDouble); };
-  struct Held {
+  struct HeldMemory {
     int64_t value;
     nn::Saved saved;
     nn::SavedSet set;
   };
-  std::vector<Held> held;
+  std::vector<HeldMemory> held;
   for (int64_t i = 0; i < 200; ++i) {
     store->begin();
     nn::Saved saved = store->keep(value_of(i));
     held.push_back({i, std::move(saved), store->end()});
     if (i % 3 == 2) {  // one from the middle, restored; one dropped unread
-      Held& middle = held[held.size() / 2];
+      HeldMemory& middle = held[held.size() / 2];
       middle.set.restore();
       EXPECT_TRUE(at::equal(middle.saved.get(), value_of(middle.value)));
       held.erase(held.begin() + static_cast<int64_t>(held.size() / 2));
       held.erase(held.begin());
     }
   }
-  for (Held& each : held) EXPECT_TRUE(at::equal(each.saved.get(), value_of(each.value))) << each.value;
+  for (HeldMemory& each : held) EXPECT_TRUE(at::equal(each.saved.get(), value_of(each.value))) << each.value;
 }
 
 TEST(ActivationStore, WhatIsKeptOutsideASetOrByTheHostStaysInMemory) {

@@ -31,13 +31,13 @@ inline void give_main_grad(const std::vector<nn::Param*>& params) {
 
 // The unsharded tensor in double, from the shards of the ranks of `tp`.
 inline at::Tensor whole(const nn::Param& param, const at::Tensor& local, const comm::Group& tp) {
-  if (!param.cut()) {
+  if (!param.is_sharded()) {
     at::Tensor result = local.to(at::kDouble).clone();
     return result;
   }
   at::Tensor result = at::zeros(param.global_shape, at::kDouble);
   const at::Tensor flat = local.to(at::kDouble).contiguous().view(-1);
-  topology::for_each_run(param.global_shape, param.placement, [&](int64_t from, int64_t to, int64_t count) {
+  topology::for_each_range(param.global_shape, param.placement, [&](int64_t from, int64_t to, int64_t count) {
     result.view(-1).narrow(0, to, count).copy_(flat.narrow(0, from, count));
   });
   comm::all_reduce(result, tp);

@@ -32,7 +32,7 @@ at::Tensor whole_embedding() {
   return x;
 }
 
-nn::Param sharded(const std::string& name, const at::Tensor& whole, int64_t padded_rows, int tp, int index) {
+nn::Param make_sharded(const std::string& name, const at::Tensor& whole, int64_t padded_rows, int tp, int index) {
   const int64_t local = padded_rows / tp, begin = index * local, real = std::min(local, whole.size(0) - begin);
   at::Tensor data = at::zeros({local, whole.size(1)}, whole.options());
   data.narrow(0, 0, real).copy_(whole.narrow(0, begin, real));
@@ -43,23 +43,23 @@ nn::Param sharded(const std::string& name, const at::Tensor& whole, int64_t padd
 }
 
 // Parameters of one rank; the gradients equal the data.
-std::vector<nn::Param> part_of(int tp, int tp_index, int pp, int pp_index) {
+std::vector<nn::Param> make_params(int tp, int tp_index, int pp, int pp_index) {
   std::vector<nn::Param> params;
   for (int stage = 0; stage < 2; ++stage) {
     if (stage * pp / 2 != pp_index) continue;
-    params.push_back(sharded("matrix", whole_matrix(stage), kRows, tp, tp_index));
+    params.push_back(make_sharded("matrix", whole_matrix(stage), kRows, tp, tp_index));
     params.push_back(make_param("bias", whole_bias(stage)));
   }
-  if (pp_index == 0) params.push_back(sharded("embedding", whole_embedding(), kPaddedVocab, tp, tp_index));
+  if (pp_index == 0) params.push_back(make_sharded("embedding", whole_embedding(), kPaddedVocab, tp, tp_index));
   if (pp > 1 && pp_index == pp - 1) {
-    params.push_back(sharded("embedding", whole_embedding(), kPaddedVocab, tp, tp_index));
+    params.push_back(make_sharded("embedding", whole_embedding(), kPaddedVocab, tp, tp_index));
     params.back().owner = false;
   }
   for (nn::Param& param : params) param.main_grad = param.data;
   return params;
 }
 
-optim::ModelRanks ranks_of(const comm::World& world) {
+optim::ModelRanks model_ranks(const comm::World& world) {
   return {world.coordinates(), world.groups().model_parallel, comm::Group(), {}};
 }
 
@@ -76,13 +76,13 @@ void check(int tp, int pp) {
   std::vector<optim::GradientStats> all(static_cast<size_t>(tp * pp));
   run_ranks(tp * pp, {.tp = tp, .pp = pp}, [&](const comm::World& world) {
     const comm::Groups& groups = world.groups();
-    std::vector<nn::Param> params = part_of(tp, groups.tp.index(), pp, groups.pp.index());
-    const auto slices = whole_slices(pointers(params));
-    const auto stats = optim::gradient_stats({{slices, ranks_of(world)}});
+    std::vector<nn::Param> params = make_params(tp, groups.tp.index(), pp, groups.pp.index());
+    const auto slices = whole_shards(pointers(params));
+    const auto stats = optim::gradient_stats({{slices, model_ranks(world)}});
     EXPECT_NEAR(stats.norm, plain_norm(), 1e-14 * plain_norm());
     EXPECT_EQ(stats.num_zeros, kZeros);
     EXPECT_EQ(stats.num_nonfinite, 0);
-    EXPECT_NEAR(optim::params_norm({{slices, ranks_of(world)}}), plain_norm(), 1e-13);
+    EXPECT_NEAR(optim::params_norm({{slices, model_ranks(world)}}), plain_norm(), 1e-13);
     all[static_cast<size_t>(world.rank())] = stats;
   });
   for (const auto& stats : all) EXPECT_EQ(stats.norm, all[0].norm) << "ranks differ in the last bit";
@@ -96,10 +96,10 @@ TEST(GradientNorm, OfFourModelParallelRanksIsThatOfOne) { check(2, 2); }
 TEST(GradientNorm, ANanOnOneRankReachesAllOfThem) {
   run_ranks(4, {.tp = 2, .pp = 2}, [&](const comm::World& world) {
     const comm::Groups& groups = world.groups();
-    std::vector<nn::Param> params = part_of(2, groups.tp.index(), 2, groups.pp.index());
+    std::vector<nn::Param> params = make_params(2, groups.tp.index(), 2, groups.pp.index());
     if (world.rank() == 2) params[0].main_grad[0][0] = std::numeric_limits<double>::quiet_NaN();
-    const auto slices = whole_slices(pointers(params));
-    const auto stats = optim::gradient_stats({{slices, ranks_of(world)}});
+    const auto slices = whole_shards(pointers(params));
+    const auto stats = optim::gradient_stats({{slices, model_ranks(world)}});
     EXPECT_TRUE(std::isnan(stats.norm));
     EXPECT_EQ(stats.num_nonfinite, 1);
     EXPECT_EQ(optim::first_nonfinite(slices, {}) != nullptr, world.rank() == 2);
@@ -110,15 +110,15 @@ TEST(GradientNorm, ANanOnOneRankReachesAllOfThem) {
 // continue.
 TEST(GradientNorm, ANanInACopyThatDoesNotCountReachesAllOfThem) {
   run_ranks(2, {.tp = 2}, [&](const comm::World& world) {
-    std::vector<nn::Param> params = part_of(2, world.groups().tp.index(), 1, 0);
+    std::vector<nn::Param> params = make_params(2, world.groups().tp.index(), 1, 0);
     nn::Param& bias = params[1];
     if (!bias.counts(world.coordinates())) {
       bias.main_grad = bias.data.clone();
       bias.main_grad[0] = std::numeric_limits<double>::quiet_NaN();
     }
     EXPECT_EQ(bias.counts(world.coordinates()), world.rank() == 0);
-    const auto slices = whole_slices(pointers(params));
-    const auto stats = optim::gradient_stats({{slices, ranks_of(world)}});
+    const auto slices = whole_shards(pointers(params));
+    const auto stats = optim::gradient_stats({{slices, model_ranks(world)}});
     EXPECT_EQ(stats.num_nonfinite, 1);
     EXPECT_TRUE(std::isfinite(stats.norm));
   });

@@ -15,7 +15,7 @@ namespace metroplex::optim::grad_scaler_test {
 namespace {
 
 // The state after steps with (x) and without overflow, from `start`.
-GradScalerState moved(const GradScaler& scaler, const GradScalerState& start, const std::string& history) {
+GradScalerState run_steps(const GradScaler& scaler, const GradScalerState& start, const std::string& history) {
   test::ScaleHistory steps{scaler.rule(), {}, {}};
   set_scaler_state(steps.values, start);
   for (const char step : history) {
@@ -27,45 +27,45 @@ GradScalerState moved(const GradScaler& scaler, const GradScalerState& start, co
   }
   return scaler_state(steps.values);
 }
-GradScalerState after(const GradScalerArgs& args, const std::string& history) {
+GradScalerState run_history(const GradScalerArgs& args, const std::string& history) {
   const GradScaler scaler(args);
-  return moved(scaler, scaler.start(), history);
+  return run_steps(scaler, scaler.start(), history);
 }
 
 TEST(GradScaler, GrowsAfterARunOfStepsWithoutOverflow) {
   const GradScalerArgs args{.initial_scale = 8, .growth_interval = 3};
-  EXPECT_EQ(after(args, "..").scale, 8.0f);
-  EXPECT_EQ(after(args, "...").scale, 16.0f);
-  EXPECT_EQ(after(args, "..x..").scale, 8.0f);  // the count of good steps restarts after an overflow
-  EXPECT_EQ(after(args, "..x...").scale, 16.0f);
+  EXPECT_EQ(run_history(args, "..").scale, 8.0f);
+  EXPECT_EQ(run_history(args, "...").scale, 16.0f);
+  EXPECT_EQ(run_history(args, "..x..").scale, 8.0f);  // the count of good steps restarts after an overflow
+  EXPECT_EQ(run_history(args, "..x...").scale, 16.0f);
 }
 
 TEST(GradScaler, IsCutOnceItsPatienceIsUsedUp) {
   const GradScalerArgs args{.initial_scale = 8, .growth_interval = 3, .hysteresis = 2};
-  EXPECT_EQ(after(args, "x").scale, 8.0f);
-  EXPECT_EQ(after(args, "xx").scale, 4.0f);
-  EXPECT_EQ(after(args, "x.x").scale, 4.0f);  // good steps do not restore the hysteresis
+  EXPECT_EQ(run_history(args, "x").scale, 8.0f);
+  EXPECT_EQ(run_history(args, "xx").scale, 4.0f);
+  EXPECT_EQ(run_history(args, "x.x").scale, 4.0f);  // good steps do not restore the hysteresis
 }
 
 TEST(GradScaler, PatienceComesBackByGrowthAndNeverByACut) {
   const GradScalerArgs args{.initial_scale = 64, .growth_interval = 2, .hysteresis = 2};
-  EXPECT_EQ(after(args, "xxx").scale, 16.0f);    // the second and third overflow reduce the scale
-  EXPECT_EQ(after(args, "xx.x.x").scale, 8.0f);  // still exhausted after too few good steps
-  EXPECT_EQ(after(args, "xx..").hysteresis_tracker, 2);
-  EXPECT_EQ(after(args, "xx..x").scale, 64.0f);  // reduced to 32, grown to 64, one overflow tolerated
-  EXPECT_EQ(after(args, "xx..xx").scale, 32.0f);
-  EXPECT_EQ(after(args, "xxxx").hysteresis_tracker, -2);
+  EXPECT_EQ(run_history(args, "xxx").scale, 16.0f);    // the second and third overflow reduce the scale
+  EXPECT_EQ(run_history(args, "xx.x.x").scale, 8.0f);  // still exhausted after too few good steps
+  EXPECT_EQ(run_history(args, "xx..").hysteresis_tracker, 2);
+  EXPECT_EQ(run_history(args, "xx..x").scale, 64.0f);  // reduced to 32, grown to 64, one overflow tolerated
+  EXPECT_EQ(run_history(args, "xx..xx").scale, 32.0f);
+  EXPECT_EQ(run_history(args, "xxxx").hysteresis_tracker, -2);
 }
 
 TEST(GradScaler, IsCutToItsMinimumAtMost) {
   const GradScalerArgs small{.initial_scale = 4, .min_scale = 2, .hysteresis = 1};
-  EXPECT_EQ(after(small, "xxxxxxxx").scale, 2.0f);
+  EXPECT_EQ(run_history(small, "xxxxxxxx").scale, 2.0f);
 }
 
 // Megatron-LM's scale becomes inf here and skips every later step (docs/numerics.md describes the difference).
 TEST(GradScaler, StaysWhereItsDoubleWouldBePastFp32WhereMegatronsBecomesInf) {
   const GradScalerArgs large{.initial_scale = std::ldexp(1.0, 126), .growth_interval = 1};
-  EXPECT_EQ(after(large, ".....").scale, std::ldexp(1.0f, 127));
+  EXPECT_EQ(run_history(large, ".....").scale, std::ldexp(1.0f, 127));
 }
 
 TEST(GradScaler, ItsReciprocalIsRoundedOnce) {
@@ -76,7 +76,7 @@ TEST(GradScaler, ItsReciprocalIsRoundedOnce) {
 
 TEST(GradScaler, AConstantOneNeverMoves) {
   const GradScalerArgs args{.initial_scale = 1000, .growth_interval = 1, .hysteresis = 1, .constant = true};
-  EXPECT_EQ(after(args, "xx...x..").scale, 1000.0f);
+  EXPECT_EQ(run_history(args, "xx...x..").scale, 1000.0f);
   EXPECT_EQ(GradScaler(args).resumed({5, 1, 1}).scale, 1000.0f);
 }
 
@@ -86,8 +86,8 @@ TEST(GradScaler, GoesOnFromItsStateAsIfNothingHadHappened) {
   const std::string history = "xx.x.xx..x...xx.x..x";
   for (size_t cut = 0; cut <= history.size(); ++cut) {
     const GradScaler scaler(args);
-    const GradScalerState saved = after(args, history.substr(0, cut));
-    EXPECT_EQ(moved(scaler, scaler.resumed(saved), history.substr(cut)), after(args, history)) << cut;
+    const GradScalerState saved = run_history(args, history.substr(0, cut));
+    EXPECT_EQ(run_steps(scaler, scaler.resumed(saved), history.substr(cut)), run_history(args, history)) << cut;
   }
 }
 

@@ -55,12 +55,12 @@ std::vector<at::Tensor> stepped(const Form& form, bool offload, int64_t size,
   const optim::ParamGroups groups(config, pointers(params));
   optim::OptimizerContext context;
   context.groups = &groups;
-  const auto optimizer = optim::make_optimizer(config, whole_slices(pointers(params)), context);
+  const auto optimizer = optim::make_optimizer(config, whole_shards(pointers(params)), context);
   const std::vector<optim::GroupRates> rates(groups.factors().size(), {1e-2, 0.1});
   for (int step = 0; step < 3; ++step) {
     for (nn::Param& param : params)
       param.main_grad.copy_(values(param.data.sizes().vec(), 10 + step, param.main_grad.scalar_type()));
-    optimizer->step(judged(config, rates, 1.0, step + 1));
+    optimizer->step(make_step_state(config, rates, 1.0, step + 1));
   }
   std::vector<at::Tensor> all;
   for (const nn::Param& param : params) all.push_back(param.data.clone());

@@ -10,8 +10,8 @@
 namespace metroplex::test {
 
 // `number` counts updates from 1.
-inline optim::StepState judged(const config::Optim& config, const std::vector<optim::GroupRates>& rates,
-                               double grad_factor, int64_t number, bool updates = true) {
+inline optim::StepState make_step_state(const config::Optim& config, const std::vector<optim::GroupRates>& rates,
+                                        double grad_factor, int64_t number, bool updates = true) {
   optim::StepState state({}, rates.size());
   for (size_t g = 0; g < rates.size(); ++g) {
     state.rates()[g] =

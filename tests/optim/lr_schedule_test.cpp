@@ -177,7 +177,7 @@ TEST(LrSchedule, EachWrongArgumentIsRefusedByItsName) {
   };
   for (const Wrong& w : wrong) {
     optim::ScheduleArgs args = optim::schedule_args(in_iterations());
-    const std::string message = error_of([&] {
+    const std::string message = catch_error([&] {
       w.spoil(args);
       optim::LrSchedule schedule(args);
     });
@@ -210,7 +210,7 @@ TEST(MergeSchedules, EachDifferenceIsRefusedWithBothWaysOut) {
     optim::ScheduleArgs own = saved;
     change(own);
     const std::string message =
-        error_of([&] { optim::merge_schedules(own, saved, optim::ScheduleSource::must_agree); });
+        catch_error([&] { optim::merge_schedules(own, saved, optim::ScheduleSource::must_agree); });
     EXPECT_NE(message.find(key), std::string::npos) << message;
     EXPECT_NE(message.find("override_opt_param_scheduler"), std::string::npos);
     EXPECT_NE(message.find("use_checkpoint_opt_param_scheduler"), std::string::npos);
@@ -229,7 +229,7 @@ TEST(MergeSchedules, OfTwoWsdSchedulesLengthAndStyleOfTheAnnealingAgree) {
   own.wsd_decay_steps = 160;
   own.lr_wsd_decay_style = "minus_sqrt";
   const std::string message =
-      error_of([&] { optim::merge_schedules(own, saved, optim::ScheduleSource::must_agree); });
+      catch_error([&] { optim::merge_schedules(own, saved, optim::ScheduleSource::must_agree); });
   for (const char* word : {"optim.lr_wsd_decay_iters (or _samples): 160 samples here, 80 samples there",
                            "optim.lr_wsd_decay_style: minus_sqrt here, linear there"})
     EXPECT_NE(message.find(word), std::string::npos) << message;
@@ -244,7 +244,7 @@ TEST(MergeSchedules, ALongerRunIsToldWhatDiffersInKeysAndSamples) {
   config.train.train_iters *= 2;
   const optim::ScheduleArgs own = optim::schedule_args(config);
   const std::string message =
-      error_of([&] { optim::merge_schedules(own, saved, optim::ScheduleSource::must_agree); });
+      catch_error([&] { optim::merge_schedules(own, saved, optim::ScheduleSource::must_agree); });
   for (const std::string& word : {std::string("optim.lr_decay_iters"), std::string("train.train_iters"),
                                   std::to_string(own.lr_decay_steps) + " samples here, " +
                                       std::to_string(saved.lr_decay_steps) + " samples there"})

@@ -26,7 +26,7 @@ config::Optim muon_config() {
 constexpr double kRate = 0.02, kDecay = 0.1;
 
 // One step from values(shape, 1) and gradient values(shape, 11), of one matrix.
-at::Tensor stepped(const at::Tensor& before, const at::Tensor& gradient) {
+at::Tensor expected_step(const at::Tensor& before, const at::Tensor& gradient) {
   const double scale = optim::muon_scale(config::MuonScale::spectral, before.size(0), before.size(1));
   // Nesterov of the first step: lerp(gradient, 0.1 gradient, 0.9) = 0.19 gradient; its length does not matter.
   return before * (1 - kRate * kDecay) - kRate * scale * optim::newton_schulz(gradient, 5);
@@ -38,35 +38,35 @@ struct Sharing {
 };
 
 // The local shard after a step; this rank updates only `range` of it.
-at::Tensor step_of(nn::Param& param, std::pair<int64_t, int64_t> range, const Sharing& sharing) {
+at::Tensor take_step(nn::Param& param, std::pair<int64_t, int64_t> range, const Sharing& sharing) {
   const config::Optim config = muon_config();
   std::vector<nn::Param*> params{&param};
   const optim::ParamGroups groups(config, params);
   optim::OptimizerContext context;
   context.groups = &groups;
   context.axes = sharing.axes;
-  context.shard_of = [&](const nn::Param&) { return sharing.shard; };
+  context.find_shard_group = [&](const nn::Param&) { return sharing.shard; };
   const auto flat = [&](const at::Tensor& x) {
     return x.view(-1).narrow(0, range.first, range.second - range.first);
   };
-  std::vector<distributed::Slice> slices;
+  std::vector<distributed::Shard> slices;
   if (range.first < range.second)
     slices.push_back({&param, range.first, range.second, flat(param.data), flat(param.main_grad)});
   const auto muon = optim::make_optimizer(config, slices, context);
   std::vector<optim::GroupRates> rates;
   for (const optim::GroupFactors& group : groups.factors()) rates.push_back({kRate, kDecay * group.wd_mult});
-  muon->step(judged(config, rates, 1.0, 1));
+  muon->step(make_step_state(config, rates, 1.0, 1));
   return param.data;
 }
 
 nn::Param local_param(const at::Tensor& data, const at::Tensor& gradient, topology::Placement placement) {
   at::Tensor local = data, local_gradient = gradient;
-  for (const topology::Cut& cut : placement.cuts) {
+  for (const topology::DimShard& dim_shard : placement.cuts) {
     const auto rows = [&](const at::Tensor& x) {
       std::vector<at::Tensor> ranges;
-      for (const topology::RowRange& range : cut.ranges)
-        ranges.push_back(x.narrow(cut.dim, range.global, range.size));
-      return at::cat(ranges, cut.dim);
+      for (const topology::RowRange& range : dim_shard.ranges)
+        ranges.push_back(x.narrow(dim_shard.dim, range.global, range.size));
+      return at::cat(ranges, dim_shard.dim);
     };
     local = rows(local);
     local_gradient = rows(local_gradient);
@@ -95,16 +95,16 @@ TEST(MuonRanks, AMatrixCutInTwoDimsOverTwoGroupsIsPutTogetherOverBoth) {
     sharing.axes.dp = columns;
     const at::Tensor before = values({8, 6}, 1), gradient = values({8, 6}, 11);
     nn::Param param = local_param(before, gradient,
-                                  {.cuts = {topology::even_cut(0, Axis::tp, 8, 2, rows.index()),
-                                            topology::even_cut(1, Axis::dp, 6, 2, columns.index())}});
-    step_of(param, {0, param.numel()}, sharing);
-    EXPECT_LT(difference(param, stepped(before, gradient)), kTolerance);
+                                  {.cuts = {topology::even_shard(0, Axis::tp, 8, 2, rows.index()),
+                                            topology::even_shard(1, Axis::dp, 6, 2, columns.index())}});
+    take_step(param, {0, param.numel()}, sharing);
+    EXPECT_LT(difference(param, expected_step(before, gradient)), kTolerance);
   });
 }
 
-at::Tensor stepped_experts(const at::Tensor& before, const at::Tensor& gradient) {
+at::Tensor expected_experts(const at::Tensor& before, const at::Tensor& gradient) {
   std::vector<at::Tensor> experts;
-  for (int64_t e = 0; e < before.size(0); ++e) experts.push_back(stepped(before[e], gradient[e]));
+  for (int64_t e = 0; e < before.size(0); ++e) experts.push_back(expected_step(before[e], gradient[e]));
   return at::stack(experts);
 }
 
@@ -120,10 +120,10 @@ TEST(MuonRanks, EveryExpertOfAStackIsAMatrixOfItsOwn) {
     nn::Param param =
         local_param(before, gradient,
                     {.grid = topology::Grid::expert,
-                     .cuts = {topology::even_cut(0, Axis::ep, 4, 2, ep.index()), {1, Axis::etp, {gate, up}}},
-                     .parts = topology::expert_parts("experts", 4, "linear_fc1.weight")});
-    step_of(param, {0, param.numel()}, sharing);
-    EXPECT_LT(difference(param, stepped_experts(before, gradient)), kTolerance);
+                     .cuts = {topology::even_shard(0, Axis::ep, 4, 2, ep.index()), {1, Axis::etp, {gate, up}}},
+                     .regions = topology::expert_regions("experts", 4, "linear_fc1.weight")});
+    take_step(param, {0, param.numel()}, sharing);
+    EXPECT_LT(difference(param, expected_experts(before, gradient)), kTolerance);
   });
 }
 
@@ -133,23 +133,23 @@ TEST(MuonRanks, QkvOfAllGroupsIsGathered) {
     Sharing sharing;
     sharing.axes.tp_gradients = world.groups().tp;
     const at::Tensor before = values({16, 6}, 1), gradient = values({16, 6}, 11);
-    std::vector<topology::Part> parts;
+    std::vector<topology::Region> regions;
     at::Tensor expected = before.clone();
     for (const auto& [name, first, rows] :
          std::vector<std::tuple<std::string, int64_t, int64_t>>{{"q", 0, 4}, {"k", 4, 2}, {"v", 6, 2}}) {
       const auto of_both = [&, first = first, rows = rows](const at::Tensor& x) {
         return at::cat({x.narrow(0, first, rows), x.narrow(0, 8 + first, rows)});
       };
-      const at::Tensor both = stepped(of_both(before), of_both(gradient));
+      const at::Tensor both = expected_step(of_both(before), of_both(gradient));
       for (int64_t group = 0; group < 2; ++group) {
-        parts.push_back({name, 0, 8 * group + first, rows, name});
+        regions.push_back({name, 0, 8 * group + first, rows, name});
         expected.narrow(0, 8 * group + first, rows).copy_(both.narrow(0, group * rows, rows));
       }
     }
-    nn::Param param =
-        local_param(before, gradient,
-                    {.cuts = {topology::even_cut(0, Axis::tp, 16, 2, world.groups().tp.index())}, .parts = parts});
-    step_of(param, {0, param.numel()}, sharing);
+    nn::Param param = local_param(
+        before, gradient,
+        {.cuts = {topology::even_shard(0, Axis::tp, 16, 2, world.groups().tp.index())}, .regions = regions});
+    take_step(param, {0, param.numel()}, sharing);
     EXPECT_LT(difference(param, expected), kTolerance);
   });
 }
@@ -162,20 +162,20 @@ TEST(MuonRanks, AStackThatIsSplitByZeroTakesTheStepsOfWholeExperts) {
     const at::Tensor before = values({3, 4, 5}, 1), gradient = values({3, 4, 5}, 11);
     nn::Param param = local_param(
         before, gradient,
-        {.grid = topology::Grid::expert, .parts = topology::expert_parts("experts", 3, "linear_fc2.weight")});
+        {.grid = topology::Grid::expert, .regions = topology::expert_regions("experts", 3, "linear_fc2.weight")});
     const std::pair<int64_t, int64_t> ranges[] = {{0, 27}, {27, 60}, {0, 0}};
     const auto range = ranges[world.rank()];
-    step_of(param, range, sharing);
+    take_step(param, range, sharing);
     at::Tensor expected = before.clone().view(-1);
     expected.narrow(0, range.first, range.second - range.first)
-        .copy_(stepped_experts(before, gradient).view(-1).narrow(0, range.first, range.second - range.first));
+        .copy_(expected_experts(before, gradient).view(-1).narrow(0, range.first, range.second - range.first));
     EXPECT_LT(difference(param, expected.view({3, 4, 5})), kTolerance);
   });
 }
 
 TEST(MuonRanks, AWeightOfThreeDimsThatNamesNoMatricesIsRefused) {
   nn::Param param = local_param(values({3, 4, 5}, 1), values({3, 4, 5}, 11), {});
-  EXPECT_THROW(step_of(param, {0, param.numel()}, {}), std::logic_error);
+  EXPECT_THROW(take_step(param, {0, param.numel()}, {}), std::logic_error);
 }
 
 }  // namespace

@@ -83,11 +83,11 @@ TEST(Muon, UpdatesMatricesByTheFormulaAndTheRestByAdamW) {
   const optim::ParamGroups groups(config, pointers(params));
   optim::OptimizerContext context;
   context.groups = &groups;
-  const auto muon = optim::make_optimizer(config, whole_slices(pointers(params)), context);
+  const auto muon = optim::make_optimizer(config, whole_shards(pointers(params)), context);
   const at::Tensor before = params[0].data.clone(), gradient = params[0].main_grad * 0.5;
   std::vector<optim::GroupRates> rates;
   for (const optim::GroupFactors& group : groups.factors()) rates.push_back({0.02, 0.1 * group.wd_mult});
-  muon->step(judged(config, rates, 0.5, 1));
+  muon->step(make_step_state(config, rates, 0.5, 1));
   const at::Tensor expected =
       before * (1 - 0.02 * 0.1) - 0.02 * std::sqrt(6.0) * optim::newton_schulz(0.1 * gradient, 5);
   EXPECT_LT((params[0].data - expected).abs().max().item<double>(), 1e-13);
@@ -98,19 +98,19 @@ TEST(Muon, UpdatesMatricesByTheFormulaAndTheRestByAdamW) {
 }
 
 // Two query groups of 4 query rows, 2 key rows and 2 value rows each, interleaved as in linear_qkv.
-std::vector<topology::Part> qkv_parts() {
-  std::vector<topology::Part> parts;
+std::vector<topology::Region> qkv_parts() {
+  std::vector<topology::Region> regions;
   for (int64_t group = 0; group < 2; ++group) {
-    parts.push_back({"q", 0, 8 * group, 4, "q"});
-    parts.push_back({"k", 0, 8 * group + 4, 2, "k"});
-    parts.push_back({"v", 0, 8 * group + 6, 2, "v"});
+    regions.push_back({"q", 0, 8 * group, 4, "q"});
+    regions.push_back({"k", 0, 8 * group + 4, 2, "k"});
+    regions.push_back({"v", 0, 8 * group + 6, 2, "v"});
   }
-  return parts;
+  return regions;
 }
 
-at::Tensor after_one_step(bool split_qkv) {
+at::Tensor take_one_step(bool split_qkv) {
   std::vector<nn::Param> params{make_param("linear_qkv", values({16, 6}, 1))};
-  params[0].placement.parts = qkv_parts();
+  params[0].placement.regions = qkv_parts();
   params[0].main_grad = values({16, 6}, 11);
   config::Optim config;
   config.optimizer = "muon";
@@ -119,7 +119,8 @@ at::Tensor after_one_step(bool split_qkv) {
   const optim::ParamGroups groups(config, pointers(params));
   optim::OptimizerContext context;
   context.groups = &groups;
-  optim::make_optimizer(config, whole_slices(pointers(params)), context)->step(judged(config, {{0.02, 0}}, 1.0, 1));
+  optim::make_optimizer(config, whole_shards(pointers(params)), context)
+      ->step(make_step_state(config, {{0.02, 0}}, 1.0, 1));
   return params[0].data;
 }
 
@@ -135,9 +136,9 @@ TEST(Muon, SplitsQkvByDefault) {
     expected.index_add_(0, index, -0.02 * scale * optim::newton_schulz(0.1 * one, 5));
   }
   // Products of 16 terms in five iterations, as kTolerance of muon_ranks_test.cpp.
-  EXPECT_LT((after_one_step(true) - expected).abs().max().item<double>(), 7e-14);
+  EXPECT_LT((take_one_step(true) - expected).abs().max().item<double>(), 7e-14);
   const at::Tensor whole = before - 0.02 * 4 * optim::newton_schulz(0.1 * gradient, 5);
-  EXPECT_LT((after_one_step(false) - whole).abs().max().item<double>(), 7e-14);
+  EXPECT_LT((take_one_step(false) - whole).abs().max().item<double>(), 7e-14);
 }
 
 // A matrix that Muon updates, and a bias and an embedding of the inner optimizer.
@@ -159,13 +160,13 @@ struct Mixed {
     for (nn::Param& param : params) param.main_grad = at::zeros_like(param.data);
     optim::OptimizerContext context;
     context.groups = groups.get();
-    muon = optim::make_optimizer(config, whole_slices(pointers(params)), context);
+    muon = optim::make_optimizer(config, whole_shards(pointers(params)), context);
   }
   void step(int64_t number, double rate = 0.02) {
     for (nn::Param& param : params)
       param.main_grad.copy_(values(param.data.sizes().vec(), static_cast<uint64_t>(10 + number)));
     const std::vector<optim::GroupRates> rates(groups->factors().size(), {rate, 0});
-    muon->step(judged(config, rates, 1.0, number));
+    muon->step(make_step_state(config, rates, 1.0, number));
   }
 };
 
@@ -188,7 +189,7 @@ TEST(Muon, GoesOnFromRestoredStateOfBothOptimizers) {
   Mixed first, resumed;
   for (const int64_t number : {1, 2}) first.step(number);
   for (size_t i = 0; i < first.params.size(); ++i) resumed.params[i].data.copy_(first.params[i].data);
-  resumed.muon->params_changed();
+  resumed.muon->copy_from_params();
   const std::vector<optim::State> mine = resumed.muon->state();
   for (const optim::State& state : first.muon->state()) {
     const auto same = std::find_if(mine.begin(), mine.end(), [&](const optim::State& other) {
@@ -207,7 +208,7 @@ TEST(Muon, GoesOnFromRestoredStateOfBothOptimizers) {
 TEST(Muon, BothOptimizersReadReplacedParameters) {
   Mixed one(true, at::kBFloat16);
   for (nn::Param& param : one.params) param.data.mul_(2);
-  one.muon->params_changed();
+  one.muon->copy_from_params();
   std::vector<at::Tensor> expected;
   for (const nn::Param& param : one.params) expected.push_back(param.data.clone());
   one.step(1, 0);
@@ -231,7 +232,8 @@ TEST(Muon, ScalesItsStepByTheExtraFactor) {
     const optim::ParamGroups groups(config, pointers(params));
     optim::OptimizerContext context;
     context.groups = &groups;
-    optim::make_optimizer(config, whole_slices(pointers(params)), context)->step(judged(config, {{0.02, 0}}, 1.0, 1));
+    optim::make_optimizer(config, whole_shards(pointers(params)), context)
+        ->step(make_step_state(config, {{0.02, 0}}, 1.0, 1));
     return params[0].data - values({6, 4}, 1);
   };
   // A factor of 2^-2 scales the step exactly. Each change has two roundings, of the new value and of the difference,
@@ -259,8 +261,8 @@ TEST(ParamGroups, FollowKindNameAndTheDecoupledRate) {
   config::Optim config;
   config.lr = 0.1;
   config.weight_decay = 0.01;
-  const auto rates_of = [&](const config::Optim& c) {
-    const optim::ParamGroups groups(c, pointers(params));
+  const auto find_rates = [&](const config::Optim& optim) {
+    const optim::ParamGroups groups(optim, pointers(params));
     optim::ScheduleArgs args;
     args.max_lr = 0.1;
     args.lr_decay_steps = 10;
@@ -273,11 +275,11 @@ TEST(ParamGroups, FollowKindNameAndTheDecoupledRate) {
     return all;
   };
   using Rates = std::vector<std::pair<double, double>>;
-  EXPECT_EQ(rates_of(config), (Rates{{0.1, 0.01}, {0.1, 0.0}, {0.1, 0.0}, {0.1, 0.01}}));
+  EXPECT_EQ(find_rates(config), (Rates{{0.1, 0.01}, {0.1, 0.0}, {0.1, 0.0}, {0.1, 0.01}}));
   config.apply_wd_to_qk_layernorm = true;
   config.decoupled_lr = 0.05;
   config.param_groups = {"a.* lr_mult=0.5 wd_mult=2"};
-  EXPECT_EQ(rates_of(config), (Rates{{0.05, 0.02}, {0.05, 0.02}, {0.1, 0.01}, {0.05, 0.01}}));
+  EXPECT_EQ(find_rates(config), (Rates{{0.05, 0.02}, {0.05, 0.02}, {0.1, 0.01}, {0.05, 0.01}}));
   config.decoupled_min_lr = 0.02;
   const optim::ParamGroups groups(config, pointers(params));
   EXPECT_EQ(groups.factors()[groups.of(params[3])].min_lr, 0.02);

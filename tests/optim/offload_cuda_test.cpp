@@ -49,7 +49,7 @@ TEST(GradientStatsOnGpu, AreThoseOfTheCpu) {
         host[1].main_grad.fill_(INFINITY);
         gpu[1].main_grad.fill_(INFINITY);
       }
-      const auto here = whole_slices(pointers(host)), there = whole_slices(pointers(gpu));
+      const auto here = whole_shards(pointers(host)), there = whole_shards(pointers(gpu));
       const optim::GradientStats wanted = optim::gradient_stats({{here, {}}}),
                                  got = optim::gradient_stats({{there, {{}, {}, {}, {at::kCUDA}}}});
       if (!broken) { EXPECT_NEAR(got.norm, wanted.norm, 1e-12 * wanted.norm); }

@@ -86,7 +86,7 @@ TEST(RateTable, EveryStepTakesTheRatesOfItsSamplesThroughSkipsRampsAndChunks) {
     const int64_t batch = i < 90 ? 2 : 4;  // a ramp
     if (i == 200) {                        // as after loading, with other settings
       now = schedule(0.05);
-      table.rates.forget();
+      table.rates.invalidate();
     }
     table.rates.cover(now, table.groups, {steps, samples, batch});
     const bool updates = i % 7 != 3;
@@ -111,7 +111,7 @@ TEST(RateTable, StepsThatTheHostHasNotHeardOfFindTheirRows) {
 TEST(RateTable, IsWrittenOnlyWhereItMustBe) {
   Table table;
   const optim::LrSchedule of = schedule(0.1);
-  const auto written = [&](const optim::RateTable::Place& next) {
+  const auto written = [&](const optim::RateTable::Position& next) {
     table.rates.tensor().fill_(-1);
     table.rates.cover(of, table.groups, next);
     return table.rates.tensor().max().item<double>() > -1;
@@ -120,11 +120,11 @@ TEST(RateTable, IsWrittenOnlyWhereItMustBe) {
   EXPECT_TRUE(written({10, 20, 2}));
   EXPECT_FALSE(written({10, 20, 2}));
   EXPECT_FALSE(written({10 + optim::RateTable::kRows - 1, 20 + 2 * (optim::RateTable::kRows - 1), 2}));
-  EXPECT_TRUE(written({10 + optim::RateTable::kRows, 20 + 2 * optim::RateTable::kRows, 2})) << "behind the last row";
+  EXPECT_TRUE(written({10 + optim::RateTable::kRows, 20 + 2 * optim::RateTable::kRows, 2})) << "after the last row";
   EXPECT_TRUE(written({9, 18, 2})) << "before the first one";
   EXPECT_TRUE(written({10, 21, 2})) << "other samples";
   EXPECT_TRUE(written({10, 21, 3})) << "another batch";
-  table.rates.forget();
+  table.rates.invalidate();
   EXPECT_TRUE(written({10, 21, 3}));
   EXPECT_EQ(table.rates.tensor().const_data_ptr(), memory);
 }

@@ -14,28 +14,32 @@ using config::Config;
 
 struct Key {
   const char* name;
-  void (*apply)(Config& c, const Json& value);
+  void (*apply)(Config& config, const Json& value);
 };
 
 // fp32_residual_connection has no effect if everything is fp32.
-void residual(Config& c, const Json& value) { c.precision.fp32_residual_connection = value && c.precision.half(); }
+void residual(Config& config, const Json& value) {
+  config.precision.fp32_residual_connection = value && config.precision.half();
+}
 
 void no_dropout(Config&, const Json& value) {
   MPX_CHECK(value.get<double>() == 0, "parity", "config.cfg: a dropout of ", value.dump(),
-            " cannot be replayed: the recorded masks came from a stream of random numbers that only Megatron has");
+            " cannot be replayed: the recorded masks are from a random stream that only Megatron has");
 }
 
-void recompute_modules(Config& c, const Json& value) {
+void recompute_modules(Config& config, const Json& value) {
   for (const Json& module : value) {
     const auto& names = config::recompute_module_names();
     const std::string name = module;
     MPX_CHECK(std::find(names.begin(), names.end(), name) != names.end(), "parity", "config.cfg.recompute_modules: '",
               name, "' is not something this build can replay");
-    c.memory.recompute_modules.push_back(name);
+    config.memory.recompute_modules.push_back(name);
   }
 }
 
-void offload(Config& c, const Json& value) { c.memory.offload_activations = value.get<bool>() ? "file" : "none"; }
+void offload(Config& config, const Json& value) {
+  config.memory.offload_activations = value.get<bool>() ? "file" : "none";
+}
 
 // A type by torch's name or Megatron's: "torch.bfloat16", "bf16".
 std::string dtype_word(const Json& value) {
@@ -52,15 +56,16 @@ void require_word(const char* key, const Json& value, std::initializer_list<cons
 }
 
 const Key kModelKeys[] = {
-    {"num_query_groups", [](Config& c, const Json& v) { c.model.num_query_groups = v; }},
-    {"kv_channels", [](Config& c, const Json& v) { c.model.kv_channels = v; }},
-    {"ffn_hidden_size", [](Config& c, const Json& v) { c.model.ffn_hidden_size = v; }},
-    {"layernorm_epsilon", [](Config& c, const Json& v) { c.model.layernorm_epsilon = v; }},
-    {"normalization", [](Config& c, const Json& v) { c.model.normalization = v.get<std::string>(); }},
-    {"gated_linear_unit", [](Config& c, const Json& v) { c.model.gated_linear_unit = v; }},
-    {"add_bias_linear", [](Config& c, const Json& v) { c.model.add_bias_linear = v; }},
-    {"add_qkv_bias", [](Config& c, const Json& v) { c.model.add_qkv_bias = v; }},
-    {"qk_layernorm", [](Config& c, const Json& v) { c.model.qk_layernorm = v; }},
+    {"num_query_groups", [](Config& config, const Json& value) { config.model.num_query_groups = value; }},
+    {"kv_channels", [](Config& config, const Json& value) { config.model.kv_channels = value; }},
+    {"ffn_hidden_size", [](Config& config, const Json& value) { config.model.ffn_hidden_size = value; }},
+    {"layernorm_epsilon", [](Config& config, const Json& value) { config.model.layernorm_epsilon = value; }},
+    {"normalization",
+     [](Config& config, const Json& value) { config.model.normalization = value.get<std::string>(); }},
+    {"gated_linear_unit", [](Config& config, const Json& value) { config.model.gated_linear_unit = value; }},
+    {"add_bias_linear", [](Config& config, const Json& value) { config.model.add_bias_linear = value; }},
+    {"add_qkv_bias", [](Config& config, const Json& value) { config.model.add_qkv_bias = value; }},
+    {"qk_layernorm", [](Config& config, const Json& value) { config.model.qk_layernorm = value; }},
     {"hidden_dropout", no_dropout},
     {"attention_dropout", no_dropout},
 };
@@ -74,129 +79,160 @@ std::string with_commas(const Json& value) {
 }
 
 // Megatron's flex selects among libraries that send as alltoall does.
-void dispatcher(Config& c, const Json& value) {
+void dispatcher(Config& config, const Json& value) {
   const std::string word = value;
-  c.model.moe_token_dispatcher_type = word == "flex" || word == "alltoall_seq" ? "alltoall" : word;
+  config.model.moe_token_dispatcher_type = word == "flex" || word == "alltoall_seq" ? "alltoall" : word;
 }
 
 const Key kExpertKeys[] = {
-    {"num_moe_experts", [](Config& c, const Json& v) { c.model.num_moe_experts = v; }},
+    {"num_moe_experts", [](Config& config, const Json& value) { config.model.num_moe_experts = value; }},
     {"moe_layer_freq",
-     [](Config& c, const Json& v) { c.model.moe_layer_freq = v.is_string() ? v.get<std::string>() : v.dump(); }},
-    {"moe_ffn_hidden_size", [](Config& c, const Json& v) { c.model.moe_ffn_hidden_size = v; }},
-    {"moe_router_topk", [](Config& c, const Json& v) { c.model.moe_router_topk = v; }},
+     [](Config& config, const Json& value) {
+       config.model.moe_layer_freq = value.is_string() ? value.get<std::string>() : value.dump();
+     }},
+    {"moe_ffn_hidden_size", [](Config& config, const Json& value) { config.model.moe_ffn_hidden_size = value; }},
+    {"moe_router_topk", [](Config& config, const Json& value) { config.model.moe_router_topk = value; }},
     {"moe_router_score_function",
-     [](Config& c, const Json& v) { c.model.moe_router_score_function = v.get<std::string>(); }},
-    {"moe_router_pre_softmax", [](Config& c, const Json& v) { c.model.moe_router_pre_softmax = v; }},
-    {"moe_router_num_groups", [](Config& c, const Json& v) { c.model.moe_router_num_groups = v; }},
-    {"moe_router_group_topk", [](Config& c, const Json& v) { c.model.moe_router_group_topk = v; }},
-    {"moe_router_topk_scaling_factor", [](Config& c, const Json& v) { c.model.moe_router_topk_scaling_factor = v; }},
-    {"moe_router_enable_expert_bias", [](Config& c, const Json& v) { c.model.moe_router_enable_expert_bias = v; }},
-    {"moe_router_bias_update_rate", [](Config& c, const Json& v) { c.model.moe_router_bias_update_rate = v; }},
+     [](Config& config, const Json& value) { config.model.moe_router_score_function = value.get<std::string>(); }},
+    {"moe_router_pre_softmax",
+     [](Config& config, const Json& value) { config.model.moe_router_pre_softmax = value; }},
+    {"moe_router_num_groups", [](Config& config, const Json& value) { config.model.moe_router_num_groups = value; }},
+    {"moe_router_group_topk", [](Config& config, const Json& value) { config.model.moe_router_group_topk = value; }},
+    {"moe_router_topk_scaling_factor",
+     [](Config& config, const Json& value) { config.model.moe_router_topk_scaling_factor = value; }},
+    {"moe_router_enable_expert_bias",
+     [](Config& config, const Json& value) { config.model.moe_router_enable_expert_bias = value; }},
+    {"moe_router_bias_update_rate",
+     [](Config& config, const Json& value) { config.model.moe_router_bias_update_rate = value; }},
     {"moe_router_load_balancing_type",
-     [](Config& c, const Json& v) { c.model.moe_router_load_balancing_type = with_commas(v); }},
-    {"moe_aux_loss_coeff", [](Config& c, const Json& v) { c.model.moe_aux_loss_coeff = with_commas(v); }},
-    {"moe_z_loss_coeff", [](Config& c, const Json& v) { c.model.moe_z_loss_coeff = v; }},
-    {"moe_router_dtype", [](Config& c, const Json& v) { c.model.moe_router_dtype = v.get<std::string>(); }},
-    {"moe_expert_capacity_factor", [](Config& c, const Json& v) { c.model.moe_expert_capacity_factor = v; }},
+     [](Config& config, const Json& value) { config.model.moe_router_load_balancing_type = with_commas(value); }},
+    {"moe_aux_loss_coeff",
+     [](Config& config, const Json& value) { config.model.moe_aux_loss_coeff = with_commas(value); }},
+    {"moe_z_loss_coeff", [](Config& config, const Json& value) { config.model.moe_z_loss_coeff = value; }},
+    {"moe_router_dtype",
+     [](Config& config, const Json& value) { config.model.moe_router_dtype = value.get<std::string>(); }},
+    {"moe_expert_capacity_factor",
+     [](Config& config, const Json& value) { config.model.moe_expert_capacity_factor = value; }},
     {"moe_pad_expert_input_to_capacity",
-     [](Config& c, const Json& v) { c.model.moe_pad_expert_input_to_capacity = v; }},
-    {"moe_token_drop_policy", [](Config& c, const Json& v) { c.model.moe_token_drop_policy = v.get<std::string>(); }},
+     [](Config& config, const Json& value) { config.model.moe_pad_expert_input_to_capacity = value; }},
+    {"moe_token_drop_policy",
+     [](Config& config, const Json& value) { config.model.moe_token_drop_policy = value.get<std::string>(); }},
     {"moe_token_dispatcher_type", dispatcher},
-    {"moe_grouped_gemm", [](Config& c, const Json& v) { c.model.moe_grouped_gemm = v; }},
-    {"moe_apply_probs_on_input", [](Config& c, const Json& v) { c.model.moe_apply_probs_on_input = v; }},
+    {"moe_grouped_gemm", [](Config& config, const Json& value) { config.model.moe_grouped_gemm = value; }},
+    {"moe_apply_probs_on_input",
+     [](Config& config, const Json& value) { config.model.moe_apply_probs_on_input = value; }},
     {"moe_shared_expert_intermediate_size",
-     [](Config& c, const Json& v) { c.model.moe_shared_expert_intermediate_size = v; }},
-    {"moe_shared_expert_gate", [](Config& c, const Json& v) { c.model.moe_shared_expert_gate = v; }},
-    {"moe_shared_expert_overlap", [](Config& c, const Json& v) { c.model.moe_shared_expert_overlap = v; }},
-    {"expert_model_parallel_size", [](Config& c, const Json& v) { c.parallel.expert_model_parallel_size = v; }},
-    {"expert_tensor_parallel_size", [](Config& c, const Json& v) { c.parallel.expert_tensor_parallel_size = v; }},
+     [](Config& config, const Json& value) { config.model.moe_shared_expert_intermediate_size = value; }},
+    {"moe_shared_expert_gate",
+     [](Config& config, const Json& value) { config.model.moe_shared_expert_gate = value; }},
+    {"moe_shared_expert_overlap",
+     [](Config& config, const Json& value) { config.model.moe_shared_expert_overlap = value; }},
+    {"expert_model_parallel_size",
+     [](Config& config, const Json& value) { config.parallel.expert_model_parallel_size = value; }},
+    {"expert_tensor_parallel_size",
+     [](Config& config, const Json& value) { config.parallel.expert_tensor_parallel_size = value; }},
 };
 
 const Key kParallelKeys[] = {
     {"num_layers_in_first_pipeline_stage",
-     [](Config& c, const Json& v) { c.parallel.decoder_first_pipeline_num_layers = v; }},
+     [](Config& config, const Json& value) { config.parallel.decoder_first_pipeline_num_layers = value; }},
     {"num_layers_in_last_pipeline_stage",
-     [](Config& c, const Json& v) { c.parallel.decoder_last_pipeline_num_layers = v; }},
+     [](Config& config, const Json& value) { config.parallel.decoder_last_pipeline_num_layers = value; }},
     {"account_for_embedding_in_pipeline_split",
-     [](Config& c, const Json& v) { c.parallel.account_for_embedding_in_pipeline_split = v; }},
+     [](Config& config, const Json& value) { config.parallel.account_for_embedding_in_pipeline_split = value; }},
     {"account_for_loss_in_pipeline_split",
-     [](Config& c, const Json& v) { c.parallel.account_for_loss_in_pipeline_split = v; }},
+     [](Config& config, const Json& value) { config.parallel.account_for_loss_in_pipeline_split = value; }},
     {"pipeline_model_parallel_layout",
-     [](Config& c, const Json& v) { c.parallel.pipeline_model_parallel_layout = v; }},
+     [](Config& config, const Json& value) { config.parallel.pipeline_model_parallel_layout = value; }},
     {"microbatch_group_size_per_vp_stage",
-     [](Config& c, const Json& v) { c.parallel.microbatch_group_size_per_vp_stage = v; }},
-    {"overlap_p2p_comm", [](Config& c, const Json& v) { c.parallel.overlap_p2p_comm = v; }},
-    {"overlap_grad_reduce", [](Config& c, const Json& v) { c.parallel.overlap_grad_reduce = v; }},
-    {"overlap_param_gather", [](Config& c, const Json& v) { c.parallel.overlap_param_gather = v; }},
-    {"align_param_gather", [](Config& c, const Json& v) { c.parallel.align_param_gather = v; }},
-    {"bucket_size", [](Config& c, const Json& v) { c.parallel.ddp_bucket_size = v; }},
+     [](Config& config, const Json& value) { config.parallel.microbatch_group_size_per_vp_stage = value; }},
+    {"overlap_p2p_comm", [](Config& config, const Json& value) { config.parallel.overlap_p2p_comm = value; }},
+    {"overlap_grad_reduce", [](Config& config, const Json& value) { config.parallel.overlap_grad_reduce = value; }},
+    {"overlap_param_gather", [](Config& config, const Json& value) { config.parallel.overlap_param_gather = value; }},
+    {"align_param_gather", [](Config& config, const Json& value) { config.parallel.align_param_gather = value; }},
+    {"bucket_size", [](Config& config, const Json& value) { config.parallel.ddp_bucket_size = value; }},
     {"use_distributed_optimizer",
-     [](Config& c, const Json& v) {
-       if (v.get<bool>() && !c.parallel.sharding().any()) c.parallel.data_parallel_sharding_strategy = "optim";
+     [](Config& config, const Json& value) {
+       if (value.get<bool>() && !config.parallel.sharding().any())
+         config.parallel.data_parallel_sharding_strategy = "optim";
      }},
     {"data_parallel_sharding_strategy",
-     [](Config& c, const Json& v) { c.parallel.data_parallel_sharding_strategy = v.get<std::string>(); }},
+     [](Config& config, const Json& value) {
+       config.parallel.data_parallel_sharding_strategy = value.get<std::string>();
+     }},
     {"num_distributed_optimizer_instances",
-     [](Config& c, const Json& v) { c.parallel.num_distributed_optimizer_instances = v; }},
+     [](Config& config, const Json& value) { config.parallel.num_distributed_optimizer_instances = value; }},
 };
 
 const Key kTrainKeys[] = {
-    {"calculate_per_token_loss", [](Config& c, const Json& v) { c.train.calculate_per_token_loss = v; }},
-    {"adam_beta1", [](Config& c, const Json& v) { c.optim.adam_beta1 = v; }},
-    {"adam_beta2", [](Config& c, const Json& v) { c.optim.adam_beta2 = v; }},
-    {"adam_eps", [](Config& c, const Json& v) { c.optim.adam_eps = v; }},
-    {"sgd_momentum", [](Config& c, const Json& v) { c.optim.sgd_momentum = v; }},
-    {"muon_momentum", [](Config& c, const Json& v) { c.optim.muon_momentum = v; }},
-    {"muon_nesterov", [](Config& c, const Json& v) { c.optim.muon_use_nesterov = v; }},
-    {"muon_split_qkv", [](Config& c, const Json& v) { c.optim.muon_split_qkv = v; }},
-    {"muon_num_ns_steps", [](Config& c, const Json& v) { c.optim.muon_num_ns_steps = v; }},
-    {"muon_scale_mode", [](Config& c, const Json& v) { c.optim.muon_scale_mode = v.get<std::string>(); }},
-    {"muon_extra_scale_factor", [](Config& c, const Json& v) { c.optim.muon_extra_scale_factor = v; }},
-    {"muon_coefficient_type", [](Config& c, const Json& v) { c.optim.muon_coefficient_type = v.get<std::string>(); }},
-    {"muon_fp32_matmul_prec", [](Config&, const Json& v) { require_word("muon_fp32_matmul_prec", v, {"highest"}); }},
+    {"calculate_per_token_loss",
+     [](Config& config, const Json& value) { config.train.calculate_per_token_loss = value; }},
+    {"adam_beta1", [](Config& config, const Json& value) { config.optim.adam_beta1 = value; }},
+    {"adam_beta2", [](Config& config, const Json& value) { config.optim.adam_beta2 = value; }},
+    {"adam_eps", [](Config& config, const Json& value) { config.optim.adam_eps = value; }},
+    {"sgd_momentum", [](Config& config, const Json& value) { config.optim.sgd_momentum = value; }},
+    {"muon_momentum", [](Config& config, const Json& value) { config.optim.muon_momentum = value; }},
+    {"muon_nesterov", [](Config& config, const Json& value) { config.optim.muon_use_nesterov = value; }},
+    {"muon_split_qkv", [](Config& config, const Json& value) { config.optim.muon_split_qkv = value; }},
+    {"muon_num_ns_steps", [](Config& config, const Json& value) { config.optim.muon_num_ns_steps = value; }},
+    {"muon_scale_mode",
+     [](Config& config, const Json& value) { config.optim.muon_scale_mode = value.get<std::string>(); }},
+    {"muon_extra_scale_factor",
+     [](Config& config, const Json& value) { config.optim.muon_extra_scale_factor = value; }},
+    {"muon_coefficient_type",
+     [](Config& config, const Json& value) { config.optim.muon_coefficient_type = value.get<std::string>(); }},
+    {"muon_fp32_matmul_prec",
+     [](Config&, const Json& value) { require_word("muon_fp32_matmul_prec", value, {"highest"}); }},
     {"muon_tp_mode",
-     [](Config&, const Json& v) {
-       require_word("muon_tp_mode", v, {"duplicated", "distributed"});
+     [](Config&, const Json& value) {
+       require_word("muon_tp_mode", value, {"duplicated", "distributed"});
      }},
-    {"clip_grad", [](Config& c, const Json& v) { c.optim.clip_grad = v; }},
-    {"weight_decay", [](Config& c, const Json& v) { c.optim.weight_decay = v; }},
-    {"start_weight_decay", [](Config& c, const Json& v) { c.optim.start_weight_decay = v; }},
-    {"end_weight_decay", [](Config& c, const Json& v) { c.optim.end_weight_decay = v; }},
+    {"clip_grad", [](Config& config, const Json& value) { config.optim.clip_grad = value; }},
+    {"weight_decay", [](Config& config, const Json& value) { config.optim.weight_decay = value; }},
+    {"start_weight_decay", [](Config& config, const Json& value) { config.optim.start_weight_decay = value; }},
+    {"end_weight_decay", [](Config& config, const Json& value) { config.optim.end_weight_decay = value; }},
     {"weight_decay_incr_style",
-     [](Config& c, const Json& v) { c.optim.weight_decay_incr_style = v.get<std::string>(); }},
-    {"lr_warmup_init", [](Config& c, const Json& v) { c.optim.lr_warmup_init = v; }},
-    {"lr_decay_iters", [](Config& c, const Json& v) { c.optim.lr_decay_iters = v; }},
-    {"lr_wsd_decay_style", [](Config& c, const Json& v) { c.optim.lr_wsd_decay_style = v.get<std::string>(); }},
-    {"lr_wsd_decay_iters", [](Config& c, const Json& v) { c.optim.lr_wsd_decay_iters = v; }},
-    {"decoupled_lr", [](Config& c, const Json& v) { c.optim.decoupled_lr = v; }},
-    {"decoupled_min_lr", [](Config& c, const Json& v) { c.optim.decoupled_min_lr = v; }},
-    {"apply_wd_to_qk_layernorm", [](Config& c, const Json& v) { c.optim.apply_wd_to_qk_layernorm = v; }},
-    {"optimizer_cpu_offload", [](Config& c, const Json& v) { c.optim.optimizer_cpu_offload = v; }},
-    {"main_params_dtype", [](Config& c, const Json& v) { c.optim.main_params_dtype = dtype_word(v); }},
-    {"exp_avg_dtype", [](Config& c, const Json& v) { c.optim.exp_avg_dtype = dtype_word(v); }},
-    {"exp_avg_sq_dtype", [](Config& c, const Json& v) { c.optim.exp_avg_sq_dtype = dtype_word(v); }},
-    {"store_param_remainders", [](Config& c, const Json& v) { c.optim.store_param_remainders = v; }},
+     [](Config& config, const Json& value) { config.optim.weight_decay_incr_style = value.get<std::string>(); }},
+    {"lr_warmup_init", [](Config& config, const Json& value) { config.optim.lr_warmup_init = value; }},
+    {"lr_decay_iters", [](Config& config, const Json& value) { config.optim.lr_decay_iters = value; }},
+    {"lr_wsd_decay_style",
+     [](Config& config, const Json& value) { config.optim.lr_wsd_decay_style = value.get<std::string>(); }},
+    {"lr_wsd_decay_iters", [](Config& config, const Json& value) { config.optim.lr_wsd_decay_iters = value; }},
+    {"decoupled_lr", [](Config& config, const Json& value) { config.optim.decoupled_lr = value; }},
+    {"decoupled_min_lr", [](Config& config, const Json& value) { config.optim.decoupled_min_lr = value; }},
+    {"apply_wd_to_qk_layernorm",
+     [](Config& config, const Json& value) { config.optim.apply_wd_to_qk_layernorm = value; }},
+    {"optimizer_cpu_offload", [](Config& config, const Json& value) { config.optim.optimizer_cpu_offload = value; }},
+    {"main_params_dtype",
+     [](Config& config, const Json& value) { config.optim.main_params_dtype = dtype_word(value); }},
+    {"exp_avg_dtype", [](Config& config, const Json& value) { config.optim.exp_avg_dtype = dtype_word(value); }},
+    {"exp_avg_sq_dtype",
+     [](Config& config, const Json& value) { config.optim.exp_avg_sq_dtype = dtype_word(value); }},
+    {"store_param_remainders",
+     [](Config& config, const Json& value) { config.optim.store_param_remainders = value; }},
 };
 
 const Key kPrecisionKeys[] = {
     {"fp32_residual_connection", residual},
     {"grad_reduce_in_fp32",
-     [](Config& c, const Json& v) {
-       if (!v.get<bool>() && c.precision.half()) c.precision.main_grads_dtype = "params";
+     [](Config& config, const Json& value) {
+       if (!value.get<bool>() && config.precision.half()) config.precision.main_grads_dtype = "params";
      }},
-    {"loss_scale", [](Config& c, const Json& v) { c.precision.loss_scale = v; }},
-    {"initial_loss_scale", [](Config& c, const Json& v) { c.precision.initial_loss_scale = v; }},
-    {"min_loss_scale", [](Config& c, const Json& v) { c.precision.min_loss_scale = v; }},
-    {"loss_scale_window", [](Config& c, const Json& v) { c.precision.loss_scale_window = v; }},
-    {"hysteresis", [](Config& c, const Json& v) { c.precision.hysteresis = v; }},
-    {"grad_norm_skip_threshold", [](Config& c, const Json& v) { c.precision.grad_norm_skip_threshold = v; }},
+    {"loss_scale", [](Config& config, const Json& value) { config.precision.loss_scale = value; }},
+    {"initial_loss_scale", [](Config& config, const Json& value) { config.precision.initial_loss_scale = value; }},
+    {"min_loss_scale", [](Config& config, const Json& value) { config.precision.min_loss_scale = value; }},
+    {"loss_scale_window", [](Config& config, const Json& value) { config.precision.loss_scale_window = value; }},
+    {"hysteresis", [](Config& config, const Json& value) { config.precision.hysteresis = value; }},
+    {"grad_norm_skip_threshold",
+     [](Config& config, const Json& value) { config.precision.grad_norm_skip_threshold = value; }},
     {"recompute_granularity",
-     [](Config& c, const Json& v) { c.memory.recompute_granularity = v.get<std::string>(); }},
-    {"recompute_method", [](Config& c, const Json& v) { c.memory.recompute_method = v.get<std::string>(); }},
-    {"recompute_num_layers", [](Config& c, const Json& v) { c.memory.recompute_num_layers = v; }},
+     [](Config& config, const Json& value) { config.memory.recompute_granularity = value.get<std::string>(); }},
+    {"recompute_method",
+     [](Config& config, const Json& value) { config.memory.recompute_method = value.get<std::string>(); }},
+    {"recompute_num_layers", [](Config& config, const Json& value) { config.memory.recompute_num_layers = value; }},
     {"recompute_modules", recompute_modules},
-    {"distribute_saved_activations", [](Config& c, const Json& v) { c.memory.distribute_saved_activations = v; }},
+    {"distribute_saved_activations",
+     [](Config& config, const Json& value) { config.memory.distribute_saved_activations = value; }},
     {"cpu_offloading", offload},
     {"fine_grained_activation_offloading", offload},
 };

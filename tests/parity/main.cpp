@@ -25,7 +25,7 @@ namespace {
 using Json = nlohmann::json;
 using NamedTensors = std::map<std::string, at::Tensor>;
 
-struct Worst {
+struct LargestError {
   double ratio = 0, difference = 0;  // ratio to the tolerance
   std::string where = "nothing compared";
   void see(double difference_seen, double allowed, const std::string& place) {
@@ -40,7 +40,7 @@ struct Worst {
 };
 
 void compare_tensor(const std::string& name, const at::Tensor& flat, const Json& expected, double allowed,
-                    Worst& worst) {
+                    LargestError& worst) {
   const auto see = [&](int64_t at, double value) {
     worst.see(std::abs(flat[at].item<double>() - value), allowed, name + " element " + std::to_string(at));
   };
@@ -55,7 +55,7 @@ void compare_tensor(const std::string& name, const at::Tensor& flat, const Json&
 
 bool compare_all(const char* what, const NamedTensors& tensors, const Json& expected,
                  const std::function<double(const std::string&)>& tolerance) {
-  Worst worst;
+  LargestError worst;
   for (const auto& [name, values] : expected.items()) {
     const auto found = tensors.find(name);
     MPX_CHECK(found != tensors.end(), "parity", "the run has a tensor ", name, " that this model lacks");
@@ -105,10 +105,10 @@ bool fits_fp32(const Spec& spec, const Trajectory& ours) {
 }
 
 bool fits_half(const Json& recorded, const Trajectory& ours, const Trajectory& exact) {
-  const Verdict verdict = compare_half(recorded, ours, exact);
-  for (const std::string& line : verdict.lines) std::printf("%s\n", line.c_str());
-  for (const std::string& line : verdict.failures) std::printf("TOO FAR: %s\n", line.c_str());
-  return verdict.failures.empty();
+  const ComparisonResult comparison = compare_half(recorded, ours, exact);
+  for (const std::string& line : comparison.lines) std::printf("%s\n", line.c_str());
+  for (const std::string& line : comparison.failures) std::printf("TOO FAR: %s\n", line.c_str());
+  return comparison.failures.empty();
 }
 
 // Collective; rank 0 prints and decides.
@@ -159,12 +159,13 @@ int run(int argc, char** argv) {
   spec.config.run.device = backend == "nccl" ? "cuda" : device;
   bool good = true;  // only rank 0 writes it
   const int code = apps::launch_ranks(spec.config, {argv, argv + argc}, [&](const comm::World& world) {
-    const bool fits = compare_run(spec, world, fault_of(plant));
+    const bool fits = compare_run(spec, world, parse_fault(plant));
     if (world.rank() == 0) {
-      const config::Parallel& p = spec.config.parallel;
+      const config::Parallel& parallel = spec.config.parallel;
       std::printf("%s %s: tp %ld pp %ld vpp %ld dp %d ep %ld etp %ld\n", fits ? "PASS" : "FAIL", path.c_str(),
-                  static_cast<long>(p.tp()), static_cast<long>(p.pp()), static_cast<long>(p.vpp()),
-                  world.groups().dp.size(), static_cast<long>(p.ep()), static_cast<long>(p.etp()));
+                  static_cast<long>(parallel.tp()), static_cast<long>(parallel.pp()),
+                  static_cast<long>(parallel.vpp()), world.groups().dp.size(), static_cast<long>(parallel.ep()),
+                  static_cast<long>(parallel.etp()));
       std::fflush(stdout);
       good = fits;
     }

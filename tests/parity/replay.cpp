@@ -11,8 +11,8 @@
 namespace metroplex::parity {
 namespace {
 
-std::vector<nn::Microbatch> make_batches(const Spec& spec, const step::Assembly& a, int64_t iteration) {
-  const int64_t dp = a.groups().dp.size(), dp_rank = a.groups().dp.index();
+std::vector<nn::Microbatch> make_batches(const Spec& spec, const step::Assembly& assembly, int64_t iteration) {
+  const int64_t dp = assembly.groups().dp.size(), dp_rank = assembly.groups().dp.index();
   std::vector<nn::Microbatch> batches;
   for (int64_t m = 0; m < spec.gbs / (spec.mbs * dp); ++m) {
     step::HostBatch host;
@@ -29,8 +29,8 @@ std::vector<nn::Microbatch> make_batches(const Spec& spec, const step::Assembly&
       }
       host.samples.push_back(std::move(sample));
     }
-    const auto mask = a.dtype == at::kDouble ? at::kDouble : at::kFloat;
-    batches.push_back(step::on_device(step::stack_samples(host, mask), a.world->device()));
+    const auto mask = assembly.dtype == at::kDouble ? at::kDouble : at::kFloat;
+    batches.push_back(step::on_device(step::stack_samples(host, mask), assembly.world->device()));
   }
   return batches;
 }
@@ -42,24 +42,24 @@ double recipe_element(const nn::Param& whole, int64_t index) {
   if (!experts) return recipe_weight(whole.name, dims == 1, index);
   int64_t each = 1;
   for (size_t dim = 1; dim < whole.global_shape.size(); ++dim) each *= whole.global_shape[dim];
-  return recipe_weight(whole.placement.parts.at(static_cast<size_t>(index / each)).name, dims == 1, index % each);
+  return recipe_weight(whole.placement.regions.at(static_cast<size_t>(index / each)).name, dims == 1, index % each);
 }
 
 // Every parameter gets its whole values on a separate copy, of which this rank's shard is written: float32, then the
 // type of the recorded run.
-void set_recipe_weights(step::Assembly& a, at::ScalarType run_dtype) {
-  for (const distributed::Slice& slice : a.slices) {
+void set_recipe_weights(step::Assembly& assembly, at::ScalarType run_dtype) {
+  for (const distributed::Shard& slice : assembly.slices) {
     nn::Param whole = *slice.param;
     whole.data = at::zeros(whole.local_shape, at::kFloat);
     nn::fill(whole,
              [&](int64_t index) { return static_cast<double>(static_cast<float>(recipe_element(whole, index))); });
     slice.values.copy_(whole.data.view(-1).narrow(0, slice.begin, slice.size()).to(run_dtype));
   }
-  a.families.loaded();
-  a.optimizer->params_changed();
+  assembly.families.loaded();
+  assembly.optimizer->copy_from_params();
 }
 
-config::Config config_of(const Spec& spec, const ReplayOptions& options) {
+config::Config make_config(const Spec& spec, const ReplayOptions& options) {
   config::Config config = spec.config;
   if (options.exact) {
     config.precision.params_dtype = "fp64";
@@ -72,8 +72,8 @@ config::Config config_of(const Spec& spec, const ReplayOptions& options) {
   return config;
 }
 
-void zero_layer(const step::Assembly& a) {
-  for (const distributed::Slice& slice : a.slices) {
+void zero_layer(const step::Assembly& assembly) {
+  for (const distributed::Shard& slice : assembly.slices) {
     if (slice.param->name.find("layers.0.") != std::string::npos) slice.gradient.zero_();
   }
 }
@@ -97,28 +97,28 @@ std::map<std::string, at::Tensor> in_double(const std::map<std::string, at::Tens
 }
 
 // The report of a step without update: the loss of its batch.
-step::StepOutcome skipped_step(step::Assembly& a, const std::vector<nn::Microbatch>& batches) {
+step::StepOutcome skipped_step(step::Assembly& assembly, const std::vector<nn::Microbatch>& batches) {
   step::StepOutcome outcome;
-  outcome.loss = step::evaluate_step(a, batches).mean();
+  outcome.loss = step::evaluate_step(assembly, batches).mean();
   outcome.updated = false;
   return outcome;
 }
 
-std::vector<at::Tensor> copies_of(const step::Assembly& a) {
+std::vector<at::Tensor> copy_params(const step::Assembly& assembly) {
   std::vector<at::Tensor> copies;
-  for (const distributed::Slice& slice : a.slices) copies.push_back(slice.values.clone());
+  for (const distributed::Shard& slice : assembly.slices) copies.push_back(slice.values.clone());
   return copies;
 }
 
-void write_back(step::Assembly& a, const std::vector<at::Tensor>& copies) {
-  for (size_t i = 0; i < copies.size(); ++i) a.slices[i].values.copy_(copies[i]);
-  a.families.loaded();
-  a.optimizer->params_changed();
+void write_back(step::Assembly& assembly, const std::vector<at::Tensor>& copies) {
+  for (size_t i = 0; i < copies.size(); ++i) assembly.slices[i].values.copy_(copies[i]);
+  assembly.families.loaded();
+  assembly.optimizer->copy_from_params();
 }
 
 }  // namespace
 
-Fault fault_of(const std::string& name) {
+Fault parse_fault(const std::string& name) {
   const std::pair<const char*, Fault> all[] = {{"none", Fault::none},
                                                {"no_update", Fault::no_update},
                                                {"learning_rate", Fault::learning_rate},
@@ -132,16 +132,16 @@ Fault fault_of(const std::string& name) {
 }
 
 Trajectory replay(const Spec& spec, const comm::World& world, const ReplayOptions& options) {
-  auto a = step::assemble(config_of(spec, options), world, spec.vocab);
-  set_recipe_weights(*a, step::scalar_type(spec.config.precision.params_dtype));
+  auto assembly = step::assemble(make_config(spec, options), world, spec.vocab);
+  set_recipe_weights(*assembly, step::scalar_type(spec.config.precision.params_dtype));
   Trajectory trajectory;
   const auto& history = spec.json.at("history");
   int64_t scheduled = 0;
   for (int64_t it = 0; it < spec.iters; ++it) {
-    const auto batches = make_batches(spec, *a, it);
+    const auto batches = make_batches(spec, *assembly, it);
     const bool update_ok = history.at(static_cast<size_t>(it)).value("update_ok", true);
     if (options.exact && !update_ok) {
-      trajectory.steps.push_back(skipped_step(*a, batches));
+      trajectory.steps.push_back(skipped_step(*assembly, batches));
       continue;
     }
     step::StepInput input{batches, it + 1, scheduled, false, {}, nullptr};
@@ -149,23 +149,23 @@ Trajectory replay(const Spec& spec, const comm::World& world, const ReplayOption
     const bool compared = it == 0 && update_ok;
     if (compared || options.fault == Fault::zero_layer_gradient) {
       input.on_gradients = [&](double unscale) {
-        if (options.fault == Fault::zero_layer_gradient) zero_layer(*a);
+        if (options.fault == Fault::zero_layer_gradient) zero_layer(*assembly);
         if (compared)
-          trajectory.gradients = in_double(verify::gather_whole(*a, verify::Gathered::main_grad), unscale);
+          trajectory.gradients = in_double(verify::gather_whole(*assembly, verify::GatherKind::main_grad), unscale);
       };
     }
     const std::vector<at::Tensor> before =
-        options.fault == Fault::no_update ? copies_of(*a) : std::vector<at::Tensor>{};
-    trajectory.steps.push_back(step::train_step(*a, input));
+        options.fault == Fault::no_update ? copy_params(*assembly) : std::vector<at::Tensor>{};
+    trajectory.steps.push_back(step::train_step(*assembly, input));
     // The rate itself is compared separately; only its effect matters here.
     if (options.fault == Fault::learning_rate) trajectory.steps.back().lr /= 1.1;
-    if (options.fault == Fault::no_update) write_back(*a, before);
-    if (options.fault == Fault::half_main_params) a->optimizer->params_changed();
+    if (options.fault == Fault::no_update) write_back(*assembly, before);
+    if (options.fault == Fault::half_main_params) assembly->optimizer->copy_from_params();
     if (trajectory.steps.back().updated) scheduled += spec.gbs;
   }
-  MPX_CHECK(!a->graph_device || forecast::captured_graphs(*a) > 0, "parity", "nothing was replayed of ", spec.iters,
-            " steps");
-  trajectory.parameters = in_double(verify::gather_whole(*a, verify::Gathered::data));
+  MPX_CHECK(!assembly->graph_device || forecast::captured_graphs(*assembly) > 0, "parity", "nothing was replayed of ",
+            spec.iters, " steps");
+  trajectory.parameters = in_double(verify::gather_whole(*assembly, verify::GatherKind::data));
   return trajectory;
 }
 

@@ -23,7 +23,7 @@ enum class Fault {
   no_clip,
 };
 // "no_update" and so on; throws base::Error for another word.
-Fault fault_of(const std::string& name);
+Fault parse_fault(const std::string& name);
 
 // `exact`: the same run in float64 from the same weights (rounded to the run's type); it skips the steps that the
 // recorded run skipped. It is the result of a program without rounding.

@@ -42,11 +42,11 @@ const std::set<std::string> kSpecModelKeys = {"num_layers",
                                               "kind",
                                               "max_position_embeddings"};
 
-void read_model(const Json& m, config::Config& c) {
+void read_model(const Json& m, config::Config& config) {
   const std::string kind = m.value("kind", "gpt");
   MPX_CHECK(kind == "gpt" || kind == "llama" || kind == "moe" || kind == "codegeex", "parity", "config.model.kind '",
             kind, "' is not something this build can replay");
-  config::Model& out = c.model;
+  config::Model& out = config.model;
   // gpt: the family that accepts any mix of norms, positions, activations and biases; names are the same.
   out.family = kind == "codegeex" ? kind : "gpt";
   out.num_layers = m.at("num_layers");
@@ -69,7 +69,7 @@ void read_model(const Json& m, config::Config& c) {
   out.make_vocab_size_divisible_by = 1;
   Json rest = m;  // may also contain Megatron's other options
   for (const std::string& key : kSpecModelKeys) rest.erase(key);
-  apply_cfg(rest, c, "config.model");
+  apply_cfg(rest, config, "config.model");
 }
 
 // Python writes NaN and Infinity into JSON; they become null.
@@ -78,31 +78,32 @@ Json parse_with_nan(std::istream& stream) {
   return Json::parse(std::regex_replace(text, std::regex("([:\\[,]\\s*)-?(NaN|Infinity)"), "$1null"));
 }
 
-bool is_fp16(const config::Config& c) { return c.precision.params_dtype == config::ParamsDtype::fp16; }
+bool is_fp16(const config::Config& config) { return config.precision.params_dtype == config::ParamsDtype::fp16; }
 
 // Divisor of a rank's microbatch loss if gradients can overflow.
-double loss_divisor(const config::Config& c, int64_t dp) {
-  if (!is_fp16(c) || c.train.calculate_per_token_loss) return 1;
-  return static_cast<double>(c.train.global_batch_size / (c.train.micro_batch_size * dp));
+double loss_divisor(const config::Config& config, int64_t dp) {
+  if (!is_fp16(config) || config.train.calculate_per_token_loss) return 1;
+  return static_cast<double>(config.train.global_batch_size / (config.train.micro_batch_size * dp));
 }
 
 // `recorded`: the config on its recorded layout.
 void apply_layout(const OtherLayout& other, const config::Config& recorded, int64_t recorded_nproc, Spec& spec) {
-  config::Config& c = spec.config;
-  if (!other.settings.empty()) c = config::parse(config::dump(c), other.settings);
-  other.apply(c.parallel);
-  other.apply(c.train);
-  if (c.model.has_experts() && c.parallel.tp() > 1) c.parallel.sequence_parallel = true;  // not trained without
-  c.run.nproc = spec.nproc;
-  c = config::resolved(c, spec.nproc);
-  config::check(c, spec.nproc);
-  spec.loss_scale_ratio = loss_divisor(c, config::data_parallel_size(c.parallel, spec.nproc)) /
+  config::Config& config = spec.config;
+  if (!other.settings.empty()) config = config::parse(config::dump(config), other.settings);
+  other.apply(config.parallel);
+  other.apply(config.train);
+  if (config.model.has_experts() && config.parallel.tp() > 1)
+    config.parallel.sequence_parallel = true;  // not trained without
+  config.run.nproc = spec.nproc;
+  config = config::resolved(config, spec.nproc);
+  config::check(config, spec.nproc);
+  spec.loss_scale_ratio = loss_divisor(config, config::data_parallel_size(config.parallel, spec.nproc)) /
                           loss_divisor(recorded, config::data_parallel_size(recorded.parallel, recorded_nproc));
-  c.precision.initial_loss_scale *= spec.loss_scale_ratio;
-  MPX_CHECK(!is_fp16(c) || c.model.untie_embeddings_and_output_weights ||
-                (c.parallel.pp() == 1) == (recorded.parallel.pp() == 1),
+  config.precision.initial_loss_scale *= spec.loss_scale_ratio;
+  MPX_CHECK(!is_fp16(config) || config.model.untie_embeddings_and_output_weights ||
+                (config.parallel.pp() == 1) == (recorded.parallel.pp() == 1),
             "parity", "config.model.tied = true in fp16 was recorded with pp ", recorded.parallel.pp(),
-            ", not with pp ", c.parallel.pp(),
+            ", not with pp ", config.parallel.pp(),
             ": the two gradients of a tied table are added in fp16 on one stage and in fp32 on two, so other steps "
             "overflow; replay it with --pp ",
             recorded.parallel.pp());
@@ -117,18 +118,18 @@ void OtherLayout::apply(config::Train& train) const {
   train.cuda_graph_warmup_steps = 1;
 }
 
-void OtherLayout::apply(config::Parallel& p) const {
+void OtherLayout::apply(config::Parallel& parallel) const {
   const auto set = [](int64_t& value, int64_t wanted) { value = wanted > 0 ? wanted : value; };
-  if (pp > 0) p.virtual_pipeline_model_parallel_size = 1;
-  if (tp > 0) p.expert_tensor_parallel_size = 0;
-  set(p.tensor_model_parallel_size, tp);
-  set(p.pipeline_model_parallel_size, pp);
-  set(p.virtual_pipeline_model_parallel_size, vpp);
-  set(p.expert_model_parallel_size, ep);
-  set(p.expert_tensor_parallel_size, etp);
-  p.sequence_parallel |= sequence_parallel;
-  p.overlap_p2p_comm = p.vpp() > 1 && (p.overlap_p2p_comm || vpp > 0);
-  if (!sharding_strategy.empty()) p.data_parallel_sharding_strategy = sharding_strategy;
+  if (pp > 0) parallel.virtual_pipeline_model_parallel_size = 1;
+  if (tp > 0) parallel.expert_tensor_parallel_size = 0;
+  set(parallel.tensor_model_parallel_size, tp);
+  set(parallel.pipeline_model_parallel_size, pp);
+  set(parallel.virtual_pipeline_model_parallel_size, vpp);
+  set(parallel.expert_model_parallel_size, ep);
+  set(parallel.expert_tensor_parallel_size, etp);
+  parallel.sequence_parallel |= sequence_parallel;
+  parallel.overlap_p2p_comm = parallel.vpp() > 1 && (parallel.overlap_p2p_comm || vpp > 0);
+  if (!sharding_strategy.empty()) parallel.data_parallel_sharding_strategy = sharding_strategy;
 }
 
 Spec read_spec(const std::string& path, const OtherLayout& other) {
@@ -177,39 +178,39 @@ Spec read_spec(const std::string& path, const OtherLayout& other) {
   spec.iters = j.at("iters");
   spec.mask_last = j.value("mask_last", int64_t{0});
 
-  config::Config& c = spec.config;
-  c.precision.params_dtype = j.value("precision", "fp32");  // options below depend on it
-  read_model(j.at("model"), c);
-  c.parallel.tensor_model_parallel_size = j.value("tp", int64_t{1});
-  c.parallel.pipeline_model_parallel_size = j.value("pp", int64_t{1});
-  c.parallel.virtual_pipeline_model_parallel_size =
+  config::Config& config = spec.config;
+  config.precision.params_dtype = j.value("precision", "fp32");  // options below depend on it
+  read_model(j.at("model"), config);
+  config.parallel.tensor_model_parallel_size = j.value("tp", int64_t{1});
+  config.parallel.pipeline_model_parallel_size = j.value("pp", int64_t{1});
+  config.parallel.virtual_pipeline_model_parallel_size =
       j.contains("vpp") && !j.at("vpp").is_null() ? j.at("vpp").get<int64_t>() : 1;
-  c.parallel.expert_model_parallel_size = j.value("ep", int64_t{1});
-  c.parallel.expert_tensor_parallel_size =
+  config.parallel.expert_model_parallel_size = j.value("ep", int64_t{1});
+  config.parallel.expert_tensor_parallel_size =
       j.contains("etp") && !j.at("etp").is_null() ? j.at("etp").get<int64_t>() : 0;
-  c.parallel.sequence_parallel = j.value("sp", false);
-  c.parallel.overlap_p2p_comm = c.parallel.vpp() > 1;
-  c.model.vocab_size = spec.vocab;
-  c.train.seq_length = spec.seq;
-  c.train.micro_batch_size = spec.mbs;
-  c.train.global_batch_size = spec.gbs;
-  c.train.train_iters = spec.iters;
-  c.train.log_num_zeros_in_grad = true;
-  c.optim.optimizer = j.value("optimizer", "adam");
-  c.optim.lr = j.at("lr");
-  c.optim.min_lr = j.at("min_lr");
-  c.optim.lr_warmup_iters = j.value("warmup_iters", int64_t{2});
-  c.optim.lr_decay_style = j.value("decay_style", "cosine");
-  c.optim.weight_decay = j.value("wd", 0.01);
-  c.optim.clip_grad = j.value("clip", 1.0);
-  c.data.mock_data = true;  // the rules require a source of data; the recipe's tokens are fed directly
-  c.precision.initial_loss_scale = j.value("initial_loss_scale", c.precision.initial_loss_scale);
-  c.precision.loss_scale_window = j.value("loss_scale_window", c.precision.loss_scale_window);
-  c.precision.hysteresis = j.value("hysteresis", c.precision.hysteresis);
-  c.precision.min_loss_scale = j.value("min_loss_scale", c.precision.min_loss_scale);
-  if (j.value("dist_opt", false)) c.parallel.data_parallel_sharding_strategy = "optim";
-  apply_cfg(j.value("cfg", Json::object()), c);
-  apply_layout(other, config::Config(c), j.value("nproc", int64_t{1}), spec);
+  config.parallel.sequence_parallel = j.value("sp", false);
+  config.parallel.overlap_p2p_comm = config.parallel.vpp() > 1;
+  config.model.vocab_size = spec.vocab;
+  config.train.seq_length = spec.seq;
+  config.train.micro_batch_size = spec.mbs;
+  config.train.global_batch_size = spec.gbs;
+  config.train.train_iters = spec.iters;
+  config.train.log_num_zeros_in_grad = true;
+  config.optim.optimizer = j.value("optimizer", "adam");
+  config.optim.lr = j.at("lr");
+  config.optim.min_lr = j.at("min_lr");
+  config.optim.lr_warmup_iters = j.value("warmup_iters", int64_t{2});
+  config.optim.lr_decay_style = j.value("decay_style", "cosine");
+  config.optim.weight_decay = j.value("wd", 0.01);
+  config.optim.clip_grad = j.value("clip", 1.0);
+  config.data.mock_data = true;  // the rules require a source of data; the recipe's tokens are fed directly
+  config.precision.initial_loss_scale = j.value("initial_loss_scale", config.precision.initial_loss_scale);
+  config.precision.loss_scale_window = j.value("loss_scale_window", config.precision.loss_scale_window);
+  config.precision.hysteresis = j.value("hysteresis", config.precision.hysteresis);
+  config.precision.min_loss_scale = j.value("min_loss_scale", config.precision.min_loss_scale);
+  if (j.value("dist_opt", false)) config.parallel.data_parallel_sharding_strategy = "optim";
+  apply_cfg(j.value("cfg", Json::object()), config);
+  apply_layout(other, config::Config(config), j.value("nproc", int64_t{1}), spec);
   return spec;
 }
 

@@ -112,10 +112,10 @@ Tensors compare_tensors(const std::string& kind, const Json& recorded, const std
     compared.push_back(compare_tensor(name, values, a, b, all));
   }
   Tensors result;
-  const Expected of_sums(compared, &Compared::sum), of_norms(compared, &Compared::norm);
+  const Expected sum_distance(compared, &Compared::sum), of_norms(compared, &Compared::norm);
   for (const Compared& of : compared) {
     Sum tensor = of.elements;
-    const double sum = of_sums.errors(of.numel), norm = of_norms.errors(of.numel);
+    const double sum = sum_distance.errors(of.numel), norm = of_norms.errors(of.numel);
     tensor.add(of.sum.ours / sum, of.sum.recorded / sum, of.sum.exact / sum);
     tensor.add(of.norm.ours / norm, of.norm.recorded / norm, of.norm.exact / norm);
     result.each.push_back(tensor.distance(kind + " " + of.name));
@@ -124,25 +124,26 @@ Tensors compare_tensors(const std::string& kind, const Json& recorded, const std
   return result;
 }
 
-std::string text_of(const Distance& d, double allowed) {
+std::string format_distance(const Distance& distance, double allowed) {
   char text[256];
   std::snprintf(text, sizeof text,
-                "%s: %.1e from the recorded, which is %.1e from the exact: %.2f times, %.2f allowed", d.what.c_str(),
-                d.ours, d.theirs, d.ratio(), allowed);
+                "%s: %.1e from the recorded, which is %.1e from the exact: %.2f times, %.2f allowed",
+                distance.what.c_str(), distance.ours, distance.theirs, distance.ratio(), allowed);
   return text;
 }
 
-class Judge {
+class HalfComparison {
  public:
-  void hold(const Distance& d, double allowed, bool say) {
-    const std::string text = text_of(d, allowed);
-    if (say) verdict.lines.push_back(text);
-    if (!(d.ratio() <= allowed)) verdict.failures.push_back(text);
+  void check_bound(const Distance& distance, double allowed, bool say) {
+    const std::string text = format_distance(distance, allowed);
+    if (say) comparison.lines.push_back(text);
+    if (!(distance.ratio() <= allowed)) comparison.failures.push_back(text);
   }
 
-  void hold(const std::string& kind, const Tensors& tensors) {
+  void check_bound(const std::string& kind, const Tensors& tensors) {
     if (tensors.each.empty()) return;
-    for (const Distance& d : tensors.each) hold(d, allowed_ratio(d.count, kTensorLevel), false);
+    for (const Distance& distance : tensors.each)
+      check_bound(distance, allowed_ratio(distance.count, kTensorLevel), false);
     std::vector<double> ratios;
     for (const Distance& d : tensors.each) ratios.push_back(d.ratio());
     std::sort(ratios.begin(), ratios.end());
@@ -151,9 +152,9 @@ class Judge {
     std::snprintf(text, sizeof text,
                   "%ss: the median tensor is %.2f times as far, %.2f allowed; the worst %.2f times", kind.c_str(),
                   median, kFactor, ratios.back());
-    verdict.lines.emplace_back(text);
-    if (!(median <= kFactor)) verdict.failures.emplace_back(text);
-    hold(tensors.elements, allowed_ratio(tensors.elements.count, kTensorLevel), true);
+    comparison.lines.emplace_back(text);
+    if (!(median <= kFactor)) comparison.failures.emplace_back(text);
+    check_bound(tensors.elements, allowed_ratio(tensors.elements.count, kTensorLevel), true);
   }
 
   // A program that omits a rounding of the recorded one is nearer to the exact run than the recorded one.
@@ -161,13 +162,13 @@ class Judge {
     char text[160];
     std::snprintf(text, sizeof text, "rounding of gradients: %.2f of the recorded run's, at least 0.50 and at most 2",
                   gradients.rounding / gradients.theirs);
-    verdict.lines.emplace_back(text);
+    comparison.lines.emplace_back(text);
     const bool alike =
         gradients.rounding >= gradients.theirs / kFactor && gradients.rounding <= gradients.theirs * kFactor;
-    if (!alike) verdict.failures.emplace_back(text);
+    if (!alike) comparison.failures.emplace_back(text);
   }
 
-  Verdict verdict;
+  ComparisonResult comparison;
 };
 
 bool is_recorded(const Json& run, const char* key) { return run.contains(key) && run.at(key).is_object(); }
@@ -192,8 +193,8 @@ double allowed_ratio(int64_t count, double level) {
   return std::max(kFactor, std::sqrt(2 * low / (1 - low)));
 }
 
-Verdict compare_half(const Json& recorded, const Trajectory& ours, const Trajectory& exact) {
-  Judge judge;
+ComparisonResult compare_half(const Json& recorded, const Trajectory& ours, const Trajectory& exact) {
+  HalfComparison judge;
   Sum losses, norms;
   for (size_t i = 0; i < ours.steps.size(); ++i) {
     const Json& line = recorded.at("history").at(i);
@@ -201,18 +202,18 @@ Verdict compare_half(const Json& recorded, const Trajectory& ours, const Traject
     if (line.contains("grad_norm") && line.at("grad_norm").is_number() && exact.steps[i].updated)
       norms.add(ours.steps[i].grad_norm, line.at("grad_norm"), exact.steps[i].grad_norm);
   }
-  for (const Distance& d : {losses.distance("losses"), norms.distance("gradient norms")}) {
-    if (d.count > 0) judge.hold(d, allowed_ratio(d.count, kRowLevel), true);
+  for (const Distance& distance : {losses.distance("losses"), norms.distance("gradient norms")}) {
+    if (distance.count > 0) judge.check_bound(distance, allowed_ratio(distance.count, kRowLevel), true);
   }
   if (is_recorded(recorded, "grads_iter1") && !ours.gradients.empty()) {
     const Tensors gradients =
         compare_tensors("gradient", recorded.at("grads_iter1"), ours.gradients, exact.gradients);
-    judge.hold("gradient", gradients);
+    judge.check_bound("gradient", gradients);
     judge.rounds(gradients.elements);
   }
-  judge.hold("parameter",
-             compare_tensors("parameter", recorded.at("final_params"), ours.parameters, exact.parameters));
-  return std::move(judge.verdict);
+  judge.check_bound("parameter",
+                    compare_tensors("parameter", recorded.at("final_params"), ours.parameters, exact.parameters));
+  return std::move(judge.comparison);
 }
 
 }  // namespace metroplex::parity

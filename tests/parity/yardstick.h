@@ -28,9 +28,9 @@ struct Distance {
 double allowed_ratio(int64_t count, double level);
 
 // The comparisons of a run, and those out of bounds, in words; empty if it fits.
-struct Verdict {
+struct ComparisonResult {
   std::vector<std::string> lines, failures;
 };
-Verdict compare_half(const nlohmann::json& recorded, const Trajectory& ours, const Trajectory& exact);
+ComparisonResult compare_half(const nlohmann::json& recorded, const Trajectory& ours, const Trajectory& exact);
 
 }  // namespace metroplex::parity

@@ -11,7 +11,8 @@ namespace {
 using plan::Action;
 using plan::ActionKind;
 
-plan::PipelineTable table_of(const char* schedule, int pp, int chunks, int microbatches, bool forward_only = false) {
+plan::PipelineTable build_table(const char* schedule, int pp, int chunks, int microbatches,
+                                bool forward_only = false) {
   plan::ScheduleRequest request;
   request.num_stages = pp;
   request.num_chunks = chunks;
@@ -115,11 +116,11 @@ void check_memory(const plan::PipelineTable& table) {
     executor.observers().add("test", [&](const Action& action, double seconds) {
       EXPECT_GE(seconds, 0.0);
       actions.push_back(action);
-      seen.push_back(static_cast<int>(executor.live()));
+      seen.push_back(static_cast<int>(executor.num_live()));
     });
     executor.run({table, batches, table.forward_only ? at::Tensor() : toy_factors(table.num_microbatches),
                   toy_border(batches, false)});
-    EXPECT_EQ(executor.live(), 0u);
+    EXPECT_EQ(executor.num_live(), 0u);
     EXPECT_EQ(actions, table.ranks[rank]);
     const Ledger ledger(table, world.rank());
     EXPECT_EQ(seen, ledger.expected());
@@ -130,20 +131,20 @@ void check_memory(const plan::PipelineTable& table) {
 
 TEST(ExecutorMemory, HoldsWhatTheScheduleSaysAfterEveryAction) {
   for (const bool forward_only : {false, true}) {
-    check_memory(table_of("gpipe", 4, 1, 6, forward_only));
-    check_memory(table_of("1f1b", 4, 1, 8, forward_only));
-    check_memory(table_of("interleaved", 4, 2, 8, forward_only));
+    check_memory(build_table("gpipe", 4, 1, 6, forward_only));
+    check_memory(build_table("1f1b", 4, 1, 8, forward_only));
+    check_memory(build_table("interleaved", 4, 2, 8, forward_only));
   }
 }
 
 TEST(ExecutorMemory, TheLastStageOfOneForwardOneBackwardHoldsOneMicrobatch) {
-  const plan::PipelineTable table = table_of("1f1b", 2, 1, 16);
+  const plan::PipelineTable table = build_table("1f1b", 2, 1, 16);
   const auto batches = toy_batches(16);
   run_ranks(2, {.pp = 2}, [&](const comm::World& world) {
     const ToyStages toy(2, 1, world.rank());
     pipeline::Executor executor(toy.pointers(), world.groups().pp);
     size_t peak = 0;
-    executor.observers().add("test", [&](const Action&, double) { peak = std::max(peak, executor.live()); });
+    executor.observers().add("test", [&](const Action&, double) { peak = std::max(peak, executor.num_live()); });
     executor.run({table, batches, toy_factors(16), toy_border(batches, false)});
     // Last stage: a run, its gradient being sent, and the next input. First stage: two runs, two outputs (the
     // warm-up's output was sent alone, so nothing confirms its arrival), a gradient.
@@ -153,14 +154,14 @@ TEST(ExecutorMemory, TheLastStageOfOneForwardOneBackwardHoldsOneMicrobatch) {
 
 // Checks the storage, not only the handle: an output's memory is freed once it is sent and released.
 TEST(ExecutorMemory, ReceivedInputsDieWithTheirBackward) {
-  const plan::PipelineTable table = table_of("1f1b", 2, 1, 6);
+  const plan::PipelineTable table = build_table("1f1b", 2, 1, 6);
   const auto batches = toy_batches(6);
   run_ranks(2, {.pp = 2}, [&](const comm::World& world) {
     std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> inputs;
     nn::Blocks blocks;
-    class Watch final : public nn::Segment {
+    class WatchedSegment final : public nn::Segment {
      public:
-      Watch(std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>>& seen, std::unique_ptr<nn::Segment> inner)
+      WatchedSegment(std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>>& seen, std::unique_ptr<nn::Segment> inner)
           : seen_(seen), inner_(std::move(inner)) {}
       const std::string& name() const override { return inner_->name(); }
       void collect_params(std::vector<nn::Param*>& params) override { inner_->collect_params(params); }
@@ -175,7 +176,7 @@ TEST(ExecutorMemory, ReceivedInputsDieWithTheirBackward) {
     };
     for (int64_t i = 0; i < 4; ++i) {
       blocks.push_back(
-          one_segment(std::make_unique<Watch>(inputs, std::make_unique<ToyLayer>(4 * world.rank() + i))));
+          one_segment(std::make_unique<WatchedSegment>(inputs, std::make_unique<ToyLayer>(4 * world.rank() + i))));
     }
     pipeline::Stage stage(std::move(blocks));
     pipeline::Executor executor({&stage}, world.groups().pp);

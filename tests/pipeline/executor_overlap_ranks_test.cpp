@@ -8,9 +8,9 @@
 namespace metroplex::test::executor_overlap_ranks_test {
 namespace {
 
-enum class What { compute, issue, wait };
+enum class EventKind { compute, issue, wait };
 struct Event {
-  What what;
+  EventKind what;
   size_t call;  // of p2p, counted from 0; for compute the number of calls so far
 };
 using Events = std::vector<Event>;
@@ -20,7 +20,7 @@ class WatchedPending final : public comm::Pending {
   WatchedPending(comm::PendingPtr inner, Events& events, size_t call)
       : inner_(std::move(inner)), events_(events), call_(call) {}
   void wait() override {
-    events_.push_back({What::wait, call_});
+    events_.push_back({EventKind::wait, call_});
     if (inner_) inner_->wait();
   }
 
@@ -34,7 +34,7 @@ class WatchedBackend final : public ForwardingBackend {
  public:
   WatchedBackend(comm::GroupBackend& inner, Events& events) : ForwardingBackend(inner), events_(events) {}
   comm::PendingPtr batch_p2p(std::vector<comm::P2pOp> ops) override {
-    events_.push_back({What::issue, calls_});
+    events_.push_back({EventKind::issue, calls_});
     return std::make_shared<WatchedPending>(inner_.batch_p2p(std::move(ops)), events_, calls_++);
   }
   size_t calls() const { return calls_; }
@@ -75,23 +75,23 @@ TEST(ExecutorOverlap, AnExchangeIsUnderWayDuringTheNextComputationAndTheNextExch
                 pipeline::Executor executor(toy.pointers(),
                                             comm::Group({"pp", pp.purpose(), pp.ranks()}, pp.index(), watched));
                 executor.observers().add("test", [&](const plan::Action& action, double) {
-                  if (plan::is_compute(action.kind)) events.push_back({What::compute, watched->calls()});
+                  if (plan::is_compute(action.kind)) events.push_back({EventKind::compute, watched->calls()});
                 });
                 executor.run({table, batches, toy_factors(request.num_microbatches), toy_border(batches, false)});
                 const auto [first, last] = steady_calls(table.ranks[static_cast<size_t>(pp.index())]);
                 EXPECT_GE(last - first, 16u);
                 for (size_t call = first; call < last; ++call) {
-                  const auto at = [&](What what) {
+                  const auto at = [&](EventKind what) {
                     return std::find_if(events.begin(), events.end(),
-                                        [&](const Event& e) { return e.what == what && e.call == call; });
+                                        [&](const Event& event) { return event.what == what && event.call == call; });
                   };
-                  const auto issued = at(What::issue), waited = at(What::wait);
+                  const auto issued = at(EventKind::issue), waited = at(EventKind::wait);
                   ASSERT_LT(issued, waited);
-                  const auto between = [&](What what) {
-                    return std::count_if(issued + 1, waited, [&](const Event& e) { return e.what == what; });
+                  const auto between = [&](EventKind what) {
+                    return std::count_if(issued + 1, waited, [&](const Event& event) { return event.what == what; });
                   };
-                  EXPECT_GE(between(What::compute), 1) << "call " << call;
-                  EXPECT_GE(between(What::issue), 1) << "call " << call;
+                  EXPECT_GE(between(EventKind::compute), 1) << "call " << call;
+                  EXPECT_GE(between(EventKind::issue), 1) << "call " << call;
                 }
               },
               {.rendezvous = rendezvous, .timeout = std::chrono::seconds(20)});

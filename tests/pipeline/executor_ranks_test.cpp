@@ -32,9 +32,9 @@ constexpr ScheduleCase kCases[] = {
     {"interleaved", 4, 2, 8, 4, true},
 };
 
-std::string words(const ScheduleCase& c) {
-  return base::concat(c.schedule, " pp ", c.pp, " chunks ", c.chunks, " microbatches ", c.microbatches, " group ",
-                      c.group, c.overlap ? " overlapped" : "");
+std::string to_string(const ScheduleCase& test_case) {
+  return base::concat(test_case.schedule, " pp ", test_case.pp, " chunks ", test_case.chunks, " microbatches ",
+                      test_case.microbatches, " group ", test_case.group, test_case.overlap ? " overlapped" : "");
 }
 
 struct Mode {
@@ -42,16 +42,16 @@ struct Mode {
 };
 
 void run_all(const Mode& mode) {
-  for (const ScheduleCase& c : kCases) {
-    SCOPED_TRACE(words(c));
-    const plan::PipelineTable table = table_of(c, mode.forward_only);
-    const auto batches = toy_batches(c.microbatches, mode.variable);
+  for (const ScheduleCase& test_case : kCases) {
+    SCOPED_TRACE(to_string(test_case));
+    const plan::PipelineTable table = build_table(test_case, mode.forward_only);
+    const auto batches = toy_batches(test_case.microbatches, mode.variable);
     const ToyResult expected = toy_by_formula(batches);
     RunOptions options;
     options.rendezvous = mode.rendezvous;
     options.timeout = std::chrono::seconds(20);
     run_ranks(
-        c.pp, {.pp = c.pp},
+        test_case.pp, {.pp = test_case.pp},
         [&](const comm::World& world) {
           expect_same(run_toy(world.groups().pp, table, batches, mode.variable), expected, !mode.forward_only);
         },
@@ -117,20 +117,21 @@ TEST(Executor, StagesMayLieInAVAtTheEndsOfThePipeline) {
 }
 
 TEST(Executor, WeightGradientsMayBeActionsOfTheirOwn) {
-  for (const ScheduleCase& c : {kCases[1], kCases[2], kCases[6], kCases[8]}) {
-    const auto batches = toy_batches(c.microbatches);
+  for (const ScheduleCase& test_case : {kCases[1], kCases[2], kCases[6], kCases[8]}) {
+    const auto batches = toy_batches(test_case.microbatches);
     const ToyResult expected = toy_by_formula(batches);
     for (const bool at_the_end : {false, true}) {
-      SCOPED_TRACE(words(c) + (at_the_end ? " at the end" : ""));
-      const plan::PipelineTable table = split_backward(table_of(c, false), at_the_end);
-      run_ranks(c.pp, {.pp = c.pp},
+      SCOPED_TRACE(to_string(test_case) + (at_the_end ? " at the end" : ""));
+      const plan::PipelineTable table = split_backward(build_table(test_case, false), at_the_end);
+      run_ranks(test_case.pp, {.pp = test_case.pp},
                 [&](const comm::World& world) { expect_same(run_toy(world.groups().pp, table, batches), expected); });
     }
   }
 }
 
 TEST(Executor, TheSameExecutorRunsStepAfterStep) {
-  const plan::PipelineTable train = table_of({"1f1b", 2, 1, 4}, false), evaluate = table_of({"1f1b", 2, 1, 3}, true);
+  const plan::PipelineTable train = build_table({"1f1b", 2, 1, 4}, false),
+                            evaluate = build_table({"1f1b", 2, 1, 3}, true);
   const auto four = toy_batches(4), three = toy_batches(3);
   const ToyResult expected = toy_by_formula(four);
   run_ranks(2, {.pp = 2}, [&](const comm::World& world) {
@@ -149,7 +150,7 @@ TEST(Executor, TheSameExecutorRunsStepAfterStep) {
 
 // The second stage computes slowly, so the first one waits in exchanges of two transfers.
 TEST(Executor, SecondsOfActionsAddUpToAtMostTheStep) {
-  const plan::PipelineTable table = table_of({"1f1b", 2, 1, 4}, false);
+  const plan::PipelineTable table = build_table({"1f1b", 2, 1, 4}, false);
   const auto batches = toy_batches(4);
   run_ranks(2, {.pp = 2}, [&](const comm::World& world) {
     const comm::Group& pp = world.groups().pp;
@@ -173,16 +174,16 @@ TEST(Executor, SecondsOfActionsAddUpToAtMostTheStep) {
 
 TEST(Executor, AFailingStageEndsAllTheOthersWithItsCause) {
   constexpr int kRanks = 4, kCulprit = 2;
-  const plan::PipelineTable table = table_of({"1f1b", kRanks, 1, 6}, false);
+  const plan::PipelineTable table = build_table({"1f1b", kRanks, 1, 6}, false);
   const auto batches = toy_batches(6);
   std::mutex lock;
   std::vector<std::string> causes(kRanks);
   std::string verdict;
   const auto start = std::chrono::steady_clock::now();
   try {
-    comm::run_threads(kRanks, grid_of(kRanks, {.pp = kRanks}), {}, [&](const comm::World& world) {
+    comm::run_threads(kRanks, make_grid(kRanks, {.pp = kRanks}), {}, [&](const comm::World& world) {
       const auto fail = [&](const nn::Microbatch& batch) {
-        MPX_CHECK(world.rank() != kCulprit || number_of(batch) != 3, "test", "this stage has had enough");
+        MPX_CHECK(world.rank() != kCulprit || batch_index(batch) != 3, "test", "this stage has had enough");
       };
       const ToyStages toy(kRanks, 1, world.rank(), fail);
       pipeline::Executor executor(toy.pointers(), world.groups().pp);
@@ -190,7 +191,7 @@ TEST(Executor, AFailingStageEndsAllTheOthersWithItsCause) {
         executor.run({table, batches, toy_factors(6), toy_border(batches, false)});
       } catch (...) {
         const std::lock_guard hold(lock);
-        causes[static_cast<size_t>(world.rank())] = comm::cause_of(std::current_exception());
+        causes[static_cast<size_t>(world.rank())] = comm::failure_cause(std::current_exception());
         throw;
       }
     });
@@ -202,7 +203,7 @@ TEST(Executor, AFailingStageEndsAllTheOthersWithItsCause) {
 }
 
 TEST(Executor, ATableForOtherStagesIsRefused) {
-  const plan::PipelineTable table = table_of({"none", 1, 2, 2}, false);
+  const plan::PipelineTable table = build_table({"none", 1, 2, 2}, false);
   const auto batches = toy_batches(2);
   const ToyStages toy(1, 1, 0);
   pipeline::Executor executor(toy.pointers(), comm::Group());

@@ -102,7 +102,7 @@ std::vector<ScheduleCase> sizes() {
 void run_on_streams(const ScheduleCase& size, bool forward_only, bool variable) {
   SCOPED_TRACE(base::concat(size.schedule, " pp ", size.pp, " chunks ", size.chunks, " microbatches ",
                             size.microbatches, " group ", size.group, size.overlap ? " overlapped" : ""));
-  const plan::PipelineTable table = table_of(size, forward_only);
+  const plan::PipelineTable table = build_table(size, forward_only);
   const auto batches = toy_batches(size.microbatches, variable);
   const ToyResult expected = toy_by_formula(batches);
   run_ranks(size.pp, {.pp = size.pp},

@@ -57,7 +57,7 @@ class ExpertSegment final : public nn::Segment {
   nn::Values forward(const nn::Values& in, nn::SegmentContext& context) override {
     const at::Tensor choice = in.tensor("choice").unsqueeze(-1).to(at::kDouble) + 1;
     at::Tensor y = in.tensor(nn::kHiddenStates);
-    if (number_of(context.batch) % 2 == 1) y = scaled(y + in.tensor("weight"), c);
+    if (batch_index(context.batch) % 2 == 1) y = scaled(y + in.tensor("weight"), c);
     return {nn::kHiddenStates, y * choice};
   }
   nn::Param c = routed_param("c", 1);

@@ -14,16 +14,16 @@ namespace {
 using Counts = std::map<std::string, int>;
 
 // Counts the notifications of each parameter's listeners.
-struct Told {
+struct UseCounts {
   Counts before, uses;
   std::string order;  // of uses
-  explicit Told(const std::vector<nn::Param*>& params) {
+  explicit UseCounts(const std::vector<nn::Param*>& params) {
     for (nn::Param* param : params) {
       param->before_use.add("told", [this, param] { ++before[param->name]; });
       param->on_use.add("told", [this, param] {
         ++uses[param->name];
         order += param->name;
-        EXPECT_GE(before[param->name], uses[param->name]) << param->name << ": used before anybody heard of it";
+        EXPECT_GE(before[param->name], uses[param->name]) << param->name << ": used before it was reported";
       });
     }
   }
@@ -54,7 +54,7 @@ class CountedSegment final : public nn::Segment {
   const std::string& name() const override { return name_; }
   void collect_params(std::vector<nn::Param*>& params) override { params.push_back(&w); }
   nn::Values forward(const nn::Values& in, nn::SegmentContext& context) override {
-    const at::Tensor factor = context.batch.sample_counters.sum().to(at::kDouble) + 1;
+    const at::Tensor factor = context.batch.counters.samples.sum().to(at::kDouble) + 1;
     nn::Values out(nn::kHiddenStates, scaled(in.tensor(nn::kHiddenStates), w) * factor);
     return out.add(kOther, in.tensor(kOther));
   }
@@ -85,11 +85,11 @@ void expect_same_outcome(const Outcome& got, const Outcome& expected) {
 
 nn::Microbatch batch_number(int64_t number) {
   nn::Microbatch batch = toy_batches(1)[0];
-  batch.sample_counters.fill_(number);
+  batch.counters.samples.fill_(number);
   return batch;
 }
 
-at::Tensor values_of(int64_t number, double shift) {
+at::Tensor make_values(int64_t number, double shift) {
   return (routed_input() + shift + static_cast<double>(number)).sin();
 }
 
@@ -106,8 +106,8 @@ void forward(pipeline::Stage& stage, Pass& pass, nn::Values in, int64_t number, 
 }
 
 nn::Values crossing_values(int64_t number) {
-  nn::Values in(nn::kHiddenStates, values_of(number, 0));
-  return in.add(kOther, values_of(number, 1));
+  nn::Values in(nn::kHiddenStates, make_values(number, 0));
+  return in.add(kOther, make_values(number, 1));
 }
 
 Outcome finish(pipeline::Stage& stage, Pass pass, nn::Gradients dy, double factor = 0.25) {
@@ -124,12 +124,12 @@ Outcome finish(pipeline::Stage& stage, Pass pass, nn::Gradients dy, double facto
 Outcome cross(pipeline::Stage& stage, int64_t number, int instance) {
   Pass pass;
   forward(stage, pass, crossing_values(number), number, instance);
-  return finish(stage, std::move(pass), {values_of(number, 2), values_of(number, 3)});
+  return finish(stage, std::move(pass), {make_values(number, 2), make_values(number, 3)});
 }
 
 struct Captured {
   explicit Captured(nn::Blocks blocks) : device(graph::make_graph_device(at::kCPU)), stage(std::move(blocks)) {
-    stage.capture_in(instances, {{}, true});
+    stage.enable_capture(instances, {{}, true});
   }
   std::unique_ptr<graph::GraphDevice> device;
   std::shared_ptr<pipeline::GraphInstances> instances = std::make_shared<pipeline::GraphInstances>(*device, at::kCPU);
@@ -139,16 +139,16 @@ struct Captured {
 TEST(StageGraphs, HaveTheBitsAndTellTheUsesOfIslandsThatRunAsTheyAre) {
   pipeline::Stage plain(crossing_blocks());
   Captured graphs(crossing_blocks());
-  Told told(graphs.stage.params());
+  UseCounts use_counts(graphs.stage.params());
   for (int64_t number = 0; number < 5; ++number) {
     SCOPED_TRACE(number);
     expect_same_outcome(cross(graphs.stage, number, 0), cross(plain, number, -1));
     const int times = static_cast<int>(number) + 1;
     const Counts each{{"first.w", times}, {"between.w", times}, {"second.w", times}, {"zeroth.w", times}};
-    EXPECT_EQ(told.uses, each);
-    EXPECT_EQ(told.before, each);
-    EXPECT_EQ(told.order, "second.wbetween.wfirst.wzeroth.w");
-    told.order.clear();
+    EXPECT_EQ(use_counts.uses, each);
+    EXPECT_EQ(use_counts.before, each);
+    EXPECT_EQ(use_counts.order, "second.wbetween.wfirst.wzeroth.w");
+    use_counts.order.clear();
   }
   EXPECT_EQ(graphs.instances->sizes(false).graphs, 2 * 3);
   EXPECT_EQ(graphs.instances->sizes(true).graphs, 0);
@@ -162,8 +162,8 @@ TEST(StageGraphs, AReplayDoesNotCallTheLayers) {
   Captured graphs(std::move(blocks));
   for (int64_t number = 0; number < 3; ++number) {
     Pass pass;
-    forward(graphs.stage, pass, {nn::kHiddenStates, values_of(number, 0)}, number, 0);
-    finish(graphs.stage, std::move(pass), {values_of(number, 1)});
+    forward(graphs.stage, pass, {nn::kHiddenStates, make_values(number, 0)}, number, 0);
+    finish(graphs.stage, std::move(pass), {make_values(number, 1)});
   }
   EXPECT_EQ(calls, 1);
 }
@@ -179,7 +179,7 @@ TEST(StageGraphs, MicrobatchesInFlightTakeAnInstanceEach) {
     }
     Outcome all;
     for (int64_t i = 0; i < 3; ++i) {
-      Outcome one = finish(stage, std::move(passes[static_cast<size_t>(i)]), {values_of(i, 2), values_of(i, 3)});
+      Outcome one = finish(stage, std::move(passes[static_cast<size_t>(i)]), {make_values(i, 2), make_values(i, 3)});
       all.tensors.insert(all.tensors.end(), one.tensors.begin(), one.tensors.end());
     }
     return all;
@@ -212,14 +212,14 @@ TEST(StageGraphs, ChunksShareAnInstance) {
   };
   const auto pass = [](pipeline::Stage& stage, int64_t number, int instance) {
     Pass one;
-    forward(stage, one, {nn::kHiddenStates, values_of(number, 0)}, number, instance);
-    return finish(stage, std::move(one), {values_of(number, 1)});
+    forward(stage, one, {nn::kHiddenStates, make_values(number, 0)}, number, instance);
+    return finish(stage, std::move(one), {make_values(number, 1)});
   };
   pipeline::Stage plain_first(layer(1)), plain_second(layer(2));
   Captured first(layer(1));
   pipeline::GraphSizes alone;
   pipeline::Stage second(layer(2));
-  second.capture_in(first.instances, {{}, true});
+  second.enable_capture(first.instances, {{}, true});
   for (int64_t number = 0; number < 4; ++number) {
     SCOPED_TRACE(number);
     expect_same_outcome(pass(first.stage, number, 0), pass(plain_first, number, -1));
@@ -243,32 +243,32 @@ TEST(StageGraphs, LossTermsAreThoseOfTheirMicrobatch) {
   };
   pipeline::Stage plain(blocks());
   Captured graphs(blocks());
-  Told told(graphs.stage.params());
+  UseCounts use_counts(graphs.stage.params());
   std::vector<Outcome> got, want;
   for (int64_t number = 0; number < 3; ++number) {
     for (pipeline::Stage* stage : {&plain, &graphs.stage}) {
       Pass pass;
-      forward(*stage, pass, {nn::kHiddenStates, values_of(number, 0)}, number, 0);
+      forward(*stage, pass, {nn::kHiddenStates, make_values(number, 0)}, number, 0);
       EXPECT_EQ(pass.terms.size(), 1u);
       (stage == &plain ? want : got)
           .push_back(
-              finish(*stage, std::move(pass), {values_of(number, 1), {}, {}}, 0.25 + static_cast<double>(number)));
+              finish(*stage, std::move(pass), {make_values(number, 1), {}, {}}, 0.25 + static_cast<double>(number)));
     }
   }
   for (size_t i = 0; i < got.size(); ++i) expect_same_outcome(got[i], want[i]);
-  EXPECT_EQ(told.uses, (Counts{{"a", 3}, {"b", 3}}));
+  EXPECT_EQ(use_counts.uses, (Counts{{"a", 3}, {"b", 3}}));
 }
 
 // The memory report, or another microbatch between the segments: nothing is replayed then.
 TEST(StageGraphs, WhoCutsEveryBorderGetsIslandsThatRunAsTheyAre) {
-  Cutter silent;
+  NoopObserver silent;
   pipeline::Stage plain(crossing_blocks());
   Captured graphs(crossing_blocks());
   for (int64_t number = 0; number < 6; ++number) {
-    if (number == 1 || number == 4) graphs.stage.listen("silent", silent, true);
+    if (number == 1 || number == 4) graphs.stage.add_observer("silent", silent, true);
     expect_same_outcome(cross(graphs.stage, number, 0), cross(plain, number, -1));
     EXPECT_EQ(graphs.instances->sizes(false).graphs, 6);
-    if (number == 1 || number == 4) graphs.stage.unlisten("silent");
+    if (number == 1 || number == 4) graphs.stage.remove_observer("silent");
   }
 }
 
@@ -277,9 +277,9 @@ TEST(StageGraphs, AMicrobatchOfAnotherFormIsCapturedAnew) {
   Captured graphs(crossing_blocks());
   const auto run = [](pipeline::Stage& stage, int64_t samples, int instance) {
     nn::Microbatch batch = batch_number(samples);
-    batch.sample_counters = at::arange(samples, at::kLong);
-    nn::Values in(nn::kHiddenStates, values_of(samples, 0).slice(1, 0, samples).contiguous());
-    in.add(kOther, values_of(samples, 1).slice(1, 0, samples).contiguous());
+    batch.counters.samples = at::arange(samples, at::kLong);
+    nn::Values in(nn::kHiddenStates, make_values(samples, 0).slice(1, 0, samples).contiguous());
+    in.add(kOther, make_values(samples, 1).slice(1, 0, samples).contiguous());
     Pass pass;
     for (const auto& [name, value] : stage.forward(std::move(in), batch, &pass.run, &pass.terms, instance))
       pass.out.push_back(value.tensor());
@@ -309,8 +309,8 @@ TEST(StageGraphs, ValuesOfAnotherFormThanTheMicrobatchSaysAreRefusedByName) {
   Captured graphs(crossing_blocks());
   cross(graphs.stage, 0, 0);
   Pass pass;
-  nn::Values in(nn::kHiddenStates, values_of(0, 0).slice(0, 0, 3).contiguous());
-  in.add(kOther, values_of(0, 1));
+  nn::Values in(nn::kHiddenStates, make_values(0, 0).slice(0, 0, 3).contiguous());
+  in.add(kOther, make_values(0, 1));
   expect_error([&] { forward(graphs.stage, pass, in, 0, 0); },
                {"zeroth", "hidden_states", "Double [4, 2, 3]", "Double [3, 2, 3]", "train.cuda_graph_modules"});
 }
@@ -322,15 +322,15 @@ TEST(StageGraphs, WhatTheHostReadsIsRefusedWhileItIsCaptured) {
   Pass pass;
   expect_error(
       [&] {
-        forward(graphs.stage, pass, {nn::kHiddenStates, values_of(0, 0)}, 0, 0);
+        forward(graphs.stage, pass, {nn::kHiddenStates, make_values(0, 0)}, 0, 0);
       },
       {"forward of router", "cannot be captured", "the host", "train.cuda_graph_modules"});
 }
 
 // A segment with the traits of the test.
-class SaidSegment final : public nn::Segment {
+class TraitsSegment final : public nn::Segment {
  public:
-  SaidSegment(std::string name, nn::SegmentTraits traits, nn::Param& param)
+  TraitsSegment(std::string name, nn::SegmentTraits traits, nn::Param& param)
       : name_(std::move(name)), traits_(std::move(traits)), param_(param) {}
   const std::string& name() const override { return name_; }
   void collect_params(std::vector<nn::Param*>& params) override { params.push_back(&param_); }
@@ -345,18 +345,18 @@ class SaidSegment final : public nn::Segment {
 
 TEST(GraphScope, WhatCannotBeCapturedIsRefusedByNameWithTheReason) {
   nn::Param param = routed_param("table", 0);
-  SaidSegment reads("reading", {.needs_host = true}, param), grows("growing", {.static_shapes = false}, param),
+  TraitsSegment reads("reading", {.needs_host = true}, param), grows("growing", {.static_shapes = false}, param),
       fine("fine", {}, param);
   const auto refused = [](nn::Segment& segment, const std::vector<std::string>& parts) {
-    expect_error([&] { pipeline::check_capturable(nn::make_island({&segment})); }, parts);
+    expect_error([&] { pipeline::check_capturable(nn::make_region({&segment})); }, parts);
   };
   refused(reads, {"segment reading", "the host reads", "leave it out of train.cuda_graph_modules"});
   refused(grows, {"segment growing", "shapes", "train.cuda_graph_impl: none"});
   param.uses_per_microbatch = 2;
-  pipeline::check_capturable(nn::make_island({&fine}));
+  pipeline::check_capturable(nn::make_region({&fine}));
   param.data = param.data.to(at::kHalf);
   refused(fine, {"parameter table", "fp16"});
-  pipeline::check_capturable(nn::make_island({&fine, &fine}));
+  pipeline::check_capturable(nn::make_region({&fine, &fine}));
 }
 
 TEST(GraphScope, NeighboursInScopeAreOneIslandAndModulesOrWholeLayersSayWhatIs) {
@@ -364,30 +364,30 @@ TEST(GraphScope, NeighboursInScopeAreOneIslandAndModulesOrWholeLayersSayWhatIs) 
   nn::Param param = routed_param("p", 0);
   const auto blocks = [&] {
     nn::Blocks blocks;
-    blocks.push_back(one_segment(std::make_unique<SaidSegment>("embedding", nn::SegmentTraits(), param)));
+    blocks.push_back(one_segment(std::make_unique<TraitsSegment>("embedding", nn::SegmentTraits(), param)));
     blocks.push_back({"layer", true, {}});
     const std::vector<std::optional<config::CudaGraphModule>> modules{attn, moe_router, std::nullopt, mlp, attn};
     for (const auto& module : modules)
       blocks.back().segments.push_back(
-          std::make_unique<SaidSegment>("part", nn::SegmentTraits{.module = module}, param));
-    blocks.push_back(one_segment(std::make_unique<SaidSegment>("top", nn::SegmentTraits{.module = attn}, param)));
+          std::make_unique<TraitsSegment>("part", nn::SegmentTraits{.module = module}, param));
+    blocks.push_back(one_segment(std::make_unique<TraitsSegment>("top", nn::SegmentTraits{.module = attn}, param)));
     return blocks;
   };
   // One letter per segment: captured or not; a bar between autograd regions.
   const auto cuts = [&](pipeline::GraphScope scope, bool everywhere = false) {
     const auto device = graph::make_graph_device(at::kCPU);
     pipeline::Stage stage(blocks());
-    stage.capture_in(std::make_shared<pipeline::GraphInstances>(*device, at::kCPU), scope);
+    stage.enable_capture(std::make_shared<pipeline::GraphInstances>(*device, at::kCPU), scope);
     std::string text;
     int graphs = 0;
-    Cutter cutter;
-    if (everywhere) stage.listen("cuts", cutter, true);
-    for (const auto& place : stage.islands().places) {
+    NoopObserver noop_observer;
+    if (everywhere) stage.add_observer("cuts", noop_observer, true);
+    for (const auto& place : stage.regions().entries) {
       text += text.empty() ? "" : "|";
-      text += std::string(place.island.segments.size(), place.graph >= 0 ? 'c' : '-');
+      text += std::string(place.region.segments.size(), place.graph >= 0 ? 'c' : '-');
       if (place.graph >= 0) { EXPECT_EQ(place.graph, graphs++); }
     }
-    EXPECT_EQ(everywhere ? 0U : stage.captured_islands().size(), static_cast<size_t>(graphs));
+    EXPECT_EQ(everywhere ? 0U : stage.captured_regions().size(), static_cast<size_t>(graphs));
     return text;
   };
   EXPECT_EQ(cuts({}), "-|-----|-");

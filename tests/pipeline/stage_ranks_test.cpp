@@ -38,23 +38,23 @@ std::unique_ptr<pipeline::Stage> make_stage(nn::Blocks blocks, const config::Mem
   return std::make_unique<pipeline::Stage>(std::move(blocks), std::move(how));
 }
 
-at::Tensor gradients_of(pipeline::Stage& stage) {
+at::Tensor stack_gradients(pipeline::Stage& stage) {
   std::vector<at::Tensor> all;
   for (nn::Param* param : stage.params()) all.push_back(param->main_grad);
   return at::stack(all);
 }
 
-struct Diary final : nn::StageObserver {
+struct EventLog final : nn::StageObserver {
   std::string text;
-  void before(const nn::IslandEvent& event) override {
+  void before(const nn::RegionEvent& event) override {
     text += (event.pass == nn::Pass::forward ? " F" : " B") + std::to_string(event.block) + ">" +
             std::to_string(event.next);
   }
-  void after(const nn::IslandEvent&) override { text += "."; }
+  void after(const nn::RegionEvent&) override { text += "."; }
 };
 
 // Toy layers 0 to 7; layers 1 to 6 are blocks.
-std::string chunks_of(const config::Memory& memory) {
+std::string format_chunks(const config::Memory& memory) {
   std::string text;
   for (const nn::RecomputedChunk& chunk : nn::recomputed_chunks(memory, toy_blocks()))
     text += "[" + std::to_string(chunk.begin) + "," + std::to_string(chunk.end) + ")";
@@ -62,27 +62,27 @@ std::string chunks_of(const config::Memory& memory) {
 }
 
 TEST(RecomputedChunks, AreBlocksInChunksOrTheFirstOnes) {
-  EXPECT_EQ(chunks_of({}), "");
-  EXPECT_EQ(chunks_of(full("uniform", 1)), "[1,2)[2,3)[3,4)[4,5)[5,6)[6,7)");
-  EXPECT_EQ(chunks_of(full("uniform", 4)), "[1,5)[5,7)");
-  EXPECT_EQ(chunks_of(full("uniform", 9)), "[1,7)");
-  EXPECT_EQ(chunks_of(full("block", 2)), "[1,2)[2,3)");
-  EXPECT_EQ(chunks_of(full("block", 9)), "[1,2)[2,3)[3,4)[4,5)[5,6)[6,7)");
-  EXPECT_THROW(chunks_of(full("rows", 1)), base::Error);
-  EXPECT_THROW(chunks_of(full("block", 0)), base::Error);
+  EXPECT_EQ(format_chunks({}), "");
+  EXPECT_EQ(format_chunks(full("uniform", 1)), "[1,2)[2,3)[3,4)[4,5)[5,6)[6,7)");
+  EXPECT_EQ(format_chunks(full("uniform", 4)), "[1,5)[5,7)");
+  EXPECT_EQ(format_chunks(full("uniform", 9)), "[1,7)");
+  EXPECT_EQ(format_chunks(full("block", 2)), "[1,2)[2,3)");
+  EXPECT_EQ(format_chunks(full("block", 9)), "[1,2)[2,3)[3,4)[4,5)[5,6)[6,7)");
+  EXPECT_THROW(format_chunks(full("rows", 1)), base::Error);
+  EXPECT_THROW(format_chunks(full("block", 0)), base::Error);
 }
 
 TEST(StageMoments, TellWhoseTurnItIsAndWhoIsNext) {
   const auto batches = toy_batches(1);
   const auto diary_of = [&](const config::Memory& memory, bool evaluate) {
-    Diary diary;
+    EventLog event_log;
     const auto stage = make_stage(toy_blocks(), memory);
-    stage->listen("diary", diary);
+    stage->add_observer("diary", event_log);
     pipeline::StageRun run;
     const at::Tensor loss = stage->forward({}, batches[0], evaluate ? nullptr : &run).tensor(nn::kLoss);
-    diary.text += " |";
+    event_log.text += " |";
     if (!evaluate) stage->backward(std::move(run), {at::ones_like(loss)}, at::ones({}));
-    return diary.text;
+    return event_log.text;
   };
   const std::string forward = " F0>1. F1>2. F2>3. F3>4. F4>5. F5>6. F6>7. F7>-1. |";
   EXPECT_EQ(diary_of({}, true), forward);
@@ -100,7 +100,7 @@ TEST(StageRecompute, IsBitEqualAndRunsEachRecomputedBlockTwice) {
     pipeline::StageRun run;
     const at::Tensor loss = stage->forward({}, batches[0], &run).tensor(nn::kLoss);
     stage->backward(std::move(run), {at::ones_like(loss)}, at::ones({}));
-    return std::make_pair(loss, gradients_of(*stage));
+    return std::make_pair(loss, stack_gradients(*stage));
   };
   int forwards = 0;
   const auto plain = run_once({}, &forwards);
@@ -164,7 +164,7 @@ TEST(StageRecompute, InputsSplitOverRanksComeBackWhole) {
     const at::Tensor again = stage->forward({}, batches[0], &split).tensor(nn::kLoss);
     stage->backward(std::move(split), {at::ones_like(again)}, at::ones({}));
     EXPECT_TRUE(at::equal(again, loss));
-    EXPECT_TRUE(at::equal(gradients_of(*stage), gradients_of(*plain)));
+    EXPECT_TRUE(at::equal(stack_gradients(*stage), stack_gradients(*plain)));
   });
 }
 
@@ -177,7 +177,7 @@ TEST(StageRecompute, ThroughThePipelineNothingOutlivesItsStep) {
   const auto batches = toy_batches(6);
   const ToyResult expected = toy_by_formula(batches);
   run_ranks(2, {.pp = 2}, [&](const comm::World& world) {
-    std::vector<std::vector<size_t>> live;
+    std::vector<std::vector<size_t>> num_live;
     for (const char* granularity : {"none", "full"}) {
       config::Memory memory = full("uniform", 2);
       memory.recompute_granularity = granularity;
@@ -185,14 +185,15 @@ TEST(StageRecompute, ThroughThePipelineNothingOutlivesItsStep) {
       for (int64_t i = 0; i < 4; ++i) mine.push_back(toy_block(4 * world.rank() + i));
       const auto stage = make_stage(std::move(mine), memory);
       pipeline::Executor executor({stage.get()}, world.groups().pp);
-      live.emplace_back();
-      executor.observers().add("live", [&](const plan::Action&, double) { live.back().push_back(executor.live()); });
+      num_live.emplace_back();
+      executor.observers().add("live",
+                               [&](const plan::Action&, double) { num_live.back().push_back(executor.num_live()); });
       executor.run({table, batches, toy_factors(6), toy_border(batches, false)});
-      EXPECT_EQ(executor.live(), 0u);
-      const at::Tensor got = gradients_of(*stage);
+      EXPECT_EQ(executor.num_live(), 0u);
+      const at::Tensor got = stack_gradients(*stage);
       EXPECT_TRUE(at::allclose(got, expected.gradients.narrow(0, 4 * world.rank(), 4), 1e-13, 0.0));
     }
-    EXPECT_EQ(live[0], live[1]);
+    EXPECT_EQ(num_live[0], num_live[1]);
   });
 }
 

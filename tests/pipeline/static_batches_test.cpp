@@ -6,6 +6,7 @@
 
 #include <set>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/error.h"
@@ -27,13 +28,13 @@ nn::Microbatch batch(int64_t step, int64_t number = 0, at::ScalarType mask = at:
   batch.loss_mask = (numbers.remainder(3) + step).to(mask);
   batch.mask_sum = batch.loss_mask.sum(at::kDouble).item<double>();
   batch.position_ids = numbers.remainder(2) + first;
-  batch.document_ids = numbers.div(4, "floor") + first;
-  batch.document_offsets = nn::document_offsets(batch.document_ids, kLength);
+  batch.documents.ids = numbers.div(4, "floor") + first;
+  batch.documents.offsets = nn::document_offsets(batch.documents.ids, kLength);
   nn::set_counters(batch, step, at::arange(first, first + kSamples, at::kLong));
-  batch.rows = at::arange(kLength, at::kLong) + step;
-  batch.all_rows = at::stack({batch.rows, batch.rows + kLength});
-  batch.row_runs = {{0, 2}, {7, 3}};
-  batch.full_seq_len = 10;
+  batch.sequence.rows = at::arange(kLength, at::kLong) + step;
+  batch.sequence.all_rows = at::stack({batch.sequence.rows, batch.sequence.rows + kLength});
+  batch.sequence.row_ranges = {{0, 2}, {7, 3}};
+  batch.sequence.length = 10;
   return batch;
 }
 
@@ -46,7 +47,7 @@ std::vector<nn::Microbatch> batches(int64_t step, int64_t count = 3, at::ScalarT
 std::vector<const void*> addresses(const StaticBatches& held) {
   std::vector<const void*> all;
   for (const nn::Microbatch& each : held.batches()) {
-    for (const auto& [name, tensor] : nn::kMicrobatchTensors) all.push_back((each.*tensor).const_data_ptr());
+    for (const auto& [name, tensor] : nn::kMicrobatchTensors) all.push_back(tensor(each).const_data_ptr());
   }
   return all;
 }
@@ -56,18 +57,18 @@ void expect_holds(const StaticBatches& held, const std::vector<nn::Microbatch>& 
   for (size_t i = 0; i < want.size(); ++i) {
     const nn::Microbatch& got = held.batches()[i];
     for (const auto& [name, tensor] : nn::kMicrobatchTensors) {
-      ASSERT_EQ((got.*tensor).defined(), (want[i].*tensor).defined()) << name;
-      if (!(got.*tensor).defined()) continue;
-      EXPECT_TRUE(at::equal(got.*tensor, want[i].*tensor)) << name << " of microbatch " << i;
-      EXPECT_EQ((got.*tensor).scalar_type(), (want[i].*tensor).scalar_type()) << name;
-      EXPECT_TRUE((got.*tensor).is_contiguous()) << name;
-      EXPECT_NE((got.*tensor).const_data_ptr(), (want[i].*tensor).const_data_ptr()) << name;
+      ASSERT_EQ(tensor(got).defined(), tensor(want[i]).defined()) << name;
+      if (!tensor(got).defined()) continue;
+      EXPECT_TRUE(at::equal(tensor(got), tensor(want[i]))) << name << " of microbatch " << i;
+      EXPECT_EQ(tensor(got).scalar_type(), tensor(want[i]).scalar_type()) << name;
+      EXPECT_TRUE(tensor(got).is_contiguous()) << name;
+      EXPECT_NE(tensor(got).const_data_ptr(), tensor(want[i]).const_data_ptr()) << name;
     }
     EXPECT_EQ(got.mask_sum, want[i].mask_sum);
-    EXPECT_EQ(got.full_seq_len, want[i].full_seq_len);
-    ASSERT_EQ(got.row_runs.size(), want[i].row_runs.size());
-    for (size_t run = 0; run < want[i].row_runs.size(); ++run)
-      EXPECT_EQ(got.row_runs[run].first, want[i].row_runs[run].first);
+    EXPECT_EQ(got.sequence.length, want[i].sequence.length);
+    ASSERT_EQ(got.sequence.row_ranges.size(), want[i].sequence.row_ranges.size());
+    for (size_t run = 0; run < want[i].sequence.row_ranges.size(); ++run)
+      EXPECT_EQ(got.sequence.row_ranges[run].first, want[i].sequence.row_ranges[run].first);
     EXPECT_EQ(got.training, want[i].training);
   }
 }
@@ -79,7 +80,7 @@ struct StaticBatchesTest : testing::Test {
 TEST_F(StaticBatchesTest, ValuesComeToPlacesThatStay) {
   for (const at::ScalarType mask : {at::kFloat, at::kDouble, at::kBFloat16}) {
     SCOPED_TRACE(c10::toString(mask));
-    held.make(batches(0, 3, mask));
+    held.allocate(batches(0, 3, mask));
     expect_holds(held, batches(0, 3, mask));
     const auto before = addresses(held);
     EXPECT_EQ(std::set<const void*>(before.begin(), before.end()).size(), before.size()) << "each has its own place";
@@ -96,16 +97,16 @@ TEST_F(StaticBatchesTest, ValuesComeToPlacesThatStay) {
 
 TEST_F(StaticBatchesTest, TheCallersTensorsAreHis) {
   auto mine = batches(1);
-  held.make(mine);
+  held.allocate(mine);
   held.fill(mine);
   for (nn::Microbatch& each : mine) {
-    for (const auto& [name, tensor] : nn::kMicrobatchTensors) (each.*tensor).zero_();
+    for (const auto& [name, tensor] : nn::kMicrobatchTensors) tensor(each).zero_();
   }
   expect_holds(held, batches(1));
 }
 
 TEST_F(StaticBatchesTest, TensorsInAnyOrderOfMemoryAreTaken) {
-  held.make(batches(1));
+  held.allocate(batches(1));
   auto next = batches(2);
   for (nn::Microbatch& each : next) {
     each.tokens = each.tokens.t().contiguous().t();
@@ -116,32 +117,32 @@ TEST_F(StaticBatchesTest, TensorsInAnyOrderOfMemoryAreTaken) {
 }
 
 TEST_F(StaticBatchesTest, CountersAndStepShareAStorageAndOthersDoNot) {
-  held.make(batches(1));
+  held.allocate(batches(1));
   for (const nn::Microbatch& each : held.batches()) {
-    EXPECT_TRUE(each.sample_counters.is_alias_of(each.step));
-    EXPECT_TRUE(each.sample_counters.is_contiguous());
-    EXPECT_EQ(each.step.storage_offset(), kSamples);
+    EXPECT_TRUE(each.counters.samples.is_alias_of(each.counters.step));
+    EXPECT_TRUE(each.counters.samples.is_contiguous());
+    EXPECT_EQ(each.counters.step.storage_offset(), kSamples);
     for (const auto& [name, tensor] : nn::kMicrobatchTensors) {
-      if (tensor != &nn::Microbatch::step && tensor != &nn::Microbatch::sample_counters) {
-        EXPECT_FALSE((each.*tensor).is_alias_of(each.step)) << name;
+      if (std::string_view(name) != "step" && std::string_view(name) != "sample_counters") {
+        EXPECT_FALSE(tensor(each).is_alias_of(each.counters.step)) << name;
       }
     }
   }
   std::vector<nn::Microbatch> without = batches(1);
-  for (nn::Microbatch& each : without) each.step = at::Tensor();
-  held.make(without);
+  for (nn::Microbatch& each : without) each.counters.step = at::Tensor();
+  held.allocate(without);
   expect_holds(held, without);
 }
 
 TEST_F(StaticBatchesTest, BytesAreThoseOfAllBuffers) {
-  held.make(batches(1));
+  held.allocate(batches(1));
   const int64_t matrix = kSamples * kLength;
   const int64_t values = 3 * (4 * matrix * 8 + matrix * 4 + (kSamples + 1) * 8 + 3 * kLength * 8 + (matrix + 1) * 8);
   EXPECT_EQ(held.bytes(), values);
 }
 
 TEST_F(StaticBatchesTest, WhatDiffersIsNamedAndNotFilled) {
-  held.make(batches(1));
+  held.allocate(batches(1));
   EXPECT_EQ(held.difference(batches(5)), "");
   const auto differs = [&](const std::string& text, const auto& change) {
     auto next = batches(2);
@@ -154,46 +155,48 @@ TEST_F(StaticBatchesTest, WhatDiffersIsNamedAndNotFilled) {
   differs("0 microbatches, not 3", [](auto& next) { next.clear(); });
   differs("4 microbatches, not 3", [](auto& next) { next.push_back(batch(2)); });
   for (const auto& [name, tensor] : nn::kMicrobatchTensors) {
-    const at::Tensor held_one = held.batches()[2].*tensor;
+    const at::Tensor held_one = tensor(held.batches()[2]);
     const std::string form = base::concat(c10::toString(held_one.scalar_type()), " ", held_one.sizes());
     differs(base::concat("microbatch 2: ", name, ": undefined, not ", form),
-            [&, tensor = tensor](auto& next) { next[2].*tensor = at::Tensor(); });
-    const at::Tensor half = (batch(2).*tensor).to(at::kHalf), longer = at::cat({batch(2).*tensor, batch(2).*tensor});
+            [&, tensor = tensor](auto& next) { tensor(next[2]) = at::Tensor(); });
+    const at::Tensor half = tensor(batch(2)).to(at::kHalf), longer = at::cat({tensor(batch(2)), tensor(batch(2))});
     differs(base::concat("microbatch 2: ", name, ": ", "Half ", half.sizes(), ", not ", form),
-            [&, tensor = tensor](auto& next) { next[2].*tensor = half; });
+            [&, tensor = tensor](auto& next) { tensor(next[2]) = half; });
     differs(base::concat("microbatch 2: ", name, ": ", c10::toString(longer.scalar_type()), " ", longer.sizes(),
                          ", not ", form),
-            [&, tensor = tensor](auto& next) { next[2].*tensor = longer; });
+            [&, tensor = tensor](auto& next) { tensor(next[2]) = longer; });
   }
-  differs("microbatch 1: row_runs: 0+2 6+3, not 0+2 7+3", [](auto& next) { next[1].row_runs[1].first = 6; });
-  differs("microbatch 1: row_runs: 0+2 7+4, not 0+2 7+3", [](auto& next) { next[1].row_runs[1].count = 4; });
-  differs("microbatch 1: row_runs: none, not 0+2 7+3", [](auto& next) { next[1].row_runs.clear(); });
-  differs("microbatch 0: full_seq_len: 11, not 10", [](auto& next) { next[0].full_seq_len = 11; });
+  differs("microbatch 1: row_ranges: 0+2 6+3, not 0+2 7+3",
+          [](auto& next) { next[1].sequence.row_ranges[1].first = 6; });
+  differs("microbatch 1: row_ranges: 0+2 7+4, not 0+2 7+3",
+          [](auto& next) { next[1].sequence.row_ranges[1].count = 4; });
+  differs("microbatch 1: row_ranges: none, not 0+2 7+3", [](auto& next) { next[1].sequence.row_ranges.clear(); });
+  differs("microbatch 0: full_seq_len: 11, not 10", [](auto& next) { next[0].sequence.length = 11; });
   differs("microbatch 0: training: false, not true", [](auto& next) { next[0].training = false; });
   expect_holds(held, batches(1));
   for (const auto& [name, tensor] : nn::kMicrobatchTensors) {
     auto fewer = batches(1);
-    for (nn::Microbatch& each : fewer) each.*tensor = at::Tensor();
+    for (nn::Microbatch& each : fewer) tensor(each) = at::Tensor();
     StaticBatches other(at::kCPU);
-    other.make(fewer);
+    other.allocate(fewer);
     EXPECT_EQ(other.difference(batches(2)).find(base::concat("microbatch 0: ", name, ": ")), 0u);
   }
 }
 
 TEST_F(StaticBatchesTest, ATensorThatIsGoneLeavesNoValuesBehind) {
-  held.make(batches(1));
+  held.allocate(batches(1));
   auto without = batches(2);
-  for (nn::Microbatch& each : without) each.document_ids = at::Tensor();
+  for (nn::Microbatch& each : without) each.documents.ids = at::Tensor();
   EXPECT_ANY_THROW(held.fill(without));
-  held.make(without);
+  held.allocate(without);
   expect_holds(held, without);
 }
 
 TEST_F(StaticBatchesTest, GenerationAndTwoDevicesAreRefused) {
   auto one = batches(1);
   one[1].cache = reinterpret_cast<nn::KvCache*>(&one);
-  EXPECT_ANY_THROW(held.make(one));
-  held.make(batches(1));
+  EXPECT_ANY_THROW(held.allocate(one));
+  held.allocate(batches(1));
   EXPECT_EQ(held.difference(one), "microbatch 1: cache: another one");
   auto mixed = batches(1);
   mixed[1].tokens = mixed[1].tokens.to(at::kMeta);
@@ -209,9 +212,9 @@ TEST_F(StaticBatchesTest, BatchesOfTheMetaDeviceStayThere) {
   StaticBatches on_device(at::kMeta);
   auto on_meta = batches(0);
   for (nn::Microbatch& each : on_meta) {
-    for (const auto& [name, tensor] : nn::kMicrobatchTensors) each.*tensor = (each.*tensor).to(at::kMeta);
+    for (const auto& [name, tensor] : nn::kMicrobatchTensors) tensor(each) = tensor(each).to(at::kMeta);
   }
-  on_device.make(on_meta);
+  on_device.allocate(on_meta);
   on_device.fill(on_meta);
   EXPECT_TRUE(on_device.batches()[0].tokens.is_meta());
 }

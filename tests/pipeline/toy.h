@@ -69,7 +69,7 @@ inline nn::Block one_segment(std::unique_ptr<nn::Segment> segment, bool is_layer
 }
 
 // Index in toy_batches().
-inline int64_t number_of(const nn::Microbatch& batch) { return batch.sample_counters[0].item<int64_t>(); }
+inline int64_t batch_index(const nn::Microbatch& batch) { return batch.counters.samples[0].item<int64_t>(); }
 
 // With `growing` each microbatch is longer than the previous one and may have another number of samples.
 inline std::vector<nn::Microbatch> toy_batches(int count, bool growing = false) {
@@ -80,7 +80,7 @@ inline std::vector<nn::Microbatch> toy_batches(int count, bool growing = false) 
     batch.tokens = (at::arange(b * s, at::kLong).view({b, s}) * 5 + 3 * m) % 11 - 4;
     batch.loss_mask = (at::arange(b * s, at::kDouble).view({b, s}) + m).remainder(3).sign();
     batch.mask_sum = batch.loss_mask.sum().item<double>();
-    batch.sample_counters = at::full({b}, m, at::kLong);
+    batch.counters.samples = at::full({b}, m, at::kLong);
     batches.push_back(std::move(batch));
   }
   return batches;
@@ -134,7 +134,7 @@ inline ToyResult run_toy(const comm::Group& pp, const plan::PipelineTable& table
   const auto factors = table.forward_only ? at::Tensor() : toy_factors(table.num_microbatches);
   const auto losses = executor.run({table, batches, factors, toy_border(batches, variable)}).last;
   EXPECT_EQ(losses.size(), placement.place_of(placement.stages() - 1).rank == pp.index() ? batches.size() : 0u);
-  EXPECT_EQ(executor.live(), 0u);
+  EXPECT_EQ(executor.num_live(), 0u);
   ToyResult result{at::zeros({table.num_microbatches}, at::kDouble), at::zeros({kToyLayers, kToyWidth}, at::kDouble)};
   for (size_t m = 0; m < losses.size(); ++m) result.losses[static_cast<int64_t>(m)] = losses[m];
   for (size_t i = 0; i < toy.params.size(); ++i) result.gradients[toy.layers[i]] = toy.params[i]->main_grad;
@@ -176,15 +176,15 @@ struct ScheduleCase {
   bool overlap = false;
 };
 
-inline plan::PipelineTable table_of(const ScheduleCase& c, bool forward_only) {
+inline plan::PipelineTable build_table(const ScheduleCase& test_case, bool forward_only) {
   plan::ScheduleRequest request;
-  request.num_stages = c.pp;
-  request.num_chunks = c.chunks;
-  request.num_microbatches = c.microbatches;
-  request.microbatch_group_size = c.group;
+  request.num_stages = test_case.pp;
+  request.num_chunks = test_case.chunks;
+  request.num_microbatches = test_case.microbatches;
+  request.microbatch_group_size = test_case.group;
   request.forward_only = forward_only;
-  request.overlap_p2p = c.overlap;
-  plan::PipelineTable table = plan::build_schedule(c.schedule, request);
+  request.overlap_p2p = test_case.overlap;
+  plan::PipelineTable table = plan::build_schedule(test_case.schedule, request);
   plan::verify(table);
   return table;
 }

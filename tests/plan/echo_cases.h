@@ -21,9 +21,9 @@ struct Case {
   int64_t mean() const { return (total() + sizes.ranks - 1) / sizes.ranks; }
 };
 
-inline std::string text_of(const Case& c) {
-  return std::to_string(c.sizes.ranks) + " ranks, " + std::to_string(c.sizes.experts) + " experts, " +
-         std::to_string(c.sizes.slots) + " slots, " + std::to_string(c.total()) + " rows";
+inline std::string text_of(const Case& test_case) {
+  return std::to_string(test_case.sizes.ranks) + " ranks, " + std::to_string(test_case.sizes.experts) + " experts, " +
+         std::to_string(test_case.sizes.slots) + " slots, " + std::to_string(test_case.total()) + " rows";
 }
 
 // The i-th largest expert gets rows as 1 / i^exponent, plus noise.

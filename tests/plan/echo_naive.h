@@ -28,7 +28,7 @@ struct Sums {
   }
   static size_t size(int i) { return static_cast<size_t>(i); }
   Owners none() const {
-    return {std::vector<int32_t>(size(sizes.clones()), -1), std::vector<int64_t>(size(sizes.clones()))};
+    return {std::vector<int32_t>(size(sizes.replicas()), -1), std::vector<int64_t>(size(sizes.replicas()))};
   }
   EchoSizes sizes;
   std::vector<int64_t> expert, load;
@@ -147,7 +147,7 @@ inline Owners capfill(const EchoCounts& counts, int64_t eps_bp) {
       for (const int64_t l : load)
         surplus.push_back(std::max<int64_t>(0, l - cap)), room.push_back(std::max<int64_t>(0, cap - l));
       Owners fill = sums.none();
-      int64_t clones = 0;
+      int64_t replicas = 0;
       for (const int r : sorted(indices(sizes.ranks), [&, room](int g) { return -room[static_cast<size_t>(g)]; })) {
         for (int slot = 0; slot < sizes.slots && room[static_cast<size_t>(r)] > 0; ++slot) {
           int64_t& rest = room[static_cast<size_t>(r)];
@@ -171,12 +171,12 @@ inline Owners capfill(const EchoCounts& counts, int64_t eps_bp) {
           fill.owner[static_cast<size_t>(r * sizes.slots + slot)] = e;
           fill.rows[static_cast<size_t>(r * sizes.slots + slot)] = rows;
           surplus[static_cast<size_t>(g)] -= rows, left[static_cast<size_t>(e)] -= rows, rest -= rows;
-          load[static_cast<size_t>(g)] -= rows, load[static_cast<size_t>(r)] += rows, ++clones;
+          load[static_cast<size_t>(g)] -= rows, load[static_cast<size_t>(r)] += rows, ++replicas;
         }
       }
       const int64_t maximum = *std::max_element(load.begin(), load.end());
       const int64_t enough = mean + static_cast<int64_t>(static_cast<__int128_t>(mean) * eps_bp / 10000);
-      const std::tuple key{std::max(maximum, enough), clones, maximum};
+      const std::tuple key{std::max(maximum, enough), replicas, maximum};
       if (!any || key < best_key) best = fill, best_key = key;
       any = true;
     }
@@ -225,21 +225,21 @@ inline std::optional<Owners> exact(const EchoCounts& counts) {
 // Rows of each source rank to each replica: the replica's own rank first, the rest by largest remainder.
 inline std::vector<int64_t> local_first(const EchoCounts& counts, const Owners& plan) {
   const EchoSizes sizes = counts.sizes;
-  std::vector<int64_t> from(static_cast<size_t>(sizes.ranks * sizes.clones())),
+  std::vector<int64_t> from(static_cast<size_t>(sizes.ranks * sizes.replicas())),
       left(counts.rows, counts.rows + sizes.ranks * sizes.experts);
-  const auto sent = [&](int r, int k) -> int64_t& { return from[static_cast<size_t>(r * sizes.clones() + k)]; };
+  const auto sent = [&](int r, int k) -> int64_t& { return from[static_cast<size_t>(r * sizes.replicas() + k)]; };
   const auto home = [&](int r, int e) -> int64_t& { return left[static_cast<size_t>(r * sizes.experts + e)]; };
-  for (int k = 0; k < sizes.clones(); ++k) {
+  for (int k = 0; k < sizes.replicas(); ++k) {
     const int32_t e = plan.owner[static_cast<size_t>(k)];
     if (e < 0) continue;
-    const int g = sizes.rank_of_clone(k);
+    const int g = sizes.rank_of_replica(k);
     sent(g, k) = std::min(plan.rows[static_cast<size_t>(k)], home(g, e));
     home(g, e) -= sent(g, k);
   }
-  for (int k = 0; k < sizes.clones(); ++k) {
+  for (int k = 0; k < sizes.replicas(); ++k) {
     const int32_t e = plan.owner[static_cast<size_t>(k)];
     if (e < 0) continue;
-    int64_t rest = plan.rows[static_cast<size_t>(k)] - sent(sizes.rank_of_clone(k), k), all = 0, missing = rest;
+    int64_t rest = plan.rows[static_cast<size_t>(k)] - sent(sizes.rank_of_replica(k), k), all = 0, missing = rest;
     if (rest == 0) continue;
     for (int r = 0; r < sizes.ranks; ++r) all += home(r, e);
     std::vector<int64_t> remainder;

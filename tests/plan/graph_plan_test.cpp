@@ -56,19 +56,21 @@ class Account {
   };
 
   void hold(Key key, long until) { end[key] = std::max(end[key], until); }
-  void step(const Action& a, long at) {
-    const Key key{a.chunk, a.microbatch};
-    if (is_compute(a.kind)) {
-      if (a.kind != ActionKind::weight) wait_for_needs(a, at);
-      if (a.kind == ActionKind::forward) begin[key] = 2 * at + 1;
-      hold(key, a.kind == ActionKind::forward ? -1 : 2 * at + 1);
-      const bool by_hand = table_.num_stages == 1 && a.kind != ActionKind::weight;
-      if (by_hand && a.kind == ActionKind::backward && a.chunk + 1 < table_.num_chunks)
-        hold({a.chunk + 1, a.microbatch}, 2 * at + 1);
-      if (by_hand && a.kind == ActionKind::forward && a.chunk > 0) hold({a.chunk - 1, a.microbatch}, 2 * at + 1);
-    } else if (a.kind == ActionKind::send_backward || a.kind == ActionKind::free) {
-      const ActionKind kind = a.kind == ActionKind::free ? ActionKind::send_forward : a.kind;
-      under_way_.push_back({key, call_of_.at({kind, a.chunk, a.microbatch}), a.kind == ActionKind::free});
+  void step(const Action& action, long at) {
+    const Key key{action.chunk, action.microbatch};
+    if (is_compute(action.kind)) {
+      if (action.kind != ActionKind::weight) wait_for_needs(action, at);
+      if (action.kind == ActionKind::forward) begin[key] = 2 * at + 1;
+      hold(key, action.kind == ActionKind::forward ? -1 : 2 * at + 1);
+      const bool by_hand = table_.num_stages == 1 && action.kind != ActionKind::weight;
+      if (by_hand && action.kind == ActionKind::backward && action.chunk + 1 < table_.num_chunks)
+        hold({action.chunk + 1, action.microbatch}, 2 * at + 1);
+      if (by_hand && action.kind == ActionKind::forward && action.chunk > 0)
+        hold({action.chunk - 1, action.microbatch}, 2 * at + 1);
+    } else if (action.kind == ActionKind::send_backward || action.kind == ActionKind::free) {
+      const ActionKind kind = action.kind == ActionKind::free ? ActionKind::send_forward : action.kind;
+      under_way_.push_back(
+          {key, call_of_.at({kind, action.chunk, action.microbatch}), action.kind == ActionKind::free});
       drop(at);
       while (under_way_.size() > 2) {
         done_.insert(under_way_.front().call);
@@ -76,12 +78,12 @@ class Account {
       }
     }
   }
-  void wait_for_needs(const Action& a, long at) {
-    const bool forward = a.kind == ActionKind::forward;
-    const auto received =
-        call_of_.find({forward ? ActionKind::recv_forward : ActionKind::recv_backward, a.chunk, a.microbatch});
+  void wait_for_needs(const Action& action, long at) {
+    const bool forward = action.kind == ActionKind::forward;
+    const auto received = call_of_.find(
+        {forward ? ActionKind::recv_forward : ActionKind::recv_backward, action.chunk, action.microbatch});
     if (received != call_of_.end()) done_.insert(received->second);
-    const auto sent = call_of_.find({ActionKind::send_forward, a.chunk, a.microbatch});
+    const auto sent = call_of_.find({ActionKind::send_forward, action.chunk, action.microbatch});
     if (!forward && sent != call_of_.end()) done_.insert(sent->second);
     drop(at);
   }
@@ -132,7 +134,7 @@ GraphLayers one_layer_a_chunk(const PipelineTable& table) {
 }
 
 std::string refusal(const GraphPlan& plan, const PipelineTable& table, int rank) {
-  return test::error_of([&] { verify_graphs(plan, table, rank); });
+  return test::catch_error([&] { verify_graphs(plan, table, rank); });
 }
 
 TEST(GraphPlan, HasAsManyInstancesAsPassesHold) {
@@ -218,10 +220,10 @@ TEST(GraphPlan, HasMegatronsSetsUnderEverySchedule) {
     if (table.forward_only) return;
     for (int rank = 0; rank < table.num_stages; ++rank) {
       const GraphLayers layers = one_layer_a_chunk(table);
-      const MegatronSets theirs = megatron_sets(order_of(table, rank), layers, table.num_microbatches);
+      const MegatronSets theirs = megatron_sets(capture_order(table, rank), layers, table.num_microbatches);
       const GraphPlan ours = plan_graphs(table, rank, layers);
       ASSERT_EQ(ours.num_instances, theirs.num_sets);
-      ASSERT_EQ(ours.num_instances, peak_in_flight(order_of(table, rank)));
+      ASSERT_EQ(ours.num_instances, peak_in_flight(capture_order(table, rank)));
       if (table.num_chunks == 1) { ASSERT_EQ(ours.instance_of[0], theirs.set_of_forward); }
     }
   });
@@ -285,9 +287,9 @@ TEST(GraphPlan, CapturesLayersOfChunksOfDifferentDepthInTheTablesOrder) {
   const auto table = with_weights(build_schedule("interleaved", {2, 2, 2}), 0);
   const GraphPlan plan = plan_graphs(table, 1, alike_layers({1, 2}));
   std::string text;
-  for (const GraphCapture& c : plan.captures) {
-    text += std::string(1, "FBW"[static_cast<int>(c.kind)]) + std::to_string(c.chunk) + std::to_string(c.layer) +
-            std::to_string(c.instance) + " ";
+  for (const GraphCapture& capture : plan.captures) {
+    text += std::string(1, "FBW"[static_cast<int>(capture.kind)]) + std::to_string(capture.chunk) +
+            std::to_string(capture.layer) + std::to_string(capture.instance) + " ";
   }
   EXPECT_EQ(plan.num_instances, 3);
   EXPECT_EQ(text, "F000 F001 F102 F112 B112 B102 W112 W102 B000 W000 B001 W001 ");

@@ -13,7 +13,7 @@
 namespace metroplex::plan::hybrid_context_test {
 namespace {
 
-std::vector<std::vector<PositionRun>> documents_of(const DocumentLengths& lengths) {
+std::vector<std::vector<PositionRun>> split_documents(const DocumentLengths& lengths) {
   std::vector<std::vector<PositionRun>> samples;
   for (const auto& of_sample : lengths) {
     int64_t at = 0;
@@ -58,7 +58,7 @@ void expect_fits(const HybridMicrobatch& m, const HybridRequest& request, const 
   EXPECT_LE(pieces.back().end(), std::accumulate(of_sample.begin(), of_sample.end(), int64_t{0}));
   // A filler is the beginning of a document whose rest is elsewhere: no row of it attends to a counted row.
   for (const PositionRun& filler : m.fillers) {
-    const auto documents = documents_of({of_sample})[0];
+    const auto documents = split_documents({of_sample})[0];
     EXPECT_TRUE(std::any_of(documents.begin(), documents.end(), [&](const PositionRun& document) {
       return document.first == filler.first && filler.count <= document.count;
     }));
@@ -87,7 +87,7 @@ void expect_sound(const DocumentLengths& lengths, const HybridRequest& request) 
       ++microbatches[r];
     }
   }
-  const auto samples = documents_of(lengths);
+  const auto samples = split_documents(lengths);
   size_t all = 0;
   for (size_t s = 0; s < samples.size(); ++s) {
     EXPECT_EQ(counted[s], 1) << "sample " << s;
@@ -183,7 +183,7 @@ TEST(HybridContext, ARankWithoutDocumentsFillsItself) {
 
 TEST(HybridContext, RefusesByWhatDoesNotFit) {
   const auto message = [](const DocumentLengths& lengths, const HybridRequest& request) {
-    return test::error_of([&] { plan_hybrid_context(lengths, request); });
+    return test::catch_error([&] { plan_hybrid_context(lengths, request); });
   };
   EXPECT_NE(message({{100}}, {4, 24, 1, 0}).find("a document of 100 tokens does not fit on 4 ranks with at most 24"),
             std::string::npos);
@@ -207,7 +207,8 @@ TEST(HybridContext, IsMoreEvenThanDataParallelRanksWithTheirOwnSamples) {
   const HybridRequest request{16, kLength / 4, 1, 1.0 / 1024};
   const HybridPlan plan = plan_hybrid_context(lengths, request);
   std::vector<double> fixed(4, 0);  // of each data-parallel rank
-  for (size_t s = 0; s < lengths.size(); ++s) fixed[s % 4] += cost(documents_of(lengths)[s], request.pair_cost) / 4;
+  for (size_t s = 0; s < lengths.size(); ++s)
+    fixed[s % 4] += cost(split_documents(lengths)[s], request.pair_cost) / 4;
   const double busiest = *std::max_element(fixed.begin(), fixed.end()) / plan.mean();
   RecordProperty("fixed", std::to_string(busiest));
   RecordProperty("hybrid", std::to_string(plan.span / plan.mean()));

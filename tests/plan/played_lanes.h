@@ -66,11 +66,11 @@ class PlayedLanes {
 inline EchoPlan plan_in_lanes(const EchoCounts& counts, const EchoOptions& options, uint64_t seed) {
   const EchoSizes sizes = counts.sizes;
   const size_t ranks = static_cast<size_t>(sizes.ranks), experts = static_cast<size_t>(sizes.experts);
-  const size_t clones = static_cast<size_t>(sizes.clones());
-  EchoPlan plan{sizes, std::vector<int32_t>(clones, 77), std::vector<int64_t>(clones, 77),
-                std::vector<int64_t>(ranks * clones, 77), std::vector<int64_t>(ranks, 77)};
-  std::vector<int64_t> wide(5 * ranks + experts + 3 * (clones + experts + ranks), 77);
-  std::vector<int32_t> narrow(ranks + 3 * (clones + 2 * ranks), 77);
+  const size_t replicas = static_cast<size_t>(sizes.replicas());
+  EchoPlan plan{sizes, std::vector<int32_t>(replicas, 77), std::vector<int64_t>(replicas, 77),
+                std::vector<int64_t>(ranks * replicas, 77), std::vector<int64_t>(ranks, 77)};
+  std::vector<int64_t> wide(5 * ranks + experts + 3 * (replicas + experts + ranks), 77);
+  std::vector<int32_t> narrow(ranks + 3 * (replicas + 2 * ranks), 77);
   size_t wide_at = 0, narrow_at = 0;
   const auto wide_of = [&](size_t size) { return wide.data() + (wide_at += size) - size; };
   const auto narrow_of = [&](size_t size) { return narrow.data() + (narrow_at += size) - size; };
@@ -81,8 +81,8 @@ inline EchoPlan plan_in_lanes(const EchoCounts& counts, const EchoOptions& optio
   memory.column = wide_of(ranks), memory.remainder = wide_of(ranks);
   memory.order = narrow_of(ranks);
   for (EchoLaneFill& fill : memory.fills) {
-    fill.owner = narrow_of(clones), fill.used = narrow_of(ranks), fill.hot = narrow_of(ranks);
-    fill.rows = wide_of(clones), fill.left = wide_of(experts), fill.room = wide_of(ranks);
+    fill.owner = narrow_of(replicas), fill.used = narrow_of(ranks), fill.hot = narrow_of(ranks);
+    fill.rows = wide_of(replicas), fill.left = wide_of(experts), fill.room = wide_of(ranks);
   }
   memory.owner = plan.owner.data(), memory.rows = plan.rows.data();
   memory.source_rows = plan.source_rows.data(), memory.final_loads = plan.final_loads.data();

@@ -25,7 +25,7 @@ bool is_fifo(const PipelineTable& table, int rank) {
   return true;
 }
 
-MicrobatchShape shape_of(const ScheduleRequest& request, bool interleaved) {
+MicrobatchShape make_shape(const ScheduleRequest& request, bool interleaved) {
   MicrobatchShape shape;
   shape.num_stages = request.num_stages;
   shape.num_chunks = request.num_chunks;
@@ -43,8 +43,8 @@ TEST(OneFOneB, VerifiesAndIsInMegatronsOrderForAllSizes) {
       const auto table = build_schedule("1f1b", request);
       const auto report = verify(table);
       for (int rank = 0; rank < stages; ++rank) {
-        const auto counts = count_warmup(shape_of(request, false), rank);
-        EXPECT_EQ(order_of(table, rank),
+        const auto counts = count_warmup(make_shape(request, false), rank);
+        EXPECT_EQ(capture_order(table, rank),
                   table_to_order(counts.warmup, 1, schedule_table(microbatches, 1, microbatches)));
         EXPECT_TRUE(is_fifo(table, rank));
         EXPECT_EQ(report.peak_live_activations[static_cast<size_t>(rank)], std::min(microbatches, stages - rank));
@@ -62,7 +62,7 @@ TEST(Interleaved, VerifiesAndIsInMegatronsOrderForAllSizesAndGroups) {
         for (int group = stages; group <= microbatches; ++group) {
           for (const bool overlap : {false, true}) {
             const ScheduleRequest request{stages, chunks, microbatches, group, false, overlap};
-            const auto shape = shape_of(request, true);
+            const auto shape = make_shape(request, true);
             if (!interleaved_refusal(shape).empty()) continue;
             const auto table = build_schedule("interleaved", request);
             const auto report = verify(table);
@@ -70,7 +70,7 @@ TEST(Interleaved, VerifiesAndIsInMegatronsOrderForAllSizesAndGroups) {
             const auto slots = schedule_table(microbatches, chunks, group);
             for (int rank = 0; rank < stages; ++rank) {
               const auto order = table_to_order(count_warmup(shape, rank).warmup, chunks, slots);
-              ASSERT_EQ(order_of(table, rank), order)
+              ASSERT_EQ(capture_order(table, rank), order)
                   << stages << " " << chunks << " " << microbatches << " " << group;
               EXPECT_TRUE(is_fifo(table, rank));
               EXPECT_EQ(report.peak_live_activations[static_cast<size_t>(rank)], peak_in_flight(order));
@@ -93,7 +93,7 @@ TEST(Interleaved, RunsAnyNumberOfMicrobatches) {
           for (const bool overlap : {false, true}) {
             for (const bool forward_only : {false, true}) {
               const ScheduleRequest request{stages, chunks, microbatches, group, forward_only, overlap};
-              if (interleaved_refusal(shape_of(request, true)).empty()) continue;
+              if (interleaved_refusal(make_shape(request, true)).empty()) continue;
               const auto table = build_schedule("interleaved", request);
               verify(table);
               for (int rank = 0; rank < stages; ++rank) EXPECT_TRUE(is_fifo(table, rank));
@@ -113,7 +113,7 @@ TEST(Gpipe, RunsAllForwardsBeforeAnyBackward) {
     const auto table = build_schedule("gpipe", {stages, 1, 7});
     const auto report = verify(table);
     for (int rank = 0; rank < stages; ++rank) {
-      const auto order = order_of(table, rank);
+      const auto order = capture_order(table, rank);
       EXPECT_TRUE(std::is_partitioned(order.begin(), order.end(), [](int entry) { return entry > 0; }));
       EXPECT_EQ(report.peak_live_activations[static_cast<size_t>(rank)], 7);
     }

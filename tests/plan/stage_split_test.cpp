@@ -79,9 +79,9 @@ TEST(StageSplit, FollowsALayoutStringAndInfersTheChunks) {
 }
 
 TEST(StageSplit, RefusesWhatDoesNotFitWithTheKeyNamed) {
-  const auto refuses = [](config::Parallel p, int64_t layers, const std::string& words) {
+  const auto refuses = [](config::Parallel parallel, int64_t layers, const std::string& words) {
     try {
-      split_stages(p, layers);
+      split_stages(parallel, layers);
       ADD_FAILURE() << "accepted: " << words;
     } catch (const base::Error& error) {
       EXPECT_NE(std::string(error.what()).find(words), std::string::npos) << error.what();

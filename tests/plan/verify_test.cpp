@@ -40,7 +40,7 @@ void expect_fault(const PipelineTable& table, const std::string& words) {
                                  [&](const std::string& fault) { return fault.find(words) != std::string::npos; });
   std::string all;
   for (const auto& fault : report.faults) all += "\n  " + fault;
-  EXPECT_TRUE(found) << "no fault says '" << words << "':" << all;
+  EXPECT_TRUE(found) << "no fault contains '" << words << "':" << all;
   EXPECT_THROW(verify(table), base::Error);
 }
 

@@ -59,7 +59,7 @@ def install():
     plain_type, plain_to = torch.Tensor.type, torch.Tensor.to
 
     def type_of(self, *args, **kwargs):
-        # Megatron tells apart its parameters by names like "torch.cuda.HalfTensor".
+        # Megatron distinguishes its parameters by names like "torch.cuda.HalfTensor".
         return plain_type(self, *args, **kwargs) if args or kwargs else plain_type(self).replace("torch.", "torch.cuda.")
 
     def to(self, *args, **kwargs):

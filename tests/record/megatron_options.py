@@ -91,7 +91,7 @@ class Options:
         if c.get("pp", 1) > 1:
             base["pipeline_dtype"] = DTYPES[precision]
         if c.get("vpp"):
-            # As on Megatron's command line; two stages in one batch of sends could not tell their directions apart.
+            # As on Megatron's command line; two stages in one batch of sends could not distinguish their directions.
             base |= dict(overlap_p2p_comm=True, batch_p2p_comm=False)
         return self.made(TransformerConfig, **base)
 

@@ -18,19 +18,19 @@ replay::ChunkTrace chunk() {
   replay::IslandTrace forward;
   forward.block = 0;
   forward.steps = {{40, 50, TraceStep::End::nothing, 0}};
-  chunk.forward.islands = {forward};
+  chunk.forward.regions = {forward};
   chunk.forward.added = 30;
   replay::IslandTrace backward;
   backward.block = 0;
   backward.backward = true;
   backward.steps = {{20, 20, TraceStep::End::opens, 0}, {-50, 0, TraceStep::End::used, 0}};
-  chunk.backward.islands = {backward};
+  chunk.backward.regions = {backward};
   chunk.backward.added = -30;
   chunk.input = chunk.output = 10;
   return chunk;
 }
 
-replay::RankTrace trace_of(int chunks) {
+replay::RankTrace make_trace(int chunks) {
   replay::RankTrace trace;
   trace.params = {{"weight", {4, 2}, 1}};
   trace.chunks.assign(static_cast<size_t>(chunks), chunk());
@@ -48,17 +48,17 @@ plan::PipelineTable one_f_one_b(int stages, int microbatches) {
 
 // For a single autograd region (`IslandTrace`): its remaining memory and its peak, step by step.
 TEST(TraceReplay, AnIslandTakesWhatItsStepsTakeTogether) {
-  replay::IslandTrace island;
-  island.steps = {
+  replay::IslandTrace region;
+  region.steps = {
       {40, 50, TraceStep::End::nothing, 0}, {-10, 5, TraceStep::End::used, 0}, {3, 30, TraceStep::End::nothing, 0}};
-  EXPECT_EQ(island.net(), 33);
-  EXPECT_EQ(island.most(), 60);
+  EXPECT_EQ(region.net(), 33);
+  EXPECT_EQ(region.most(), 60);
 }
 
 TEST(TraceReplay, OneStageHoldsOneMicrobatch) {
-  replay::RankTrace trace = trace_of(1);
-  trace.chunks[0].forward.islands[0].steps[0] = {30, 50, TraceStep::End::nothing, 0};  // no output
-  trace.chunks[0].backward.islands[0].steps = {{20, 20, TraceStep::End::opens, 0}, {-50, 0, TraceStep::End::used, 0}};
+  replay::RankTrace trace = make_trace(1);
+  trace.chunks[0].forward.regions[0].steps[0] = {30, 50, TraceStep::End::nothing, 0};  // no output
+  trace.chunks[0].backward.regions[0].steps = {{20, 20, TraceStep::End::opens, 0}, {-50, 0, TraceStep::End::used, 0}};
   const replay::ReplayPeaks peaks = replay::replay_trace(trace, one_f_one_b(1, 3), 0);
   EXPECT_EQ(peaks.activations, 30);
   EXPECT_EQ(peaks.borders, 0);
@@ -76,20 +76,20 @@ TEST(TraceReplay, OneStageHoldsOneMicrobatch) {
 
 // The first of two stages has two microbatches in flight and, in addition, outputs that may not have been sent.
 TEST(TraceReplay, TheFirstOfTwoStagesHoldsTwo) {
-  const replay::ReplayPeaks peaks = replay::replay_trace(trace_of(1), one_f_one_b(2, 4), 0);
+  const replay::ReplayPeaks peaks = replay::replay_trace(make_trace(1), one_f_one_b(2, 4), 0);
   EXPECT_EQ(peaks.activations, 60);
   EXPECT_GE(peaks.borders, 10);
   EXPECT_LE(peaks.borders, 40);
-  EXPECT_EQ(replay::predict_memory(trace_of(1), one_f_one_b(2, 4), 0).use.activations, 60 + peaks.borders);
+  EXPECT_EQ(replay::predict_memory(make_trace(1), one_f_one_b(2, 4), 0).use.activations, 60 + peaks.borders);
 }
 
 // A bucket of 100 bytes is allocated with the gradient and held until the next one leaves; without overlap it is
 // freed at once.
 TEST(TraceReplay, ABucketPassesWhileItsGradientsCome) {
-  replay::RankTrace trace = trace_of(1);
+  replay::RankTrace trace = make_trace(1);
   trace.transient = {{{100}, {{0}}}};
-  trace.chunks[0].forward.islands[0].steps[0] = {30, 30, TraceStep::End::nothing, 0};
-  trace.chunks[0].backward.islands[0].steps = {{20, 20, TraceStep::End::opens, 0}, {-50, 0, TraceStep::End::used, 0}};
+  trace.chunks[0].forward.regions[0].steps[0] = {30, 30, TraceStep::End::nothing, 0};
+  trace.chunks[0].backward.regions[0].steps = {{20, 20, TraceStep::End::opens, 0}, {-50, 0, TraceStep::End::used, 0}};
   const replay::ReplayPeaks alone = replay::replay_trace(trace, one_f_one_b(1, 3), 0);
   EXPECT_EQ(alone.gradient_buckets, 100);
   EXPECT_EQ(alone.most, 30 + 20 + 100);
@@ -101,25 +101,25 @@ TEST(TraceReplay, ABucketPassesWhileItsGradientsCome) {
 
 // Two gradients per bucket, the second one of another parameter: the bucket leaves with the last one.
 TEST(TraceReplay, ABucketWaitsForAllItsParameters) {
-  replay::RankTrace trace = trace_of(1);
+  replay::RankTrace trace = make_trace(1);
   trace.params.push_back({"bias", {2}, 1});
   trace.transient = {{{100}, {{0, 1}}}};
-  std::vector<TraceStep>& steps = trace.chunks[0].backward.islands[0].steps;
+  std::vector<TraceStep>& steps = trace.chunks[0].backward.regions[0].steps;
   steps = {{0, 0, TraceStep::End::opens, 0},
            {0, 0, TraceStep::End::used, 0},
            {7, 7, TraceStep::End::opens, 1},
            {-37, 0, TraceStep::End::used, 1}};
-  trace.chunks[0].forward.islands[0].steps[0] = {30, 30, TraceStep::End::nothing, 0};
+  trace.chunks[0].forward.regions[0].steps[0] = {30, 30, TraceStep::End::nothing, 0};
   const replay::ReplayPeaks peaks = replay::replay_trace(trace, one_f_one_b(1, 1), 0);
   EXPECT_EQ(peaks.most, 30 + 7 + 100);
   EXPECT_EQ(peaks.gradient_buckets, 100);
 }
 
 TEST(TraceReplay, TheUpdateComesAfterEverythingElse) {
-  replay::RankTrace trace = trace_of(1);
-  trace.chunks[0].forward.islands[0].steps[0] = {32, 50, TraceStep::End::nothing, 0};
+  replay::RankTrace trace = make_trace(1);
+  trace.chunks[0].forward.regions[0].steps[0] = {32, 50, TraceStep::End::nothing, 0};
   trace.chunks[0].forward.added = 32;  // 2 of them stay, as a loss does
-  trace.chunks[0].backward.islands[0].steps = {{-30, 0, TraceStep::End::used, 0}};
+  trace.chunks[0].backward.regions[0].steps = {{-30, 0, TraceStep::End::used, 0}};
   trace.update.steps = {{0, 500, TraceStep::End::nothing, 0}};
   EXPECT_EQ(replay::replay_trace(trace, one_f_one_b(1, 3), 0).most, 3 * 2 + 500);
 }

@@ -10,7 +10,7 @@ namespace {
 
 constexpr int64_t kVocab = 53, kLayers = 5, kSequence = 8, kBatch = 3;
 
-config::Memory memory_of(const std::string& method, int64_t layers, bool distribute, const std::string& offload) {
+config::Memory make_memory(const std::string& method, int64_t layers, bool distribute, const std::string& offload) {
   config::Memory memory;
   memory.recompute_granularity = method.empty() ? "none" : "full";
   memory.recompute_method = method;
@@ -60,7 +60,7 @@ Outcome run_stage(const config::Model& model, const StagePlace& place, const con
 }
 
 template <class Body>  // body(place)
-void over_places(const Body& body) {
+void for_each_place(const Body& body) {
   for (const at::ScalarType dtype : {at::kDouble, at::kFloat, at::kBFloat16}) {
     for (const auto& [tp, sequence_parallel] : {std::pair{1, false}, std::pair{2, false}, std::pair{2, true}}) {
       SCOPED_TRACE(testing::Message() << dtype << " tp " << tp << " sp " << sequence_parallel);
@@ -73,15 +73,15 @@ void over_places(const Body& body) {
 
 TEST(ActivationMemoryRanks, FullRecomputeGivesTheBitsOfKeepingAll) {
   const std::vector<config::Memory> forms{
-      memory_of("uniform", 1, false, "none"), memory_of("uniform", 2, false, "none"),
-      memory_of("uniform", 5, false, "host"), memory_of("block", 2, false, "none"),
-      memory_of("block", 5, false, "none"),   memory_of("uniform", 2, true, "none"),
-      memory_of("uniform", 3, true, "file"),  memory_of("block", 3, false, "file"),
-      memory_of("", 0, false, "file"),
+      make_memory("uniform", 1, false, "none"), make_memory("uniform", 2, false, "none"),
+      make_memory("uniform", 5, false, "host"), make_memory("block", 2, false, "none"),
+      make_memory("block", 5, false, "none"),   make_memory("uniform", 2, true, "none"),
+      make_memory("uniform", 3, true, "file"),  make_memory("block", 3, false, "file"),
+      make_memory("", 0, false, "file"),
   };
   for (const config::Model& model : variants()) {
     SCOPED_TRACE(model.family);
-    over_places([&](const StagePlace& place) {
+    for_each_place([&](const StagePlace& place) {
       const Outcome expected = run_stage(model, place, {});
       for (const config::Memory& memory : forms) {
         if (memory.distribute_saved_activations && place.sequence_parallel) continue;
@@ -100,18 +100,18 @@ TEST(ActivationMemoryRanks, FullRecomputeGivesTheBitsOfKeepingAll) {
 // input.
 TEST(ActivationMemoryRanks, AStageHoldsTheInputsOfItsChunksOrTheirParts) {
   for (const config::Model& model : {variants()[0], variants()[3]}) {
-    over_places([&](const StagePlace& place) {
+    for_each_place([&](const StagePlace& place) {
       const auto held = [&](const config::Memory& memory) { return run_stage(model, place, memory).held; };
       const int64_t tp = place.tp.size(), rows = kSequence * kBatch / (place.sequence_parallel ? tp : 1),
                     input = rows * model.hidden_size * static_cast<int64_t>(c10::elementSize(place.dtype));
-      const int64_t all = held({}), blocks = held(memory_of("uniform", 1, false, "none"));
+      const int64_t all = held({}), blocks = held(make_memory("uniform", 1, false, "none"));
       const int64_t block = (all - blocks) / kLayers;  // one block without its input
       EXPECT_EQ(all - blocks, block * kLayers);
-      EXPECT_EQ(held(memory_of("block", 2, false, "none")), all - 2 * block);
-      EXPECT_EQ(held(memory_of("uniform", 2, false, "none")), blocks - 2 * input);
-      EXPECT_EQ(held(memory_of("uniform", 5, false, "none")), blocks - 4 * input);
+      EXPECT_EQ(held(make_memory("block", 2, false, "none")), all - 2 * block);
+      EXPECT_EQ(held(make_memory("uniform", 2, false, "none")), blocks - 2 * input);
+      EXPECT_EQ(held(make_memory("uniform", 5, false, "none")), blocks - 4 * input);
       if (place.sequence_parallel) return;
-      EXPECT_EQ(held(memory_of("uniform", 1, true, "none")), blocks - kLayers * (input - input / tp));
+      EXPECT_EQ(held(make_memory("uniform", 1, true, "none")), blocks - kLayers * (input - input / tp));
     });
   }
 }

@@ -99,9 +99,10 @@ std::vector<Case> expert_cases() {
 
 void expect_all_as_on_one_rank(const std::string& yaml, const Settings& trained, const std::vector<Case>& cases) {
   std::map<int64_t, verify::LayoutRun> references;
-  for (const Case& c : cases) {
-    SCOPED_TRACE(c.name);
-    expect_as_on_one_rank(for_ranks(with(yaml, trained, c.settings), c.ranks), c.ranks, references);
+  for (const Case& test_case : cases) {
+    SCOPED_TRACE(test_case.name);
+    expect_equals_single_rank(for_ranks(with(yaml, trained, test_case.settings), test_case.ranks), test_case.ranks,
+                              references);
   }
 }
 
@@ -110,16 +111,16 @@ std::map<std::string, at::Tensor> after(const config::Config& config, int64_t ra
   std::map<std::string, at::Tensor> state;
   comm::run_threads(static_cast<int>(ranks), topology::RankGrid(static_cast<int>(ranks), config.parallel), {},
                     [&](const comm::World& world) {
-                      const auto a = step::assemble(config, world, kVocab);
-                      EXPECT_EQ(a->graphs != nullptr,
+                      const auto assembly = step::assemble(config, world, kVocab);
+                      EXPECT_EQ(assembly->graphs != nullptr,
                                 config.train.cuda_graph_impl == config::CudaGraphImpl::full_iteration);
-                      EXPECT_EQ(a->partial_graphs != nullptr, config.train.captures_parts());
-                      for (int64_t step = 0; step < steps; ++step) test::step_at(*a, step);
-                      for (const nn::Param* param : a->params) {
+                      EXPECT_EQ(assembly->partial_graphs != nullptr, config.train.captures_parts());
+                      for (int64_t step = 0; step < steps; ++step) test::step_at(*assembly, step);
+                      for (const nn::Param* param : assembly->params) {
                         EXPECT_EQ(param->frozen, !config::trains(config, param->name)) << param->name;
                         if (param->frozen) { EXPECT_FALSE(param->main_grad.defined()) << param->name; }
                       }
-                      auto mine = test::whole_state(*a);
+                      auto mine = test::whole_state(*assembly);
                       if (world.rank() == 0) state = std::move(mine);
                     });
   return state;
@@ -239,11 +240,11 @@ TEST(Freezing, LoadedValuesReachAllRanks) {
   const config::Config config =
       trained(kLlama, {zero("optim"), "parallel.overlap_param_gather=false", kFrozen[0]}, 2);
   comm::run_threads(2, topology::RankGrid(2, config.parallel), {}, [&](const comm::World& world) {
-    const auto a = step::assemble(config, world, kVocab);
-    for (const distributed::Slice& slice : a->slices) slice.values.fill_(2);
-    a->families.loaded();
-    a->families.settle();
-    for (const nn::Param* param : a->params) EXPECT_TRUE(param->data.eq(2).all().item<bool>()) << param->name;
+    const auto assembly = step::assemble(config, world, kVocab);
+    for (const distributed::Shard& slice : assembly->slices) slice.values.fill_(2);
+    assembly->families.loaded();
+    assembly->families.finish_gathers();
+    for (const nn::Param* param : assembly->params) EXPECT_TRUE(param->data.eq(2).all().item<bool>()) << param->name;
   });
 }
 
@@ -252,21 +253,23 @@ struct Gradients {
   double loss = 0;
   std::map<std::string, at::Tensor> values, gradients;
 };
-Gradients gradients_of(const config::Config& config, const std::function<void(nn::Param&)>& write) {
+Gradients compute_gradients(const config::Config& config, const std::function<void(nn::Param&)>& write) {
   Gradients out;
   comm::run_threads(1, topology::RankGrid(1, config.parallel), {}, [&](const comm::World& world) {
-    const auto a = step::assemble(config, world, kVocab);
-    for (nn::Param* param : a->params) write(*param);
-    for (const nn::Param* param : a->params) out.values[param->name] = param->data.clone();
-    const auto batches = test::batches_of(*a, 0);
+    const auto assembly = step::assemble(config, world, kVocab);
+    for (nn::Param* param : assembly->params) write(*param);
+    for (const nn::Param* param : assembly->params) out.values[param->name] = param->data.clone();
+    const auto batches = test::make_batches(*assembly, 0);
     step::StepInput input{batches, 1, 0, false, {}};
-    input.on_gradients = [&](double) { out.gradients = verify::gather_whole(*a, verify::Gathered::main_grad); };
-    out.loss = step::train_step(*a, input).loss;
+    input.on_gradients = [&](double) {
+      out.gradients = verify::gather_whole(*assembly, verify::GatherKind::main_grad);
+    };
+    out.loss = step::train_step(*assembly, input).loss;
   });
   return out;
 }
 
-at::Tensor rows_of(const at::Tensor& whole, const config::AdapterBox& box) {
+at::Tensor select_rows(const at::Tensor& whole, const config::AdapterBox& box) {
   return whole.view({box.repeats, box.width, whole.size(1)}).narrow(1, box.begin, box.size);
 }
 
@@ -275,7 +278,7 @@ at::Tensor rows_of(const at::Tensor& whole, const config::AdapterBox& box) {
 void expect_the_formula(const std::string& yaml, const Settings& peft, double scale) {
   constexpr double kRounding = 1e-12;
   const config::Config adapted = trained(yaml, peft, 1), plain = trained(yaml, {}, 1);
-  const Gradients got = gradients_of(adapted, [](nn::Param& param) {
+  const Gradients got = compute_gradients(adapted, [](nn::Param& param) {
     if (!config::is_adapter(param.name)) return;
     const auto shift = static_cast<double>(param.name.size());
     param.data.copy_(
@@ -292,15 +295,15 @@ void expect_the_formula(const std::string& yaml, const Settings& peft, double sc
   }
   for (const auto& [module, place] : places) {
     const at::Tensor delta = got.values.at(module + config::kLoraB).mm(got.values.at(module + config::kLoraA));
-    rows_of(merged.at(place.linear + ".weight"), place.box)
+    select_rows(merged.at(place.linear + ".weight"), place.box)
         .add_(delta.view({place.box.repeats, place.box.size, -1}), scale);
   }
-  const Gradients want = gradients_of(plain, [&](nn::Param& param) { param.data.copy_(merged.at(param.name)); });
+  const Gradients want = compute_gradients(plain, [&](nn::Param& param) { param.data.copy_(merged.at(param.name)); });
   EXPECT_NEAR(got.loss, want.loss, kRounding);
   EXPECT_EQ(got.gradients.size(), 2 * places.size());
   for (const auto& [module, place] : places) {
     const at::Tensor g =
-        rows_of(want.gradients.at(place.linear + ".weight"), place.box).reshape({place.box.rows(), -1});
+        select_rows(want.gradients.at(place.linear + ".weight"), place.box).reshape({place.box.rows(), -1});
     const at::Tensor &a = got.values.at(module + config::kLoraA), &b = got.values.at(module + config::kLoraB);
     const at::Tensor da = b.t().mm(g).mul_(scale), db = g.mm(a.t()).mul_(scale);
     EXPECT_GT(da.abs().max().item<double>(), 1e6 * kRounding) << module;
@@ -316,8 +319,8 @@ TEST(Adapters, AreTheWeightsPlusTheProductInForwardAndBackward) {
 }
 
 TEST(Adapters, BeginAsTheModelWithoutThem) {
-  const Gradients base = gradients_of(trained(kGpt, {}, 1), [](nn::Param&) {});
-  const Gradients adapted = gradients_of(trained(kGpt, {"peft.lora_rank=3"}, 1), [](nn::Param&) {});
+  const Gradients base = compute_gradients(trained(kGpt, {}, 1), [](nn::Param&) {});
+  const Gradients adapted = compute_gradients(trained(kGpt, {"peft.lora_rank=3"}, 1), [](nn::Param&) {});
   EXPECT_EQ(adapted.loss, base.loss);
   for (const auto& [name, values] : base.values) EXPECT_TRUE(at::equal(values, adapted.values.at(name))) << name;
   for (const auto& [name, values] : adapted.values) {
@@ -346,7 +349,7 @@ TEST(Adapters, GraphsHaveTheBitsOfStepsWithoutThem) {
 }
 
 std::string refusal(const std::string& yaml, const Settings& settings, int64_t ranks) {
-  return test::error_of([&] { after(trained(yaml, settings, ranks), ranks, 0); });
+  return test::catch_error([&] { after(trained(yaml, settings, ranks), ranks, 0); });
 }
 
 TEST(Freezing, PatternsThatFitNothingAndNothingLeftToTrainAreRefused) {

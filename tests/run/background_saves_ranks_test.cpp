@@ -60,7 +60,7 @@ class SlowDisk {
 
 std::shared_ptr<files::FileSystem> shared(const std::shared_ptr<SlowDisk>& slow) { return {slow, &slow->disk()}; }
 
-config::Config config_of(const Folder& folder) {
+config::Config make_config(const Folder& folder) {
   config::Config config = small_llama();
   config.checkpoint.save = folder.at("now");
   config.checkpoint.save_interval = 1;
@@ -73,26 +73,26 @@ void expect_saves_of_their_moment(config::Config config, const TestLayout& layou
   config.checkpoint.save_interval = 1;
   config = cut(config, layout);
   SlowDisk disk;
-  run_cut(config, layout, [&](const comm::World& world) {
-    const auto a = step::assemble(config, world, kVocab);
-    run::BackgroundSaves saves(*a, disk.disk());
+  run_sharded(config, layout, [&](const comm::World& world) {
+    const auto assembly = step::assemble(config, world, kVocab);
+    run::BackgroundSaves saves(*assembly, disk.disk());
     for (int64_t step = 0; step < 2; ++step) {  // the second into the memory of the first
-      step_at(*a, 2 * step);
+      step_at(*assembly, 2 * step);
       const run::Position position{step + 1, 8, 8};
-      a->config.checkpoint.save = folder.at("now");
-      ASSERT_TRUE(run::save_state(*a, position, disk.disk()).saved);
-      a->config.checkpoint.save = folder.at("later");
+      assembly->config.checkpoint.save = folder.at("now");
+      ASSERT_TRUE(run::save_state(*assembly, position, disk.disk()).saved);
+      assembly->config.checkpoint.save = folder.at("later");
       if (world.rank() == 0) disk.hold();
-      comm::barrier(a->groups().world);
+      comm::barrier(assembly->groups().world);
       saves.begin(position);
       EXPECT_FALSE(saves.take_finished());
-      step_at(*a, 2 * step + 1);
-      comm::barrier(a->groups().world);
+      step_at(*assembly, 2 * step + 1);
+      comm::barrier(assembly->groups().world);
       if (world.rank() == 0) disk.release();
       const auto outcome = saves.wait();
       ASSERT_TRUE(outcome);
       EXPECT_TRUE(outcome->saved) << outcome->problem;
-      EXPECT_FALSE(saves.under_way());
+      EXPECT_FALSE(saves.in_flight());
     }
   });
   for (const char* name : {"/iter_0000001", "/iter_0000002"})
@@ -125,12 +125,12 @@ TEST(BackgroundSaves, HoldWhatIsPredictedForThem) {
     config.checkpoint.save_interval = 1;
     config.checkpoint.async_save = true;
     config = cut(config, layout);
-    run_cut(config, layout, [&](const comm::World& world) {
-      const auto a = step::assemble(config, world, kVocab);
+    run_sharded(config, layout, [&](const comm::World& world) {
+      const auto assembly = step::assemble(config, world, kVocab);
       files::PosixFileSystem disk;
       const device::MemoryMeter meter;
-      const run::BackgroundSaves saves(*a, disk);
-      const int64_t held = meter.bytes(), predicted = forecast::predicted_memory(*a, 4).use.host;
+      const run::BackgroundSaves saves(*assembly, disk);
+      const int64_t held = meter.bytes(), predicted = forecast::predicted_memory(*assembly, 4).use.host;
       EXPECT_GT(held, 0);
       // One of several replicas (tp or pp) writes their common state; a prediction counts it for each.
       if (layout.tp * layout.pp == 1) {
@@ -142,7 +142,7 @@ TEST(BackgroundSaves, HoldWhatIsPredictedForThem) {
   }
 }
 
-struct Told {
+struct RunReport {
   std::vector<std::string> lines;
   run::RunSummary summary;
 };
@@ -158,12 +158,12 @@ class Lines final : public base::Log {
 };
 
 // The messages and the exit of rank 0; `after` is called on rank 0 when a step has ended.
-Told run(config::Config config, const std::shared_ptr<files::FileSystem>& disk,
-         const std::function<void(int64_t)>& after = {}) {
+RunReport run(config::Config config, const std::shared_ptr<files::FileSystem>& disk,
+              const std::function<void(int64_t)>& after = {}) {
   const TestLayout layout{.dp = 2};
   config = cut(config, layout);
-  Told told;
-  run_cut(config, layout, [&](const comm::World& world) {
+  RunReport told;
+  run_sharded(config, layout, [&](const comm::World& world) {
     std::vector<std::string> lines;
     Lines log(lines);
     const auto summary =
@@ -175,7 +175,7 @@ Told run(config::Config config, const std::shared_ptr<files::FileSystem>& disk,
   return told;
 }
 
-size_t count(const Told& told, const std::string& words) {
+size_t count(const RunReport& told, const std::string& words) {
   return static_cast<size_t>(std::count_if(told.lines.begin(), told.lines.end(), [&](const std::string& line) {
     return line.find(words) != std::string::npos;
   }));
@@ -183,12 +183,12 @@ size_t count(const Told& told, const std::string& words) {
 
 TEST(BackgroundSaves, OfARunAreThoseOfOneThatWaits) {
   const Folder folder;
-  config::Config config = config_of(folder);
+  config::Config config = make_config(folder);
   config.train.train_iters = 3;
-  const Told waits = run(config, std::make_shared<files::PosixFileSystem>());
+  const RunReport waits = run(config, std::make_shared<files::PosixFileSystem>());
   config.checkpoint.save = folder.at("later");
   config.checkpoint.async_save = true;
-  const Told goes_on = run(config, std::make_shared<files::PosixFileSystem>());
+  const RunReport goes_on = run(config, std::make_shared<files::PosixFileSystem>());
   EXPECT_EQ(goes_on.summary.last_loss, waits.summary.last_loss);
   EXPECT_EQ(goes_on.summary.last_checkpoint, folder.at("later") + "/iter_0000003");
   expect_same_tensors(folder.at("later") + "/iter_0000003", folder.at("now") + "/iter_0000003");
@@ -197,12 +197,12 @@ TEST(BackgroundSaves, OfARunAreThoseOfOneThatWaits) {
 
 TEST(BackgroundSaves, ADiskSlowerThanTheIntervalHoldsNoStepUpAndTheLastOneIsWritten) {
   const Folder folder;
-  config::Config config = config_of(folder);
+  config::Config config = make_config(folder);
   config.checkpoint.async_save = true;
   config.train.train_iters = 6;
   const auto disk = std::make_shared<SlowDisk>();
   disk->hold();
-  const Told told = run(config, shared(disk), [&](int64_t step) {
+  const RunReport told = run(config, shared(disk), [&](int64_t step) {
     if (step == 5) disk->release();
   });
   EXPECT_GE(count(told, "iteration 2 is not saved: iteration 1 is still being written"), 1u);
@@ -215,11 +215,11 @@ TEST(BackgroundSaves, ADiskSlowerThanTheIntervalHoldsNoStepUpAndTheLastOneIsWrit
 
 TEST(BackgroundSaves, ABrokenDiskIsToldAndTheOlderOnesStay) {
   const Folder folder;
-  config::Config config = config_of(folder);
+  config::Config config = make_config(folder);
   config.checkpoint.async_save = true;
   config.train.train_iters = 4;
   const auto disk = std::make_shared<SlowDisk>();
-  const Told told = run(config, shared(disk), [&](int64_t step) {
+  const RunReport told = run(config, shared(disk), [&](int64_t step) {
     if (step == 3) disk->break_down();
   });
   EXPECT_GE(count(told, "WARNING could not save iteration 4"), 1u);
@@ -232,15 +232,15 @@ TEST(BackgroundSaves, ABrokenDiskIsToldAndTheOlderOnesStay) {
 // Only rank 0 removes old checkpoints, so rank 1 has finished the save while rank 0 has not.
 TEST(BackgroundSaves, NoRankSavesBeforeAllRanksCan) {
   const Folder folder;
-  config::Config config = config_of(folder);
+  config::Config config = make_config(folder);
   config.train.train_iters = 6;
-  const Told waits = run(config, std::make_shared<files::PosixFileSystem>());
+  const RunReport waits = run(config, std::make_shared<files::PosixFileSystem>());
   config.checkpoint.save = folder.at("later");
   config.checkpoint.async_save = true;
   config.checkpoint.keep_last = 1;
   const auto disk = std::make_shared<SlowDisk>(removes_a_file);
   disk->hold();
-  const Told goes_on = run(config, shared(disk), [&](int64_t step) {
+  const RunReport goes_on = run(config, shared(disk), [&](int64_t step) {
     if (step == 5) disk->release();
   });
   EXPECT_GE(count(goes_on, "is still being written"), 1u);
@@ -250,7 +250,7 @@ TEST(BackgroundSaves, NoRankSavesBeforeAllRanksCan) {
 
 TEST(BackgroundSaves, EveryFailedRemovalIsReported) {
   const Folder folder;
-  config::Config config = config_of(folder);
+  config::Config config = make_config(folder);
   config.train.train_iters = 3;
   run(config, std::make_shared<files::PosixFileSystem>());
   config.checkpoint.load = config.checkpoint.save;
@@ -259,7 +259,7 @@ TEST(BackgroundSaves, EveryFailedRemovalIsReported) {
   config.optim.override_opt_param_scheduler = true;
   const auto disk = std::make_shared<SlowDisk>(removes_a_file);
   disk->break_down();
-  const Told told = run(config, shared(disk));
+  const RunReport told = run(config, shared(disk));
   EXPECT_EQ(told.summary.last_checkpoint, folder.at("now") + "/iter_0000004");
   for (const char* name : {"iter_0000001", "iter_0000002", "iter_0000003"})
     EXPECT_EQ(count(told, std::string(".delete-") + name), 1u) << name;
@@ -269,9 +269,9 @@ TEST(BackgroundSaves, EveryFailedRemovalIsReported) {
 std::vector<int64_t> written(const config::Config& base, const TestLayout& layout) {
   const config::Config config = cut(base, layout);
   std::vector<int64_t> bytes(static_cast<size_t>(layout.ranks()));
-  run_cut(config, layout, [&](const comm::World& world) {
-    const auto a = step::assemble(config, world, kVocab);
-    for (const checkpoint::LocalPiece& piece : step::pieces_to_write(*a))
+  run_sharded(config, layout, [&](const comm::World& world) {
+    const auto assembly = step::assemble(config, world, kVocab);
+    for (const checkpoint::LocalPiece& piece : step::regions_to_write(*assembly))
       piece.produce(
           [&](const void*, size_t size) { bytes[static_cast<size_t>(world.rank())] += static_cast<int64_t>(size); });
   });

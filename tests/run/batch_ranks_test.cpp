@@ -55,7 +55,7 @@ void expect_samples(const nn::Microbatch& batch, int64_t first, int64_t count, b
   ASSERT_EQ(batch.tokens.sizes().vec(), (std::vector<int64_t>{count, kLength}));
   for (int64_t row = 0; row < count; ++row) {
     const data::Sample want = sample_number(first + row, documents);
-    EXPECT_EQ(static_cast<uint64_t>(batch.sample_counters[row].item<int64_t>()),
+    EXPECT_EQ(static_cast<uint64_t>(batch.counters.samples[row].item<int64_t>()),
               nn::mix(kStep) + static_cast<uint64_t>(first + row));
     for (int64_t t = 0; t < kLength; ++t) {
       const auto i = static_cast<size_t>(t);
@@ -63,13 +63,13 @@ void expect_samples(const nn::Microbatch& batch, int64_t first, int64_t count, b
       EXPECT_EQ(batch.labels[row][t].item<int64_t>(), want.labels[i]);
       EXPECT_EQ(batch.position_ids[row][t].item<int64_t>(), want.position_ids[i]);
       EXPECT_EQ(batch.loss_mask[row][t].item<double>(), want.loss_mask[i]);
-      if (documents) { EXPECT_EQ(batch.document_ids[row][t].item<int64_t>(), want.document_ids[i]); }
+      if (documents) { EXPECT_EQ(batch.documents.ids[row][t].item<int64_t>(), want.document_ids[i]); }
     }
   }
-  EXPECT_EQ(batch.document_ids.defined(), documents);
+  EXPECT_EQ(batch.documents.ids.defined(), documents);
   EXPECT_EQ(batch.mask_sum, batch.loss_mask.sum().item<double>());
-  EXPECT_EQ(batch.step.item<int64_t>(), kStep);
-  EXPECT_EQ(batch.sample_counters.storage().nbytes(), batch.sample_counters.nbytes() + batch.step.nbytes())
+  EXPECT_EQ(batch.counters.step.item<int64_t>(), kStep);
+  EXPECT_EQ(batch.counters.samples.storage().nbytes(), batch.counters.samples.nbytes() + batch.counters.step.nbytes())
       << "dropout keeps it";
 }
 
@@ -119,23 +119,23 @@ TEST(StackSamples, ATokenOrLabelOutsideTheVocabularyIsAnErrorWithItsSample) {
 TEST(StackSamples, OffsetsOfDocumentsAreMadeWhereThereIsRoomOrRefused) {
   const int64_t each = (kLength + 2) / 3;
   step::HostBatch batch = host_batch(7, 2, true);
-  EXPECT_FALSE(step::stack_samples(batch, at::kFloat).document_offsets.defined());
+  EXPECT_FALSE(step::stack_samples(batch, at::kFloat).documents.offsets.defined());
   batch.documents = {each + 1, true};
   const nn::Microbatch roomy = step::stack_samples(batch, at::kFloat);
-  ASSERT_EQ(roomy.document_offsets.numel(), 2 * (each + 1) + 1);
-  for (int64_t i = 0; i < roomy.document_offsets.numel(); ++i) {
+  ASSERT_EQ(roomy.documents.offsets.numel(), 2 * (each + 1) + 1);
+  for (int64_t i = 0; i < roomy.documents.offsets.numel(); ++i) {
     const int64_t wanted = i < 2 * each ? i / each * kLength + i % each * 3 : 2 * kLength;
-    EXPECT_EQ(roomy.document_offsets[i].item<int64_t>(), wanted) << i;
+    EXPECT_EQ(roomy.documents.offsets[i].item<int64_t>(), wanted) << i;
   }
   batch.documents = {each - 1, false};
-  EXPECT_FALSE(step::stack_samples(batch, at::kFloat).document_offsets.defined());
+  EXPECT_FALSE(step::stack_samples(batch, at::kFloat).documents.offsets.defined());
   batch.documents.must_fit = true;
-  const std::string said = error_of([&] { step::stack_samples(batch, at::kFloat); });
+  const std::string said = catch_error([&] { step::stack_samples(batch, at::kFloat); });
   EXPECT_NE(said.find("the samples from 7 on"), std::string::npos) << said;
   EXPECT_NE(said.find("raise data.max_documents_per_sample"), std::string::npos) << said;
   batch = host_batch(7, 2, false);
   batch.documents = {1, true};
-  EXPECT_FALSE(step::stack_samples(batch, at::kFloat).document_offsets.defined()) << "attention over all documents";
+  EXPECT_FALSE(step::stack_samples(batch, at::kFloat).documents.offsets.defined()) << "attention over all documents";
 }
 
 // Batches of several sizes, with and without documents, and partly filled.
@@ -152,9 +152,9 @@ TEST(BroadcastBatches, EveryRankGetsWhatTheFirstOneRead) {
     ASSERT_EQ(batches.size(), 2U);
     expect_samples(batches[0], 3, 2, false);
     expect_samples(batches[1], 5, 3, true);
-    EXPECT_FALSE(batches[0].document_offsets.defined());
-    ASSERT_TRUE(batches[1].document_offsets.defined());
-    EXPECT_TRUE(batches[1].document_offsets.equal(nn::document_offsets(batches[1].document_ids, kLength)));
+    EXPECT_FALSE(batches[0].documents.offsets.defined());
+    ASSERT_TRUE(batches[1].documents.offsets.defined());
+    EXPECT_TRUE(batches[1].documents.offsets.equal(nn::document_offsets(batches[1].documents.ids, kLength)));
   });
 }
 
@@ -164,40 +164,40 @@ TEST(BroadcastBatches, EveryTensorArrivesAndSoDoTheRowsOfASequence) {
     step::HostBatch of_documents = host_batch(3, 2, true);
     of_documents.documents.per_sample = kLength;
     nn::Microbatch part = step::stack_samples(of_documents, at::kDouble);
-    part.rows = at::tensor({0, 1, 7, 8, 9}, at::kLong);
-    part.all_rows = at::stack({part.rows, at::tensor({2, 3, 4, 5, 6}, at::kLong)});
-    part.row_runs = {{0, 2}, {7, 3}};
-    part.full_seq_len = 10;
-    part.rank_rows = {{0, 5}, {5, 4}};
-    part.document_runs = {{0, 4}, {4, 6}};
-    part.keys.sent = {{}, {{1, 2}, {4, 1}}};
-    part.keys.received = {{}, {{0, 3}}};
-    part.keys_of_groups.sent = {{{5, 6}}};
-    part.keys_of_groups.received = {{{7, 8}, {9, 10}}};
+    part.sequence.rows = at::tensor({0, 1, 7, 8, 9}, at::kLong);
+    part.sequence.all_rows = at::stack({part.sequence.rows, at::tensor({2, 3, 4, 5, 6}, at::kLong)});
+    part.sequence.row_ranges = {{0, 2}, {7, 3}};
+    part.sequence.length = 10;
+    part.sequence.rank_rows = {{0, 5}, {5, 4}};
+    part.documents.ranges = {{0, 4}, {4, 6}};
+    part.sequence.keys.sent = {{}, {{1, 2}, {4, 1}}};
+    part.sequence.keys.received = {{}, {{0, 3}}};
+    part.sequence.group_keys.sent = {{{5, 6}}};
+    part.sequence.group_keys.received = {{{7, 8}, {9, 10}}};
     std::vector<nn::Microbatch> mine;
     if (world.rank() == 0) mine = {step::stack_samples(host_batch(5, 3, false), at::kDouble), part};
     const auto batches = step::broadcast_batches(mine, 2, world.groups().batch, at::kDouble);
     ASSERT_EQ(batches.size(), 2U);
-    EXPECT_TRUE(batches[0].row_runs.empty());
-    EXPECT_FALSE(batches[0].rows.defined());
+    EXPECT_TRUE(batches[0].sequence.row_ranges.empty());
+    EXPECT_FALSE(batches[0].sequence.rows.defined());
     for (const auto& [name, tensor] : nn::kMicrobatchTensors) {
-      ASSERT_TRUE((batches[1].*tensor).defined()) << name;
-      EXPECT_TRUE(at::equal(batches[1].*tensor, part.*tensor)) << name;
+      ASSERT_TRUE(tensor(batches[1]).defined()) << name;
+      EXPECT_TRUE(at::equal(tensor(batches[1]), tensor(part))) << name;
     }
-    ASSERT_EQ(batches[1].row_runs.size(), 2U);
-    EXPECT_EQ(batches[1].row_runs[1].first, 7);
-    EXPECT_EQ(batches[1].row_runs[1].count, 3);
-    EXPECT_EQ(batches[1].full_seq_len, 10);
-    ASSERT_EQ(batches[1].rank_rows.size(), 2U);
-    EXPECT_EQ(batches[1].rank_rows[1].first, 5);
-    EXPECT_EQ(batches[1].rank_rows[1].count, 4);
-    EXPECT_TRUE(batches[0].rank_rows.empty());
-    EXPECT_TRUE(batches[0].document_runs.empty());
-    ASSERT_EQ(batches[1].document_runs.size(), 2U);
-    EXPECT_EQ(batches[1].document_runs[1].first, 4);
-    EXPECT_EQ(batches[1].document_runs[1].count, 6);
-    EXPECT_TRUE(batches[0].keys.sent.empty() && batches[0].keys.received.empty());
-    const nn::KeyTravel& keys = batches[1].keys;
+    ASSERT_EQ(batches[1].sequence.row_ranges.size(), 2U);
+    EXPECT_EQ(batches[1].sequence.row_ranges[1].first, 7);
+    EXPECT_EQ(batches[1].sequence.row_ranges[1].count, 3);
+    EXPECT_EQ(batches[1].sequence.length, 10);
+    ASSERT_EQ(batches[1].sequence.rank_rows.size(), 2U);
+    EXPECT_EQ(batches[1].sequence.rank_rows[1].first, 5);
+    EXPECT_EQ(batches[1].sequence.rank_rows[1].count, 4);
+    EXPECT_TRUE(batches[0].sequence.rank_rows.empty());
+    EXPECT_TRUE(batches[0].documents.ranges.empty());
+    ASSERT_EQ(batches[1].documents.ranges.size(), 2U);
+    EXPECT_EQ(batches[1].documents.ranges[1].first, 4);
+    EXPECT_EQ(batches[1].documents.ranges[1].count, 6);
+    EXPECT_TRUE(batches[0].sequence.keys.sent.empty() && batches[0].sequence.keys.received.empty());
+    const nn::KeyExchange& keys = batches[1].sequence.keys;
     ASSERT_EQ(keys.sent.size(), 2U);
     ASSERT_EQ(keys.received.size(), 2U);
     EXPECT_TRUE(keys.sent[0].empty() && keys.received[0].empty());
@@ -206,7 +206,7 @@ TEST(BroadcastBatches, EveryTensorArrivesAndSoDoTheRowsOfASequence) {
     EXPECT_EQ(keys.sent[1][1].count, 1);
     ASSERT_EQ(keys.received[1].size(), 1U);
     EXPECT_EQ(keys.received[1][0].count, 3);
-    const nn::KeyTravel& of_groups = batches[1].keys_of_groups;
+    const nn::KeyExchange& of_groups = batches[1].sequence.group_keys;
     ASSERT_EQ(of_groups.sent.size(), 1U);
     ASSERT_EQ(of_groups.received.size(), 1U);
     EXPECT_EQ(of_groups.sent[0][0].first, 5);
@@ -216,7 +216,7 @@ TEST(BroadcastBatches, EveryTensorArrivesAndSoDoTheRowsOfASequence) {
 
 TEST(BatchBytes, CountsEveryTensor) {
   nn::Microbatch batch = step::stack_samples(host_batch(3, 2, true), at::kDouble);
-  batch.rows = at::arange(kLength, at::kLong);
+  batch.sequence.rows = at::arange(kLength, at::kLong);
   EXPECT_EQ(step::batch_bytes(batch), 5 * 2 * kLength * 8 + (2 + 1) * 8 + kLength * 8);
 }
 
@@ -231,7 +231,7 @@ TEST(BroadcastBatches, ShapesTravelOnceAStep) {
   const auto traffic = std::make_shared<comm::Traffic>();
   comm::ThreadsOptions options;
   options.traffic = traffic;
-  comm::run_threads(2, grid_of(2, {.tp = 2}), options, [&](const comm::World& world) {
+  comm::run_threads(2, make_grid(2, {.tp = 2}), options, [&](const comm::World& world) {
     std::vector<nn::Microbatch> mine;
     for (int64_t m = 0; world.rank() == 0 && m < 4; ++m)
       mine.push_back(step::stack_samples(host_batch(3, 2, false), at::kDouble));
@@ -270,7 +270,7 @@ TEST(BatchStream, ASampleThatCannotBeReadEndsAllRanksWithItsCause) {
   const auto dataset = std::make_shared<Numbers>(20, false);
   std::string message;
   try {
-    comm::run_threads(2, grid_of(2, {.tp = 2}), {}, [&](const comm::World& world) {
+    comm::run_threads(2, make_grid(2, {.tp = 2}), {}, [&](const comm::World& world) {
       data::SamplerOptions options;
       options.consumed_samples = 12;
       step::BatchStream stream(world.rank() == 0 ? std::make_unique<data::Loader>(dataset, options, 2) : nullptr,

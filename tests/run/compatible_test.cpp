@@ -50,7 +50,7 @@ TEST(Compatible, AdaptersAgreeInAllButTheirDropout) {
   files::Manifest manifest;
   manifest.config_yaml = config::dump(config::parse(base));
   const auto refusal = [&](const std::string& override) {
-    return error_of([&] { run::check_compatible(config::parse(base, {override}), nullptr, manifest, "/run"); });
+    return catch_error([&] { run::check_compatible(config::parse(base, {override}), nullptr, manifest, "/run"); });
   };
   EXPECT_EQ(refusal("peft.lora_dropout=0.5"), "");
   for (const char* override : {"peft.lora_rank=2", "peft.lora_alpha=9", "peft.use_rslora=true",

@@ -17,7 +17,7 @@ using config::CpCommType;
 
 constexpr int kRanks = 4, kLayers = 2, kHeads = 8, kGroups = 2, kHead = 4, kMicrobatches = 3, kSamples = 2;
 
-config::Config config_of(CpCommType exchange, bool documents, const char* cut) {
+config::Config make_config(CpCommType exchange, bool documents, const char* cut) {
   config::Config config = config::parse(
       "model: {family: llama, num_layers: 2, hidden_size: 32, num_attention_heads: 8, num_query_groups: 2, "
       "ffn_hidden_size: 48, vocab_size: 50, make_vocab_size_divisible_by: 8}\n"
@@ -33,13 +33,13 @@ config::Config config_of(CpCommType exchange, bool documents, const char* cut) {
   return config::resolved(config, kRanks);
 }
 
-plan::DocumentLengths documents_of(const nn::Microbatch& batch) {
+plan::DocumentLengths document_lengths(const nn::Microbatch& batch) {
   plan::DocumentLengths lengths;
   for (int64_t b = 0; b < kSamples; ++b) {
     std::vector<int64_t>& of_sample = lengths.emplace_back();
     int64_t last = -1;
-    for (int64_t i = 0; i < batch.full_seq_len; ++i) {
-      const int64_t id = batch.document_ids.defined() ? batch.document_ids[b][i].item<int64_t>() : 0;
+    for (int64_t i = 0; i < batch.sequence.length; ++i) {
+      const int64_t id = batch.documents.ids.defined() ? batch.documents.ids[b][i].item<int64_t>() : 0;
       if (id != last) of_sample.push_back(0);
       last = id;
       ++of_sample.back();
@@ -64,7 +64,7 @@ int64_t counted_bytes(const comm::Traffic& traffic, int64_t rows_at_home) {
   return all + (rows_at_home > 0 ? exchanged - rows_at_home : exchanged / kRanks * (kRanks - 1));
 }
 
-Bytes bytes_of(const config::Config& config) {
+Bytes measure_bytes(const config::Config& config) {
   const CpCommType exchange = config::cp_comm_types(config.parallel)[0];
   const bool documents = config.data.reset_attention_mask;
   const auto traffic = std::make_shared<comm::Traffic>();
@@ -73,12 +73,12 @@ Bytes bytes_of(const config::Config& config) {
   Bytes bytes;
   replay::ContextTrafficRequest request{exchange, 2, documents, kSamples, kHeads, kGroups, kHead, kHead, 4, 4};
   comm::run_threads(kRanks, topology::RankGrid(kRanks, config.parallel), options, [&](const comm::World& world) {
-    const auto a = step::assemble(config, world, kVocab);
+    const auto assembly = step::assemble(config, world, kVocab);
     const auto batches = verify::synthetic_batches(config, world, kVocab, 0, at::kFloat);
-    step::train_step(*a, {batches, 1, 0, false, {}});
+    step::train_step(*assembly, {batches, 1, 0, false, {}});
     if (world.rank() != 0) return;
     for (const nn::Microbatch& batch : batches) {
-      const plan::DocumentLengths lengths = documents_of(batch);
+      const plan::DocumentLengths lengths = document_lengths(batch);
       const plan::SequenceCut cut =
           plan::cut_sequence(lengths, {config.parallel.context_parallel_cut, kRanks, 0, 0.02, 1});
       const auto planned = [&](bool seen_only) {
@@ -102,7 +102,7 @@ TEST(ContextTraffic, IsThatOfThePlanAndFallsByWhatNobodyReads) {
     for (const auto& [exchange, word] : config::kWords<CpCommType>) {
       for (const bool documents : {false, true}) {
         SCOPED_TRACE(base::concat(cut, " ", word, documents ? ", documents" : ""));
-        const Bytes bytes = bytes_of(config_of(exchange, documents, cut));
+        const Bytes bytes = measure_bytes(make_config(exchange, documents, cut));
         EXPECT_GT(bytes.counted, 0);
         EXPECT_EQ(bytes.counted, bytes.planned);
         if (documents && exchange != CpCommType::a2a) {
@@ -116,7 +116,7 @@ TEST(ContextTraffic, IsThatOfThePlanAndFallsByWhatNobodyReads) {
 TEST(ContextTraffic, IsPredictedForEachLayer) {
   for (const auto& [exchange, word] : config::kWords<CpCommType>) {
     SCOPED_TRACE(word);
-    const config::Config config = config_of(exchange, false, "zigzag");
+    const config::Config config = make_config(exchange, false, "zigzag");
     const plan::DocumentLengths one{{64}, {64}};
     const replay::ContextTraffic planned = replay::context_traffic(
         one, plan::cut_sequence(one, {config.parallel.context_parallel_cut, kRanks, 0, 0.02, 1}),
@@ -138,15 +138,16 @@ TEST(ContextTraffic, IsPredictedForEachLayer) {
     for (const bool own : {false, true}) {
       config::Config on_gpu = config;
       on_gpu.run.device = "cuda", on_gpu.precision.params_dtype = own ? "fp32" : "bf16";
-      for (const forecast::ContextExchange& e : forecast::predict_rank({on_gpu, kRanks, 1, kVocab}).exchanges) {
+      for (const forecast::ContextExchange& exchange :
+           forecast::predict_rank({on_gpu, kRanks, 1, kVocab}).exchanges) {
         const double product = 2.0 * kSamples * kHeads * 16 * 64 / 2 * kHead;
-        EXPECT_GE(e.forward_flops, 2 * product);
-        EXPECT_GE(e.backward_flops, 5 * product);
-        EXPECT_LE(e.forward_flops + e.backward_flops, (own ? 2 : 1) * 7 * product);
+        EXPECT_GE(exchange.forward_flops, 2 * product);
+        EXPECT_GE(exchange.backward_flops, 5 * product);
+        EXPECT_LE(exchange.forward_flops + exchange.backward_flops, (own ? 2 : 1) * 7 * product);
       }
     }
   }
-  config::Config alone = config_of(CpCommType::p2p, false, "zigzag");
+  config::Config alone = make_config(CpCommType::p2p, false, "zigzag");
   alone.parallel.context_parallel_size = 1;
   EXPECT_TRUE(forecast::predict_rank({alone, 1, 0, kVocab}).exchanges.empty());
 }

@@ -13,7 +13,7 @@ namespace {
 constexpr int64_t kHidden = 32, kInner = 48, kExperts = 4, kEp = 2;
 
 // Buffers that fit all rows for any routing.
-config::Config experts_of(int64_t layers, int64_t slots, bool again, const char* type = "fp32") {
+config::Config make_config(int64_t layers, int64_t slots, bool again, const char* type = "fp32") {
   return config::parse(base::concat(
       "model: {family: gpt, num_layers: ", layers, ", hidden_size: ", kHidden, ", num_attention_heads: 4,",
       " ffn_hidden_size: ", kInner, ", vocab_size: 50, make_vocab_size_divisible_by: 8, add_bias_linear: false,",
@@ -33,28 +33,28 @@ int64_t held_bytes(const config::Config& asked) {
   const TestLayout two{.dp = 2};
   const config::Config config = cut(asked, two);
   int64_t held = 0;
-  run_cut(config, two, [&](const comm::World& world) {
-    const auto a = step::assemble(config, world, kVocab);
-    const nn::Microbatch batch = batch_of(config.train, world.rank(), 0);
+  run_sharded(config, two, [&](const comm::World& world) {
+    const auto assembly = step::assemble(config, world, kVocab);
+    const nn::Microbatch batch = make_batch(config.train, world.rank(), 0);
     const device::MemoryMeter meter;
     pipeline::StageRun run;
-    const nn::Values out = a->stages[0]->forward({}, batch, &run);
+    const nn::Values out = assembly->stages[0]->forward({}, batch, &run);
     if (world.rank() == 0) held = meter.bytes();
     comm::barrier(world.groups().world);
   });
   return held;
 }
-int64_t held_by_layer(int64_t slots, bool again) {
-  return held_bytes(experts_of(2, slots, again)) - held_bytes(experts_of(1, slots, again));
+int64_t measure_layer(int64_t slots, bool again) {
+  return held_bytes(make_config(2, slots, again)) - held_bytes(make_config(1, slots, again));
 }
 
 TEST(EchoMemoryRanks, AClonesWeightsAreHeldUntilBackwardOrFetchedAgain) {
   // Per replica slot: the owner on every rank, and its row count.
   const int64_t expert = 2 * kHidden * kInner * 4, integers = 4 * kEp + 8;
-  const int64_t none = held_by_layer(0, false);
+  const int64_t none = measure_layer(0, false);
   for (const int64_t slots : {1, 2}) {
-    EXPECT_EQ(held_by_layer(slots, false) - none, slots * (expert + integers));
-    EXPECT_EQ(held_by_layer(slots, true) - none, slots * integers);
+    EXPECT_EQ(measure_layer(slots, false) - none, slots * (expert + integers));
+    EXPECT_EQ(measure_layer(slots, true) - none, slots * integers);
   }
 }
 
@@ -64,8 +64,8 @@ TEST(EchoMemoryRanks, WholeStepsHoldWhatTheirTraceSays) {
     for (const bool again : {false, true}) {
       SCOPED_TRACE(base::concat(type, again ? ", fetched again" : ""));
       const TestLayout two{.dp = 2};
-      const config::Config config = cut(experts_of(2, 2, again, type), two);
-      run_cut(config, two, [&](const comm::World& world) { expect_predicted_memory(config, kVocab, world); });
+      const config::Config config = cut(make_config(2, 2, again, type), two);
+      run_sharded(config, two, [&](const comm::World& world) { expect_predicted_memory(config, kVocab, world); });
     }
   }
 }

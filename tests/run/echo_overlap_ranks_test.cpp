@@ -7,12 +7,12 @@
 
 #include "support/everyday.h"
 #include "support/poisoned.h"
-#include "run/clone_runs.h"
+#include "run/replica_runs.h"
 
 namespace metroplex::test::echo_overlap_ranks_test {
 namespace {
 
-using namespace clone_runs;
+using namespace replica_runs;
 
 config::Config without_overlap(config::Config config) {
   config.model.moe_echo_expert_dispatch_overlap = false;
@@ -29,14 +29,14 @@ config::Config of_type(config::Config config, const char* params, const char* ma
 void expect_same_bits_without_overlap(const config::Config& config, const ExpertGrid& grid, int64_t steps) {
   config::check(config, grid.layout.ranks());
   const ExpertRun want = train_steps(without_overlap(config), grid, steps);
-  EXPECT_GT(want.clones, 0);
+  EXPECT_GT(want.replicas, 0);
   expect_same_bits(train_steps(config, grid, steps), want);
 }
 
 // Replica weights and gradients have the same bits with overlapped and synchronous transfers. Several microbatches
 // per step, so that transfers in flight meet the next microbatch.
 TEST(EchoOverlapRanks, OverlapChangesNoBit) {
-  const Poisoned poisoned;
+  const NanFillGuard poisoned;
   struct Case {
     ExpertGrid grid;
     const char *type, *form;
@@ -55,7 +55,7 @@ TEST(EchoOverlapRanks, OverlapChangesNoBit) {
       }
     }
   }
-  for (const auto& [grid, type, form, again] : everyday(cases, 3)) {
+  for (const auto& [grid, type, form, again] : sample_cases(cases, 3)) {
     SCOPED_TRACE(base::concat(words(grid), ", ", type, again ? ", fetched again, " : ", ", form));
     config::Config config = of_type(experts(grid, {1}, form), type);
     config.model.moe_echo_recompute_expert_dispatch = again;
@@ -65,7 +65,7 @@ TEST(EchoOverlapRanks, OverlapChangesNoBit) {
 
 // In fp16, or with bf16 main gradients, returned gradients are rounded in transit.
 TEST(EchoOverlapRanks, OverlapChangesNoBitOfHalfGradients) {
-  const Poisoned poisoned;
+  const NanFillGuard poisoned;
   for (const char* sharding : {"no_shard", "optim_grads_params"}) {
     const ExpertGrid grid{{.dp = 4}, 1, 2, sharding};
     for (const auto& [type, main_grads] : {std::pair("fp16", "fp32"), std::pair("bf16", "params")}) {
@@ -77,7 +77,7 @@ TEST(EchoOverlapRanks, OverlapChangesNoBitOfHalfGradients) {
 
 // The graph contains the whole step, or the region of a layer that a scope selects; later steps replay it.
 TEST(EchoOverlapRanks, OverlapChangesNoBitOfGraphs) {
-  const Poisoned poisoned;
+  const NanFillGuard poisoned;
   using enum config::CudaGraphImpl;
   struct Case {
     ExpertGrid grid;
@@ -100,7 +100,7 @@ TEST(EchoOverlapRanks, OverlapChangesNoBitOfGraphs) {
       }
     }
   }
-  for (const auto& [grid, impl, modules, type, again] : everyday(cases, 3)) {
+  for (const auto& [grid, impl, modules, type, again] : sample_cases(cases, 3)) {
     SCOPED_TRACE(base::concat(words(grid), ", ", type, ", ", config::text_of(impl), " of ",
                               modules.empty() ? std::string("all") : modules[0], again ? ", fetched again" : ""));
     config::Config config = of_type(experts(grid, {4 / grid.ep, config::EchoPlanner::exact, 1.0}), type);

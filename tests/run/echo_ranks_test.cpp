@@ -13,14 +13,14 @@
 #include "plan/echo.h"
 #include "support/poisoned.h"
 #include "run/expert_loads.h"
-#include "run/clone_runs.h"
+#include "run/replica_runs.h"
 
 namespace metroplex::test::echo_ranks_test {
 namespace {
 
 files::PosixFileSystem disk;
 
-using namespace clone_runs;
+using namespace replica_runs;
 
 // Same tolerances as layouts against one rank: weight gradients are summed in another order over a few steps.
 void expect_near(const ExpertRun& got, const ExpertRun& want) {
@@ -35,19 +35,19 @@ void expect_near(const ExpertRun& got, const ExpertRun& want) {
 }
 
 TEST(EchoRanks, TrainsAsWithoutClones) {
-  const Poisoned poisoned;
+  const NanFillGuard poisoned;
   for (const ExpertGrid& grid : kGrids) {
     SCOPED_TRACE(words(grid));
     const ExpertRun want = train_steps(experts(grid, {}), grid, 4);
-    for (const Clones& clones :
-         {Clones{1}, Clones{1, config::EchoPlanner::exact}, Clones{.slots = 2, .random = true}}) {
-      if (clones.slots > 4 - 4 / grid.ep) continue;
-      const ExpertRun got = train_steps(experts(grid, clones), grid, 4);
+    for (const Replicas& replicas :
+         {Replicas{1}, Replicas{1, config::EchoPlanner::exact}, Replicas{.slots = 2, .random = true}}) {
+      if (replicas.slots > 4 - 4 / grid.ep) continue;
+      const ExpertRun got = train_steps(experts(grid, replicas), grid, 4);
       expect_near(got, want);
-      EXPECT_GT(got.clones, 0);
+      EXPECT_GT(got.replicas, 0);
       for (const char* form : {kFull, kExperts})
-        expect_same_bits(train_steps(experts(grid, clones, form), grid, 4), got);
-      config::Config again = experts(grid, clones);
+        expect_same_bits(train_steps(experts(grid, replicas, form), grid, 4), got);
+      config::Config again = experts(grid, replicas);
       again.model.moe_echo_recompute_expert_dispatch = true;
       expect_same_bits(train_steps(again, grid, 4), got);
     }
@@ -57,7 +57,7 @@ TEST(EchoRanks, TrainsAsWithoutClones) {
 // As many slots as local experts, and buffers for the even load: no step overflows, and none synchronizes with the
 // host.
 TEST(EchoRanks, ExactFitsIntoBuffersOfTheEvenLoad) {
-  const Poisoned poisoned;
+  const NanFillGuard poisoned;
   for (const ExpertGrid& grid : kGrids) {
     SCOPED_TRACE(words(grid));
     const int64_t slots = 4 / grid.ep;
@@ -105,7 +105,7 @@ TEST(EchoRanks, DumpedCountsGiveTheDumpedPlans) {
     if (rank == 0) first = lines;
     EXPECT_EQ(lines, first) << "every rank plans alike";
   }
-  int clones = 0;
+  int replicas = 0;
   for (const std::string& line : first) {
     const auto json = nlohmann::json::parse(line);
     std::vector<int64_t> counts, source_rows;
@@ -115,12 +115,12 @@ TEST(EchoRanks, DumpedCountsGiveTheDumpedPlans) {
     EXPECT_EQ(plan.owner, json.at("owners").get<std::vector<int32_t>>());
     EXPECT_EQ(plan.source_rows, source_rows);
     EXPECT_EQ(plan.final_loads, json.at("loads").at(1).get<std::vector<int64_t>>());
-    clones += plan.num_clones();
+    replicas += plan.num_replicas();
   }
-  EXPECT_GT(clones, 0);
+  EXPECT_GT(replicas, 0);
 }
 
-struct Nobody final : base::Log {
+struct NullLog final : base::Log {
   void info(const std::string&) override {}
   void warn(const std::string& line) override { ADD_FAILURE() << line; }
 };
@@ -140,19 +140,19 @@ TEST(EchoRanks, TheTableHasMeansOverThePlansSinceTheLast) {
   config.model.moe_echo_dump_dir = folder.at("plans");
   config.train.log_experts_interval = 2;
   std::vector<std::vector<run::ExpertMetrics>> tables;
-  run_cut(config, grid.layout, [&](const comm::World& world) {
-    const auto a = step::assemble(config, world, kVocab);
-    Nobody log;
-    run::ExpertLoads loads(*a, disk, log);
+  run_sharded(config, grid.layout, [&](const comm::World& world) {
+    const auto assembly = step::assemble(config, world, kVocab);
+    NullLog log;
+    run::ExpertLoads loads(*assembly, disk, log);
     for (int64_t step = 0; step < 4; ++step) {
-      step_at(*a, step);
+      step_at(*assembly, step);
       const auto table = loads.after_step(step + 1);
       if (world.rank() == 0 && step % 2 == 1) tables.push_back(table);
     }
   });
   ASSERT_EQ(tables.size(), 2U);
   for (size_t interval = 0; interval < 2; ++interval) {
-    std::map<int64_t, run::CloneMetrics> expected;
+    std::map<int64_t, run::ReplicaMetrics> expected;
     const size_t of_interval = 2 * 3 * 2, plans = 2 * 2 * 2;  // lines of a rank; of a layer in both groups
     for (const int rank : {0, 3}) {
       const std::vector<std::string> lines = dumped_lines(folder.at("plans"), rank);
@@ -162,8 +162,8 @@ TEST(EchoRanks, TheTableHasMeansOverThePlansSinceTheLast) {
         const auto owners = json.at("owners").get<std::vector<int>>();
         const double before = unevenness(json.at("loads").at(0)), after = unevenness(json.at("loads").at(1));
         const int64_t layer = json.at("layer");
-        const auto [of, fresh] = expected.try_emplace(layer, run::CloneMetrics{0, 0, 0, 0, 0});
-        of->second.clones +=
+        const auto [of, fresh] = expected.try_emplace(layer, run::ReplicaMetrics{0, 0, 0, 0, 0});
+        of->second.replicas +=
             static_cast<double>(std::count_if(owners.begin(), owners.end(), [](int e) { return e >= 0; }));
         of->second.before += before;
         of->second.after += after;
@@ -173,14 +173,14 @@ TEST(EchoRanks, TheTableHasMeansOverThePlansSinceTheLast) {
     ASSERT_EQ(tables[interval].size(), 3U);
     for (const run::ExpertMetrics& layer : tables[interval]) {
       SCOPED_TRACE(base::concat("table ", interval, ", layer ", layer.layer));
-      ASSERT_TRUE(layer.clones.has_value());
-      const run::CloneMetrics& want = expected.at(layer.layer);
-      EXPECT_DOUBLE_EQ(layer.clones->clones, want.clones / plans);
-      EXPECT_DOUBLE_EQ(layer.clones->before, want.before / plans);
-      EXPECT_DOUBLE_EQ(layer.clones->after, want.after / plans);
-      EXPECT_DOUBLE_EQ(layer.clones->worst, want.worst);
-      EXPECT_GT(layer.clones->ms, 0);
-      EXPECT_LT(layer.clones->ms, 60e3);
+      ASSERT_TRUE(layer.replicas.has_value());
+      const run::ReplicaMetrics& want = expected.at(layer.layer);
+      EXPECT_DOUBLE_EQ(layer.replicas->replicas, want.replicas / plans);
+      EXPECT_DOUBLE_EQ(layer.replicas->before, want.before / plans);
+      EXPECT_DOUBLE_EQ(layer.replicas->after, want.after / plans);
+      EXPECT_DOUBLE_EQ(layer.replicas->worst, want.worst);
+      EXPECT_GT(layer.replicas->ms, 0);
+      EXPECT_LT(layer.replicas->ms, 60e3);
     }
   }
 }

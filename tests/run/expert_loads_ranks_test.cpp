@@ -31,33 +31,33 @@ struct Experts {
   int64_t ep = 1, etp = 1;
 };
 
-config::Config config_of(const Experts& cut_to) {
-  config::Config c = small_llama();
-  c.model.num_moe_experts = kExperts;
-  c.model.moe_layer_freq = "[0,1,0,1]";
-  c.model.init_method_std = 0.3;  // makes loads uneven
-  c.parallel.expert_model_parallel_size = cut_to.ep;
-  c.parallel.expert_tensor_parallel_size = cut_to.etp;
-  return c;
+config::Config make_config(const Experts& cut_to) {
+  config::Config config = small_llama();
+  config.model.num_moe_experts = kExperts;
+  config.model.moe_layer_freq = "[0,1,0,1]";
+  config.model.init_method_std = 0.3;  // makes loads uneven
+  config.parallel.expert_model_parallel_size = cut_to.ep;
+  config.parallel.expert_tensor_parallel_size = cut_to.etp;
+  return config;
 }
 
-struct Seen {
+struct LoadReport {
   files::ExpertTrace trace;
   std::vector<std::vector<run::ExpertMetrics>> tables;  // per step; empty: none
 };
 
-Seen train_on(const Experts& cut_to, const std::string& trace_file) {
-  config::Config c = config_of(cut_to);
-  c.train.log_experts_interval = 2;
-  c.train.expert_trace_file = trace_file;
-  c = cut(c, cut_to.layout);
-  Seen seen;
-  run_cut(c, cut_to.layout, [&](const comm::World& world) {
-    const auto a = step::assemble(c, world, kVocab);
+LoadReport train_on(const Experts& cut_to, const std::string& trace_file) {
+  config::Config config = make_config(cut_to);
+  config.train.log_experts_interval = 2;
+  config.train.expert_trace_file = trace_file;
+  config = cut(config, cut_to.layout);
+  LoadReport seen;
+  run_sharded(config, cut_to.layout, [&](const comm::World& world) {
+    const auto assembly = step::assemble(config, world, kVocab);
     Lines lines;
-    run::ExpertLoads loads(*a, disk, lines);
+    run::ExpertLoads loads(*assembly, disk, lines);
     for (int64_t step = 0; step < 4; ++step) {
-      step_at(*a, step);
+      step_at(*assembly, step);
       const auto table = loads.after_step(step + 1);
       if (world.rank() == 0) seen.tables.push_back(table);
       else EXPECT_TRUE(table.empty());
@@ -68,7 +68,7 @@ Seen train_on(const Experts& cut_to, const std::string& trace_file) {
   return seen;
 }
 
-std::vector<int64_t> tokens_of(const files::ExpertTrace& trace, size_t step, size_t layer) {
+std::vector<int64_t> expert_tokens(const files::ExpertTrace& trace, size_t step, size_t layer) {
   std::vector<int64_t> tokens;
   for (int64_t e = 0; e < kExperts; ++e) tokens.push_back(trace.tokens(trace.steps.at(step), layer, e));
   return tokens;
@@ -80,22 +80,23 @@ const Experts kCut[] = {
 
 TEST(ExpertLoads, AreTheSameOnEveryLayout) {
   const Folder folder;
-  const Seen alone = train_on(kAlone, folder.at("alone"));
+  const LoadReport alone = train_on(kAlone, folder.at("alone"));
   ASSERT_EQ(alone.trace.steps.size(), 4U);
   EXPECT_EQ(alone.trace.head.layers, (std::vector<int64_t>{1, 3}));
   for (size_t step = 0; step < 4; ++step) {
-    const auto tokens = tokens_of(alone.trace, step, 1);
+    const auto tokens = expert_tokens(alone.trace, step, 1);
     EXPECT_EQ(std::accumulate(tokens.begin(), tokens.end(), int64_t{0}), 8 * kSequence * kTopk);
-    EXPECT_GT(files::imbalance(tokens), 1.05) << "of even loads nothing could be told";
+    EXPECT_GT(files::imbalance(tokens), 1.05) << "even loads would show nothing";
   }
   int number = 0;
   for (const Experts& layout : kCut) {
     SCOPED_TRACE(testing::Message() << "layout " << number);
-    const Seen seen = train_on(layout, folder.at(std::to_string(number++)));
+    const LoadReport seen = train_on(layout, folder.at(std::to_string(number++)));
     EXPECT_EQ(seen.trace.head.sources(), layout.ep * layout.etp);
     for (size_t step = 0; step < 4; ++step) {
       for (size_t layer = 0; layer < 2; ++layer)
-        EXPECT_EQ(tokens_of(seen.trace, step, layer), tokens_of(alone.trace, step, layer)) << step << " " << layer;
+        EXPECT_EQ(expert_tokens(seen.trace, step, layer), expert_tokens(alone.trace, step, layer))
+            << step << " " << layer;
       ASSERT_EQ(seen.tables[step].size(), step % 2 == 1 ? 2U : 0U);
     }
     for (size_t layer = 0; layer < 2; ++layer) {
@@ -113,7 +114,7 @@ TEST(ExpertLoads, AreTheSameOnEveryLayout) {
 // Every source has as many tokens as a rank processes in a step.
 TEST(ExpertLoads, OfTheSourcesAreTheirOwn) {
   const Folder folder;
-  const Seen seen = train_on({{1, 1, 1, 4, false}, 4, 1}, folder.at("trace"));
+  const LoadReport seen = train_on({{1, 1, 1, 4, false}, 4, 1}, folder.at("trace"));
   const files::ExpertTraceStep& step = seen.trace.steps.at(2);
   for (size_t row = 0; row < 2 * 4; ++row) {
     const auto begin = step.tokens.begin() + static_cast<int64_t>(row * kExperts);
@@ -126,30 +127,30 @@ TEST(ExpertLoads, CountRowsThatAStaticBufferDrops) {
   const Folder folder;
   const Experts layout{{1, 1, 1, 4, false}, 4, 1};
   const auto train = [&](bool drops) {
-    config::Config c = config_of(layout);
-    c.train.micro_batch_size = 2;
-    c.train.log_experts_interval = 1;
-    c.model.moe_router_force_skew = 1.2;
+    config::Config config = make_config(layout);
+    config.train.micro_batch_size = 2;
+    config.train.log_experts_interval = 1;
+    config.model.moe_router_force_skew = 1.2;
     if (drops) {
-      c.model.moe_token_dispatcher_type = config::TokenDispatcher::static_buffer;
-      c.model.moe_expert_rank_capacity_factor = 1;
-      c.model.moe_overflow_policy = config::OverflowPolicy::drop;
+      config.model.moe_token_dispatcher_type = config::TokenDispatcher::static_buffer;
+      config.model.moe_expert_rank_capacity_factor = 1;
+      config.model.moe_overflow_policy = config::OverflowPolicy::drop;
     }
-    c.train.expert_trace_file = folder.at(drops ? "drop" : "all");
+    config.train.expert_trace_file = folder.at(drops ? "drop" : "all");
     double share = 0;
-    run_cut(cut(c, layout.layout), layout.layout, [&](const comm::World& world) {
-      const auto a = step::assemble(cut(c, layout.layout), world, kVocab);
+    run_sharded(cut(config, layout.layout), layout.layout, [&](const comm::World& world) {
+      const auto assembly = step::assemble(cut(config, layout.layout), world, kVocab);
       Lines lines;
-      run::ExpertLoads loads(*a, disk, lines);
-      step_at(*a, 0);
+      run::ExpertLoads loads(*assembly, disk, lines);
+      step_at(*assembly, 0);
       const auto table = loads.after_step(1);
       if (world.rank() == 0) share = table.at(0).dropped;
     });
-    return std::pair(files::read_expert_trace(disk, c.train.expert_trace_file), share);
+    return std::pair(files::read_expert_trace(disk, config.train.expert_trace_file), share);
   };
   const auto [all, none] = train(false);
   const auto [kept, share] = train(true);
-  const std::vector<int64_t> loads = tokens_of(all, 0, 0), got = tokens_of(kept, 0, 0);
+  const std::vector<int64_t> loads = expert_tokens(all, 0, 0), got = expert_tokens(kept, 0, 0);
   const int64_t room = 8 * kSequence * kTopk / kExperts;
   int64_t dropped = 0;
   for (size_t e = 0; e < loads.size(); ++e) {
@@ -166,16 +167,16 @@ TEST(ExpertLoads, CountRowsThatAStaticBufferDrops) {
 // of a rank is that of its expert.
 TEST(ExpertLoads, TheTableIsOfTheStepsSinceTheLast) {
   const Folder folder;
-  const Seen seen = train_on({{1, 1, 1, 4, false}, 4, 1}, folder.at("trace"));
+  const LoadReport seen = train_on({{1, 1, 1, 4, false}, 4, 1}, folder.at("trace"));
   for (size_t layer = 0; layer < 2; ++layer) {
-    std::vector<int64_t> both = tokens_of(seen.trace, 2, layer);
-    const auto last = tokens_of(seen.trace, 3, layer);
+    std::vector<int64_t> both = expert_tokens(seen.trace, 2, layer);
+    const auto last = expert_tokens(seen.trace, 3, layer);
     for (size_t e = 0; e < both.size(); ++e) both[e] += last[e];
     const run::ExpertMetrics& m = seen.tables[3][layer];
     EXPECT_EQ(m.most, static_cast<double>(files::quantiles(both).max) / 2);
     EXPECT_EQ(m.p50, static_cast<double>(files::quantiles(both).p50) / 2);
-    const files::Imbalance of_steps = files::imbalance_of_steps({tokens_of(seen.trace, 2, layer), last});
-    EXPECT_GT(of_steps.worst, of_steps.together) << "equal steps could not tell them apart";
+    const files::Imbalance of_steps = files::imbalance_of_steps({expert_tokens(seen.trace, 2, layer), last});
+    EXPECT_GT(of_steps.worst, of_steps.together) << "equal steps would not distinguish them";
     EXPECT_EQ(m.steps, 2);
     for (const files::Imbalance& of : {m.experts, m.ranks}) {
       EXPECT_DOUBLE_EQ(of.together, files::imbalance(both));
@@ -191,16 +192,16 @@ TEST(ExpertLoads, TheTableIsOfTheStepsSinceTheLast) {
 // Two groups of two ranks, each with all experts: the most loaded rank belongs to one group.
 TEST(ExpertLoads, RanksAreComparedOverAllGroups) {
   const Experts layout{{1, 1, 1, 4, false}, 2, 1};
-  config::Config c = config_of(layout);
-  c.train.log_experts_interval = 1;
-  c = cut(c, layout.layout);
-  run_cut(c, layout.layout, [&](const comm::World& world) {
-    const auto a = step::assemble(c, world, kVocab);
+  config::Config config = make_config(layout);
+  config.train.log_experts_interval = 1;
+  config = cut(config, layout.layout);
+  run_sharded(config, layout.layout, [&](const comm::World& world) {
+    const auto assembly = step::assemble(config, world, kVocab);
     Lines lines;
-    run::ExpertLoads loads(*a, disk, lines);
+    run::ExpertLoads loads(*assembly, disk, lines);
     // 10 tokens of each rank go to expert 0 (on the first rank of each group), and another 20 of rank 3.
-    a->experts->meter->layer(1).tokens.select(0, 0).fill_(world.rank() == 3 ? 30 : 10);
-    a->experts->meter->layer(1).dropped.fill_(world.rank() == 0 ? 60 : 0);
+    assembly->experts->meter->layer(1).tokens.select(0, 0).fill_(world.rank() == 3 ? 30 : 10);
+    assembly->experts->meter->layer(1).dropped.fill_(world.rank() == 0 ? 60 : 0);
     const auto table = loads.after_step(1);
     if (world.rank() != 0) return;
     EXPECT_DOUBLE_EQ(table.at(0).ranks.together, 40 / (60.0 / 4));
@@ -213,10 +214,11 @@ TEST(ExpertLoads, RanksAreComparedOverAllGroups) {
 // One group of two ep ranks with etp 2: each expert is counted once.
 TEST(ExpertLoads, RanksThatShareTheirExpertsAreOne) {
   const Folder folder;
-  const Seen seen = train_on({{2, 1, 1, 2, true}, 2, 2}, folder.at("trace"));
+  const LoadReport seen = train_on({{2, 1, 1, 2, true}, 2, 2}, folder.at("trace"));
   for (size_t layer = 0; layer < 2; ++layer) {
     std::vector<std::vector<int64_t>> steps;
-    for (const size_t step : {2, 3}) steps.push_back(files::tokens_of_ranks(tokens_of(seen.trace, step, layer), 2));
+    for (const size_t step : {2, 3})
+      steps.push_back(files::tokens_of_ranks(expert_tokens(seen.trace, step, layer), 2));
     const files::Imbalance expected = files::imbalance_of_steps(steps);
     EXPECT_GT(expected.together, 1.01);
     EXPECT_DOUBLE_EQ(seen.tables[3][layer].ranks.together, expected.together);
@@ -228,19 +230,19 @@ TEST(ExpertLoads, RanksThatShareTheirExpertsAreOne) {
 // Loads that rotate over the ranks, in an interval that exceeds the three steps stored at most.
 TEST(ExpertLoads, OfALongIntervalAreAddedUpOnTheWay) {
   const Experts layout{{1, 1, 1, 2, false}, 2, 1};
-  config::Config c = config_of(layout);
-  c.train.log_experts_interval = 7;
-  c = cut(c, layout.layout);
-  run_cut(c, layout.layout, [&](const comm::World& world) {
-    const auto a = step::assemble(c, world, kVocab);
-    step::StageLoads loads(*a->experts, kExperts, 7, 3 * kExperts);
+  config::Config config = make_config(layout);
+  config.train.log_experts_interval = 7;
+  config = cut(config, layout.layout);
+  run_sharded(config, layout.layout, [&](const comm::World& world) {
+    const auto assembly = step::assemble(config, world, kVocab);
+    step::StageLoads loads(*assembly->experts, kExperts, 7, 3 * kExperts);
     for (const int rounds : {1, 2}) {
       for (int64_t step = 0; step < 7; ++step) {
-        moe::LoadMeter::Layer& layer = a->experts->meter->layer(1);
+        moe::LoadMeter::Layer& layer = assembly->experts->meter->layer(1);
         layer.counts.zero_();
         layer.tokens.select(0, step % kExperts).fill_(5);  // of both ranks
         layer.dispatch_ms = 2 + world.rank();
-        loads.keep_step();
+        loads.add_step();
         EXPECT_EQ(layer.dispatch_ms, 0);
       }
       EXPECT_EQ(loads.steps(), 7);
@@ -248,11 +250,11 @@ TEST(ExpertLoads, OfALongIntervalAreAddedUpOnTheWay) {
       const auto of = [&](int64_t i) { return row[i].item<double>(); };
       EXPECT_EQ(of(0), 20) << rounds;  // steps 0 and 4
       EXPECT_EQ(of(3), 10);            // step 3
-      EXPECT_EQ(of(kExperts + step::kMostOfRanks), 40);
+      EXPECT_EQ(of(kExperts + step::kMaxRankTokens), 40);
       EXPECT_EQ(of(kExperts + step::kExpertsSum), 7 * 4);
-      EXPECT_EQ(of(kExperts + step::kExpertsWorst), 4);
+      EXPECT_EQ(of(kExperts + step::kMaxExpertsRatio), 4);
       EXPECT_EQ(of(kExperts + step::kRanksSum), 7 * 2);
-      EXPECT_EQ(of(kExperts + step::kRanksWorst), 2);
+      EXPECT_EQ(of(kExperts + step::kMaxRanksRatio), 2);
       EXPECT_EQ(of(kExperts + step::kDispatchMs), 7 * 3);
       loads.reset();
     }
@@ -261,17 +263,17 @@ TEST(ExpertLoads, OfALongIntervalAreAddedUpOnTheWay) {
 
 TEST(ExpertLoads, NothingIsReadOrSentWhereNothingIsDue) {
   const Experts layout{{2, 1, 1, 2, true}, 2, 1};
-  config::Config c = config_of(layout);
-  c.train.log_experts_interval = 3;
-  c = cut(c, layout.layout);
-  run_cut(c, layout.layout, [&](const comm::World& world) {
+  config::Config config = make_config(layout);
+  config.train.log_experts_interval = 3;
+  config = cut(config, layout.layout);
+  run_sharded(config, layout.layout, [&](const comm::World& world) {
     CallLog log;
     const comm::World watched = world.recorded(log);
-    const auto a = step::assemble(c, watched, kVocab);
+    const auto assembly = step::assemble(config, watched, kVocab);
     Lines lines;
-    run::ExpertLoads loads(*a, disk, lines);
+    run::ExpertLoads loads(*assembly, disk, lines);
     for (int64_t step = 0; step < 3; ++step) {
-      step_at(*a, step);
+      step_at(*assembly, step);
       log.calls.clear();
       loads.after_step(step + 1);
       const auto reads = std::count_if(log.calls.begin(), log.calls.end(),
@@ -284,33 +286,33 @@ TEST(ExpertLoads, NothingIsReadOrSentWhereNothingIsDue) {
 
 // Neither evaluation nor the forward of recompute is counted.
 TEST(ExpertLoads, CountEveryMicrobatchOfTrainingOnce) {
-  config::Config c = config_of(kAlone);
-  c.train.log_experts_interval = 1;
+  config::Config config = make_config(kAlone);
+  config.train.log_experts_interval = 1;
   for (const char* granularity : {"none", "full"}) {
     if (std::string(granularity) == "full") {
-      c.memory.recompute_granularity = granularity;
-      c.memory.recompute_method = "uniform";
-      c.memory.recompute_num_layers = 1;
+      config.memory.recompute_granularity = granularity;
+      config.memory.recompute_method = "uniform";
+      config.memory.recompute_num_layers = 1;
     }
-    run_cut(cut(c, {}), {}, [&](const comm::World& world) {
-      const auto a = step::assemble(cut(c, {}), world, kVocab);
-      step_at(*a, 0);
-      auto batches = batches_of(*a, 1);
+    run_sharded(cut(config, {}), {}, [&](const comm::World& world) {
+      const auto assembly = step::assemble(cut(config, {}), world, kVocab);
+      step_at(*assembly, 0);
+      auto batches = make_batches(*assembly, 1);
       for (nn::Microbatch& batch : batches) batch.training = false;
-      step::evaluate_step(*a, batches);
-      ASSERT_EQ(a->experts->meter->layers().size(), 2U);
-      for (const auto& [number, layer] : a->experts->meter->layers())
+      step::evaluate_step(*assembly, batches);
+      ASSERT_EQ(assembly->experts->meter->layers().size(), 2U);
+      for (const auto& [number, layer] : assembly->experts->meter->layers())
         EXPECT_EQ(layer.tokens.sum().item<int64_t>(), 8 * kSequence * kTopk) << granularity;
     });
   }
 }
 
 TEST(ExpertLoads, OfAModelThatNobodyAskedAboutAreNotCounted) {
-  const config::Config c = cut(config_of(kAlone), {});
-  EXPECT_FALSE(step::counts_experts(c));
-  run_cut(c, {}, [&](const comm::World& world) {
-    EXPECT_EQ(step::assemble(c, world, kVocab)->experts->meter, nullptr);
-    config::Config counted = c;
+  const config::Config config = cut(make_config(kAlone), {});
+  EXPECT_FALSE(step::needs_expert_loads(config));
+  run_sharded(config, {}, [&](const comm::World& world) {
+    EXPECT_EQ(step::assemble(config, world, kVocab)->experts->meter, nullptr);
+    config::Config counted = config;
     counted.train.log_experts_interval = 1;
     EXPECT_NE(step::assemble(counted, world, kVocab)->experts->meter, nullptr);
     EXPECT_EQ(step::assemble(counted, world, kVocab, /*forward_only=*/true)->experts->meter, nullptr);
@@ -318,12 +320,12 @@ TEST(ExpertLoads, OfAModelThatNobodyAskedAboutAreNotCounted) {
 }
 
 TEST(ExpertLoads, OfARunThatNothingKeepsEvenAreWarnedOf) {
-  config::Model m = config_of(kAlone).model;
-  EXPECT_NE(run::unbalanced_experts(m).find("model.moe_aux_loss_coeff (0.01 is usual)"), std::string::npos);
+  config::Model m = make_config(kAlone).model;
+  EXPECT_NE(run::balance_warning(m).find("model.moe_aux_loss_coeff (0.01 is usual)"), std::string::npos);
   const auto quiet = [&m](auto change) {
     config::Model with = m;
     change(with);
-    return run::unbalanced_experts(with).empty();
+    return run::balance_warning(with).empty();
   };
   EXPECT_TRUE(quiet([](config::Model& with) { with.moe_aux_loss_coeff = "0.01"; }));
   EXPECT_TRUE(quiet([](config::Model& with) { with.moe_router_enable_expert_bias = true; }));
@@ -336,12 +338,12 @@ TEST(ExpertLoads, OfARunThatNothingKeepsEvenAreWarnedOf) {
 
 // As in Megatron-LM: without the coefficient, a mean over layers.
 TEST(ExpertTerms, AreShownWithoutCoefficientsAsMeansOverLayers) {
-  config::Config c = config_of(kAlone);
-  c.model.moe_router_load_balancing_type = "aux_loss,seq_aux_loss";
-  c.model.moe_aux_loss_coeff = "0.1,0.5";
-  c.model.moe_z_loss_coeff = 0.01;
-  const auto shown = run::shown_terms(
-      c.model, {{"load_balancing_loss", 0.2}, {"seq_load_balancing_loss", 1}, {"z_loss", 0.04}, {"other", 3}});
+  config::Config config = make_config(kAlone);
+  config.model.moe_router_load_balancing_type = "aux_loss,seq_aux_loss";
+  config.model.moe_aux_loss_coeff = "0.1,0.5";
+  config.model.moe_z_loss_coeff = 0.01;
+  const auto shown = run::normalized_terms(
+      config.model, {{"load_balancing_loss", 0.2}, {"seq_load_balancing_loss", 1}, {"z_loss", 0.04}, {"other", 3}});
   EXPECT_DOUBLE_EQ(shown.at("load_balancing_loss"), 1);
   EXPECT_DOUBLE_EQ(shown.at("seq_load_balancing_loss"), 1);
   EXPECT_DOUBLE_EQ(shown.at("z_loss"), 2);

@@ -40,7 +40,7 @@ struct ExpertRun {
   std::vector<double> losses, norms, evaluated;
   std::vector<std::string> repeated;  // why a step ran again; empty: it did not
   std::vector<at::Tensor> loads;
-  double clones = 0;  // replicas planned by rank 0
+  double replicas = 0;  // replicas planned by rank 0
   State state;
 
   int64_t times_repeated() const {
@@ -51,24 +51,24 @@ struct ExpertRun {
 // `config` is resolved for the grid. Evaluates after every second step.
 inline ExpertRun train_steps(const config::Config& config, const ExpertGrid& grid, int64_t steps) {
   ExpertRun ran;
-  run_cut(config, grid.layout, [&](const comm::World& world) {
-    const auto a = step::assemble(config, world, kVocab);
+  run_sharded(config, grid.layout, [&](const comm::World& world) {
+    const auto assembly = step::assemble(config, world, kVocab);
     ExpertRun mine;
     for (int64_t step = 0; step < steps; ++step) {
-      const step::StepOutcome outcome = step_at(*a, step);
+      const step::StepOutcome outcome = step_at(*assembly, step);
       EXPECT_TRUE(outcome.updated && !outcome.overflow);
       mine.losses.push_back(outcome.loss);
       mine.norms.push_back(outcome.grad_norm);
       mine.repeated.push_back(outcome.repeated);
-      for (const auto& [layer, load] : a->experts->meter->layers()) {
+      for (const auto& [layer, load] : assembly->experts->meter->layers()) {
         mine.loads.push_back(load.counts.clone());
-        if (load.clones.defined()) mine.clones += load.clones[moe::LoadMeter::kClones].item<double>();
+        if (load.replicas.defined()) mine.replicas += load.replicas[moe::LoadMeter::kReplicas].item<double>();
       }
-      auto batches = batches_of(*a, step + 100);
+      auto batches = make_batches(*assembly, step + 100);
       for (nn::Microbatch& batch : batches) batch.training = false;
-      if (step % 2 == 1) mine.evaluated.push_back(step::evaluate_step(*a, batches).mean());
+      if (step % 2 == 1) mine.evaluated.push_back(step::evaluate_step(*assembly, batches).mean());
     }
-    mine.state = whole_state(*a);
+    mine.state = whole_state(*assembly);
     if (world.rank() == 0) ran = std::move(mine);
   });
   return ran;

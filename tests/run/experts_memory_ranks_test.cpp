@@ -12,7 +12,7 @@ namespace {
 
 constexpr int64_t kHidden = 32, kHeads = 4, kTokens = 16 * 2;
 
-config::Config experts_of(int64_t layers, const std::string& model, const std::string& memory) {
+config::Config make_config(int64_t layers, const std::string& model, const std::string& memory) {
   return config::parse(base::concat("model: {family: gpt, num_layers: ", layers, ", hidden_size: ", kHidden,
                                     ", num_attention_heads: ", kHeads,
                                     ", ffn_hidden_size: 48, vocab_size: 50, make_vocab_size_divisible_by: 8,"
@@ -30,19 +30,19 @@ int64_t held_bytes(const config::Config& asked) {
   const WithoutOneDnn without;
   const config::Config config = cut(asked, {});
   int64_t held = 0;
-  run_cut(config, {}, [&](const comm::World& world) {
-    const auto a = step::assemble(config, world, kVocab);
-    const nn::Microbatch batch = batch_of(config.train, 0, 0);
+  run_sharded(config, {}, [&](const comm::World& world) {
+    const auto assembly = step::assemble(config, world, kVocab);
+    const nn::Microbatch batch = make_batch(config.train, 0, 0);
     const device::MemoryMeter meter;
     pipeline::StageRun run;
-    const nn::Values out = a->stages[0]->forward({}, batch, &run);
+    const nn::Values out = assembly->stages[0]->forward({}, batch, &run);
     held = meter.bytes();
   });
   return held;
 }
 // Bytes of one layer: the difference between two layers and one.
 int64_t held_by_layer(const std::string& model, const std::string& memory) {
-  return held_bytes(experts_of(2, model, memory)) - held_bytes(experts_of(1, model, memory));
+  return held_bytes(make_config(2, model, memory)) - held_bytes(make_config(1, model, memory));
 }
 
 const std::string kShared = ", moe_shared_expert_intermediate_size: 24, moe_shared_expert_gate: true";
@@ -73,7 +73,7 @@ TEST(ExpertsMemoryRanks, RecomputedNormsAreHeldBeforeExpertsNoMoreThanBeforeAtte
 // One data-parallel rank: no rank to shard over.
 TEST(ExpertsMemoryRanks, ZeroOnOneRankHoldsWhatNoZeroHolds) {
   const auto predicted = [](const std::string& strategy) {
-    config::Config config = experts_of(4, "moe_router_topk: 2", zero(strategy));
+    config::Config config = make_config(4, "moe_router_topk: 2", zero(strategy));
     config.train.global_batch_size = 4;  // two microbatches
     config = cut(config, {});
     return forecast::step_bytes(forecast::predict_memory({config, 1, 0, kVocab}));
@@ -87,7 +87,7 @@ TEST(ExpertsMemoryRanks, EveryOverflowPolicyIsPredicted) {
   for (const std::string policy : {"redo", "drop", "stop"}) {
     for (const config::CudaGraphImpl graphs :
          {config::CudaGraphImpl::none, config::CudaGraphImpl::transformer_engine}) {
-      config::Config config = experts_of(
+      config::Config config = make_config(
           2,
           "moe_token_dispatcher_type: static_buffer, moe_expert_rank_capacity_factor: 1, moe_overflow_policy: " +
               policy,

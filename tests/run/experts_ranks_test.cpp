@@ -86,7 +86,7 @@ TEST(ExpertsRanks, RecomputeAndOffloadGiveTheBitsOfKeepingAll) {
     }
   }
   std::map<std::pair<const Grid*, bool>, Outcome> kept;
-  for (const auto& [grid, drops, form] : test::everyday(all, 2)) {
+  for (const auto& [grid, drops, form] : test::sample_cases(all, 2)) {
     const auto run = [&](const std::string& yaml) {
       config::Config config = small_experts("", yaml);
       if (drops) config.model.moe_expert_capacity_factor = 1.0;
@@ -143,7 +143,7 @@ TEST(ExpertsRanks, DroppedTokensAreTheSameInEveryLayoutThatKeepsMicrobatchesWhol
                              Grid{{.pp = 2, .dp = 2}, 2, 1, "hierarchical"}, Grid{{.dp = 2}, 1, 2, "alltoall"}}) {
       for (const bool pads : {false, true}) {
         SCOPED_TRACE(words(grid) + (pads ? " padded " : " ") + policy);
-        const Poisoned poisoned;
+        const NanFillGuard poisoned;
         config.model.moe_pad_expert_input_to_capacity = pads;
         expect_close(run_leg(on(config, grid), {grid.layout, "", "", 0, 3}), one);
       }
@@ -200,42 +200,43 @@ TEST(ExpertsRanks, AStepThatOverflowedIsTakenAgainAsIfItHadNotBeen) {
       config = cut(config, grid.layout);
       std::map<std::string, at::Tensor> wanted;
       double wanted_loss = 0;
-      const auto loads = [](const step::Assembly& a) {
+      const auto loads = [](const step::Assembly& assembly) {
         std::vector<at::Tensor> counts;
-        for (const auto& [layer, load] : a.experts->meter->layers()) counts.push_back(load.counts.clone());
+        for (const auto& [layer, load] : assembly.experts->meter->layers()) counts.push_back(load.counts.clone());
         return counts;
       };
       std::vector<std::vector<at::Tensor>> wanted_loads(8);
       for (const bool overflows : {false, true}) {
-        run_cut(config, grid.layout, [&](const comm::World& world) {
-          const auto a = step::assemble(config, world, kVocab);
-          step_at(*a, 0);
-          const auto before = whole_state(*a);
+        run_sharded(config, grid.layout, [&](const comm::World& world) {
+          const auto assembly = step::assemble(config, world, kVocab);
+          step_at(*assembly, 0);
+          const auto before = whole_state(*assembly);
           const auto rank = static_cast<size_t>(world.rank());
           if (overflows) {
-            if (world.rank() == 1) a->step_flags[kernels::kOverflow] = 1;
-            const auto batches = batches_of(*a, 1), next = batches_of(*a, 2);
+            if (world.rank() == 1) assembly->step_flags[kernels::kOverflow] = 1;
+            const auto batches = make_batches(*assembly, 1), next = make_batches(*assembly, 2);
             const step::StepInput input{batches, 2, 8, false, {}}, behind{next, 3, 16, false, {}};
-            const step::EnqueuedStep first = step::enqueue_step(*a, input), second = step::enqueue_step(*a, behind);
-            EXPECT_EQ(a->step.read().updates, 0);
-            const step::StepOutcome outcome = step::read_outcome(*a, input, first);
+            const step::EnqueuedStep first = step::enqueue_step(*assembly, input),
+                                     second = step::enqueue_step(*assembly, behind);
+            EXPECT_EQ(assembly->step.read().updates, 0);
+            const step::StepOutcome outcome = step::read_outcome(*assembly, input, first);
             EXPECT_TRUE(outcome.overflow && !outcome.updated);
             EXPECT_NE(outcome.skipped.find("on 1 ranks"), std::string::npos) << outcome.skipped;
-            EXPECT_TRUE(step::read_outcome(*a, behind, second).overflow) << "the overflow flag was not reset";
-            a->families.settle();
-            expect_equal_state(whole_state(*a), before);
+            EXPECT_TRUE(step::read_outcome(*assembly, behind, second).overflow) << "the overflow flag was not reset";
+            assembly->families.finish_gathers();
+            expect_equal_state(whole_state(*assembly), before);
           }
-          const step::StepOutcome outcome = step_at(*a, 1);
+          const step::StepOutcome outcome = step_at(*assembly, 1);
           EXPECT_TRUE(outcome.updated && !outcome.overflow);
-          const auto state = whole_state(*a);
+          const auto state = whole_state(*assembly);
           if (!overflows) {
-            wanted_loads[rank] = loads(*a);
+            wanted_loads[rank] = loads(*assembly);
             if (world.rank() == 0) wanted = state, wanted_loss = outcome.loss;
             return;
           }
           EXPECT_EQ(outcome.loss, wanted_loss);
           if (world.rank() == 0) expect_equal_state(state, wanted);
-          const std::vector<at::Tensor> got = loads(*a);
+          const std::vector<at::Tensor> got = loads(*assembly);
           ASSERT_EQ(got.size(), wanted_loads[rank].size());
           for (size_t i = 0; i < got.size(); ++i) EXPECT_TRUE(got[i].equal(wanted_loads[rank][i])) << i;
         });
@@ -251,21 +252,21 @@ TEST(ExpertsRanks, OnlyForwardsThatCountAreCounted) {
     config::Config config = on(small_experts("", recompute), {});
     config.train.log_experts_interval = 1;
     config = cut(config, {});
-    run_cut(config, {}, [&](const comm::World& world) {
-      const auto a = step::assemble(config, world, kVocab);
-      ASSERT_TRUE(a->experts && a->experts->meter);
+    run_sharded(config, {}, [&](const comm::World& world) {
+      const auto assembly = step::assemble(config, world, kVocab);
+      ASSERT_TRUE(assembly->experts && assembly->experts->meter);
       const auto counted = [&] {
         int64_t sum = 0;
-        for (const auto& [layer, load] : a->experts->meter->layers()) sum += load.tokens.sum().item<int64_t>();
+        for (const auto& [layer, load] : assembly->experts->meter->layers()) sum += load.tokens.sum().item<int64_t>();
         return sum;
       };
-      std::vector<nn::Microbatch> evaluated = batches_of(*a, 0);
+      std::vector<nn::Microbatch> evaluated = make_batches(*assembly, 0);
       for (nn::Microbatch& batch : evaluated) batch.training = false;
-      step::evaluate_step(*a, evaluated);
+      step::evaluate_step(*assembly, evaluated);
       EXPECT_EQ(counted(), 0);
-      step_at(*a, 0);
-      const config::Train& t = config.train;
-      EXPECT_EQ(counted(), 3 * 2 * t.global_batch_size * t.seq_length);  // layers, top-k
+      step_at(*assembly, 0);
+      const config::Train& train = config.train;
+      EXPECT_EQ(counted(), 3 * 2 * train.global_batch_size * train.seq_length);  // layers, top-k
     });
   }
 }
@@ -293,23 +294,23 @@ TEST(ExpertsRanks, MemoryIsPredictedToTheByteWhereShapesAreStatic) {
                         {{{.dp = 4}, 2, 2, "static_buffer", "optim"}, kBf16, 0, false},
                         {{{.tp = 2, .pp = 2, .dp = 2, .sp = true}, 1, 4, "static_buffer"}, "", 0, false},
                         {{{.tp = 2, .pp = 2, .dp = 2, .sp = true}, 1, 4, "allgather"}, "", 0, false}};
-  for (const Case& c : cases) {
-    SCOPED_TRACE(words(c.grid) + " " + c.yaml + base::concat(" capacity ", c.capacity));
-    config::Config config = small_experts("", c.yaml);
-    if (!c.yaml.empty()) config.precision = config::parse(c.yaml).precision;
+  for (const Case& test_case : cases) {
+    SCOPED_TRACE(words(test_case.grid) + " " + test_case.yaml + base::concat(" capacity ", test_case.capacity));
+    config::Config config = small_experts("", test_case.yaml);
+    if (!test_case.yaml.empty()) config.precision = config::parse(test_case.yaml).precision;
     else config.precision.params_dtype = "fp32";
     config.train.micro_batch_size = 2;
     config.train.seq_length = 32;
     config.model.max_position_embeddings = 32;
     config.train.global_batch_size = 16;
-    config.model.moe_expert_capacity_factor = c.capacity;
-    config.model.moe_pad_expert_input_to_capacity = c.pads;
-    if (std::string(c.grid.dispatcher) == "static_buffer") config.model.moe_expert_rank_capacity_factor = 1.5;
-    config = cut(on(config, c.grid), c.grid.layout);
-    const auto ranks = static_cast<int>(c.grid.layout.ranks());
+    config.model.moe_expert_capacity_factor = test_case.capacity;
+    config.model.moe_pad_expert_input_to_capacity = test_case.pads;
+    if (std::string(test_case.grid.dispatcher) == "static_buffer") config.model.moe_expert_rank_capacity_factor = 1.5;
+    config = cut(on(config, test_case.grid), test_case.grid.layout);
+    const auto ranks = static_cast<int>(test_case.grid.layout.ranks());
     comm::run_threads(ranks, topology::RankGrid(ranks, config.parallel), {std::chrono::seconds(60), true},
                       [&](const comm::World& world) {
-                        SCOPED_TRACE(words(c.grid) + c.yaml + base::concat(" rank ", world.rank()));
+                        SCOPED_TRACE(words(test_case.grid) + test_case.yaml + base::concat(" rank ", world.rank()));
                         expect_predicted_memory(config, kVocab, world);
                       });
   }

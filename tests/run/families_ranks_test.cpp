@@ -22,19 +22,19 @@ constexpr double kRouterRoundoff = 7e-7;
 
 constexpr const char* kStrategies[] = {"no_shard", "optim", "optim_grads", "optim_grads_params"};
 
-struct How {
+struct LayoutOptions {
   int64_t tp = 1, pp = 1, dp = 1, ep = 1, etp = 1;
   int stage = 0;
   int64_t instances = 1, vpp = 1;
   int64_t ranks() const { return tp * pp * dp; }
 };
 
-std::string words(const How& h) {
+std::string words(const LayoutOptions& h) {
   return base::concat("tp ", h.tp, " pp ", h.pp, " dp ", h.dp, " ep ", h.ep, " etp ", h.etp, " ZeRO ", h.stage,
                       " instances ", h.instances, " vpp ", h.vpp);
 }
 
-config::Config toy_config(const How& how) {
+config::Config toy_config(const LayoutOptions& how) {
   config::Config config = small_gpt();
   config.model.hidden_size = 8;
   config.train.global_batch_size = 16;
@@ -43,17 +43,17 @@ config::Config toy_config(const How& how) {
   config.optim.lr = 0.5;
   config.optim.lr_decay_style = "constant";
   config.optim.clip_grad = 0.05;
-  config::Parallel& p = config.parallel;
-  p.tensor_model_parallel_size = how.tp;
-  p.pipeline_model_parallel_size = how.pp;
-  p.virtual_pipeline_model_parallel_size = how.vpp;
-  p.overlap_p2p_comm = how.vpp > 1;
-  p.expert_model_parallel_size = how.ep;
-  p.expert_tensor_parallel_size = how.etp;
-  p.sequence_parallel = how.tp > 1;
-  p.ddp_bucket_size = 100;
-  p.data_parallel_sharding_strategy = kStrategies[how.stage];
-  p.num_distributed_optimizer_instances = how.instances;
+  config::Parallel& parallel = config.parallel;
+  parallel.tensor_model_parallel_size = how.tp;
+  parallel.pipeline_model_parallel_size = how.pp;
+  parallel.virtual_pipeline_model_parallel_size = how.vpp;
+  parallel.overlap_p2p_comm = how.vpp > 1;
+  parallel.expert_model_parallel_size = how.ep;
+  parallel.expert_tensor_parallel_size = how.etp;
+  parallel.sequence_parallel = how.tp > 1;
+  parallel.ddp_bucket_size = 100;
+  parallel.data_parallel_sharding_strategy = kStrategies[how.stage];
+  parallel.num_distributed_optimizer_instances = how.instances;
   return config::resolved(config, how.ranks());
 }
 
@@ -69,28 +69,28 @@ struct Result {
   size_t families = 0;
 };
 
-Result trained(config::Config config, const How& how, at::ScalarType router, const Leg& leg = {}) {
+Result trained(config::Config config, const LayoutOptions& how, at::ScalarType router, const Leg& leg = {}) {
   SCOPED_TRACE(words(how));
   config.checkpoint.load = leg.load;
   config.checkpoint.save = leg.save;
   Result result;
-  run_cut(config, TestLayout{how.tp, how.pp, how.vpp, how.dp, how.tp > 1}, [&](const comm::World& world) {
-    const auto a = step::assemble(config, world, kVocab, false, toy_experts(world, router));
-    a->also_crosses = toy_border(config);
-    if (!leg.load.empty()) { EXPECT_TRUE(run::load_state(*a, leg.load).loaded); }
+  run_sharded(config, TestLayout{how.tp, how.pp, how.vpp, how.dp, how.tp > 1}, [&](const comm::World& world) {
+    const auto assembly = step::assemble(config, world, kVocab, false, toy_experts(world, router));
+    assembly->extra_border_values = toy_border(config);
+    if (!leg.load.empty()) { EXPECT_TRUE(run::load_state(*assembly, leg.load).loaded); }
     Result mine;
-    mine.families = a->families.all().size();
+    mine.families = assembly->families.all().size();
     for (int64_t step = leg.from; step < leg.to; ++step) {
-      const step::StepOutcome outcome = step_at(*a, step);
+      const step::StepOutcome outcome = step_at(*assembly, step);
       mine.losses.push_back(outcome.loss);
       mine.norms.push_back(outcome.grad_norm);
       mine.balance.push_back(outcome.terms.at("balance"));
       mine.zeros.push_back(outcome.num_zeros);
     }
-    a->families.settle();
-    mine.state = whole_state(*a);
+    assembly->families.finish_gathers();
+    mine.state = whole_state(*assembly);
     if (!leg.save.empty()) {
-      const auto saved = run::save_state(*a, {leg.to, leg.to * config.train.global_batch_size, 0});
+      const auto saved = run::save_state(*assembly, {leg.to, leg.to * config.train.global_batch_size, 0});
       EXPECT_TRUE(saved.saved) << saved.problem;
     }
     if (world.rank() == 0) result = std::move(mine);
@@ -114,7 +114,7 @@ void expect_close(const Result& got, const Result& want, double tolerance) {
   }
 }
 
-std::vector<How> layouts() {
+std::vector<LayoutOptions> layouts() {
   return {{.dp = 2, .ep = 2},
           {.dp = 4, .ep = 2},
           {.dp = 8, .ep = 4},
@@ -131,9 +131,9 @@ std::vector<How> layouts() {
           {.tp = 2, .pp = 2, .dp = 2, .ep = 1, .etp = 2}};
 }
 
-std::vector<How> in_every_stage(const std::vector<How>& cuts) {
-  std::vector<How> all;
-  for (How how : cuts) {
+std::vector<LayoutOptions> in_every_stage(const std::vector<LayoutOptions>& cuts) {
+  std::vector<LayoutOptions> all;
+  for (LayoutOptions how : cuts) {
     for (how.stage = 0; how.stage < 4; ++how.stage) all.push_back(how);
   }
   return all;
@@ -141,8 +141,8 @@ std::vector<How> in_every_stage(const std::vector<How>& cuts) {
 
 // Every split of up to 8 ranks into tp, pp, virtual stages and dp, and of the same ranks into ep and etp; the ZeRO
 // stages alternate.
-std::vector<How> all_layouts() {
-  std::vector<How> all;
+std::vector<LayoutOptions> all_layouts() {
+  std::vector<LayoutOptions> all;
   for (int64_t tp = 1; tp <= 4; tp *= 2) {
     for (int64_t pp = 1; tp * pp <= 8 && pp <= 4; pp *= 2) {
       for (int64_t vpp = 1; vpp <= (pp == 2 ? 2 : 1); ++vpp) {
@@ -171,7 +171,7 @@ TEST(ParamFamilies, DenseAndExpertParametersTrainAsOnOneRankInFloat64) {
   const Result one = trained(toy_config({}), {}, at::kDouble);
   EXPECT_EQ(one.families, 2u);
   EXPECT_GT(one.norms[0], 0.05) << "clipping takes part";
-  for (const How& how : everyday(in_every_stage(layouts()), 4)) {
+  for (const LayoutOptions& how : sample_cases(in_every_stage(layouts()), 4)) {
     SCOPED_TRACE(words(how));
     expect_close(trained(toy_config(how), how, at::kDouble), one, kRoundoff);
   }
@@ -180,9 +180,9 @@ TEST(ParamFamilies, DenseAndExpertParametersTrainAsOnOneRankInFloat64) {
 TEST(ParamFamilies, BlocksOfFourSegmentsTrainOnEveryLayoutOfUpToEightRanksAsOnOneRank) {
   const Result one = trained(toy_config({}), {}, at::kDouble);
   EXPECT_GT(one.balance[0], 0.0);
-  const std::vector<How> all = all_layouts();
+  const std::vector<LayoutOptions> all = all_layouts();
   ASSERT_GT(all.size(), 60u);
-  for (const How& how : everyday(all, 5)) {
+  for (const LayoutOptions& how : sample_cases(all, 5)) {
     SCOPED_TRACE(words(how));
     expect_close(trained(toy_config(how), how, at::kDouble), one, kRoundoff);
   }
@@ -191,9 +191,9 @@ TEST(ParamFamilies, BlocksOfFourSegmentsTrainOnEveryLayoutOfUpToEightRanksAsOnOn
 // The loss term and the state that a forward accumulates count once, even if the forward runs again.
 TEST(ParamFamilies, RecomputeChangesNothingOfBlocksOfFourSegments) {
   const Result one = trained(toy_config({}), {}, at::kDouble);
-  for (const How& how :
-       {How{}, How{.dp = 2, .ep = 2, .stage = 2}, How{.tp = 2, .pp = 2, .dp = 2, .ep = 2, .stage = 3},
-        How{.tp = 2, .dp = 2, .ep = 2, .etp = 2, .stage = 1}}) {
+  for (const LayoutOptions& how : {LayoutOptions{}, LayoutOptions{.dp = 2, .ep = 2, .stage = 2},
+                                   LayoutOptions{.tp = 2, .pp = 2, .dp = 2, .ep = 2, .stage = 3},
+                                   LayoutOptions{.tp = 2, .dp = 2, .ep = 2, .etp = 2, .stage = 1}}) {
     for (const char* method : {"uniform", "block"}) {
       for (const int64_t layers : {1, 2}) {
         SCOPED_TRACE(base::concat(words(how), " ", method, " ", layers));
@@ -210,26 +210,28 @@ TEST(ParamFamilies, RecomputeChangesNothingOfBlocksOfFourSegments) {
 TEST(ParamFamilies, ARouterInFp32IsAFamilyOfItsOwn) {
   const Result one = trained(toy_config({}), {}, at::kFloat);
   EXPECT_EQ(one.families, 3u);
-  for (const How& how : in_every_stage({{.dp = 4, .ep = 2}, {.tp = 2, .pp = 2, .dp = 2, .ep = 4}})) {
+  for (const LayoutOptions& how : in_every_stage({{.dp = 4, .ep = 2}, {.tp = 2, .pp = 2, .dp = 2, .ep = 4}})) {
     SCOPED_TRACE(words(how));
     expect_close(trained(toy_config(how), how, at::kFloat), one, kRouterRoundoff);
   }
 }
 
 TEST(ParamFamilies, PerTokenLossesAreSummedInEveryFamily) {
-  const auto per_token = [](const How& how) {
+  const auto per_token = [](const LayoutOptions& how) {
     config::Config config = toy_config(how);
     config.train.calculate_per_token_loss = true;
     return config;
   };
   const Result one = trained(per_token({}), {}, at::kDouble);
-  for (const How& how : {How{.tp = 2, .dp = 2, .ep = 2, .stage = 1}, How{.dp = 4, .ep = 2, .stage = 3}})
+  for (const LayoutOptions& how :
+       {LayoutOptions{.tp = 2, .dp = 2, .ep = 2, .stage = 1}, LayoutOptions{.dp = 4, .ep = 2, .stage = 3}})
     expect_close(trained(per_token(how), how, at::kDouble), one, kRoundoff);
 }
 
 TEST(ParamFamilies, RunsOfDataParallelRanksCutBothGrids) {
   const Result one = trained(toy_config({}), {}, at::kDouble);
-  for (How how : {How{.dp = 8, .ep = 2, .instances = 2}, How{.tp = 2, .dp = 4, .ep = 2, .instances = 2}}) {
+  for (LayoutOptions how :
+       {LayoutOptions{.dp = 8, .ep = 2, .instances = 2}, LayoutOptions{.tp = 2, .dp = 4, .ep = 2, .instances = 2}}) {
     for (how.stage = 1; how.stage < 4; ++how.stage) {
       SCOPED_TRACE(words(how));
       expect_close(trained(toy_config(how), how, at::kDouble), one, kRoundoff);
@@ -238,14 +240,14 @@ TEST(ParamFamilies, RunsOfDataParallelRanksCutBothGrids) {
 }
 
 TEST(ParamFamilies, MuonTakesEveryExpertAsAMatrixInEveryStage) {
-  const auto muon = [](const How& how) {
+  const auto muon = [](const LayoutOptions& how) {
     config::Config config = toy_config(how);
     config.optim.optimizer = "muon";
     config.optim.lr = 0.01;
     return config;
   };
   const Result one = trained(muon({}), {}, at::kDouble);
-  for (const How& how : in_every_stage({{.dp = 4, .ep = 2}, {.tp = 2, .dp = 2, .ep = 2, .etp = 2}})) {
+  for (const LayoutOptions& how : in_every_stage({{.dp = 4, .ep = 2}, {.tp = 2, .dp = 2, .ep = 2, .etp = 2}})) {
     SCOPED_TRACE(words(how));
     expect_close(trained(muon(how), how, at::kDouble), one, kMuonRoundoff);
   }
@@ -256,10 +258,10 @@ TEST(ParamFamilies, ACheckpointGoesOnInAnotherLayoutAndStage) {
   const Folder folder;
   const Result straight = trained(toy_config({}), {}, at::kDouble, {"", "", 0, 4});
   std::string load;
-  const How hows[] = {{.tp = 2, .dp = 2, .ep = 4, .stage = 1},
-                      {.pp = 2, .dp = 4, .ep = 2, .stage = 3},
-                      {.tp = 2, .dp = 2, .ep = 2, .etp = 2, .stage = 2},
-                      {}};
+  const LayoutOptions hows[] = {{.tp = 2, .dp = 2, .ep = 4, .stage = 1},
+                                {.pp = 2, .dp = 4, .ep = 2, .stage = 3},
+                                {.tp = 2, .dp = 2, .ep = 2, .etp = 2, .stage = 2},
+                                {}};
   Result last;
   for (int64_t step = 0; step < 4; ++step) {
     const std::string save = folder.at("step" + std::to_string(step));
@@ -275,7 +277,7 @@ TEST(ParamFamilies, ACheckpointGoesOnInAnotherLayoutAndStage) {
 }
 
 TEST(ParamFamilies, ASkippedStepLeavesStateWithoutGradientAsItWas) {
-  const How how{.dp = 2, .ep = 2};
+  const LayoutOptions how{.dp = 2, .ep = 2};
   config::Config config = toy_config(how);
   const Result before = trained(config, how, at::kDouble, {"", "", 0, 0});
   config.precision.grad_norm_skip_threshold = 1e-9;

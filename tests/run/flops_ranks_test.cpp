@@ -29,11 +29,11 @@ struct Counter final : device::Recorder {
 double recorded(const config::Config& asked, const TestLayout& layout) {
   const config::Config config = cut(asked, layout);
   std::vector<double> of_ranks(static_cast<size_t>(layout.ranks()));
-  run_cut(config, layout, [&](const comm::World& world) {
+  run_sharded(config, layout, [&](const comm::World& world) {
     Counter counter;
     const comm::World watched = world.recorded(counter);
-    const auto a = step::assemble(config, watched, kVocab);
-    step::train_step(*a, {batches_of(*a, 0), 1, 0, false, {}});
+    const auto assembly = step::assemble(config, watched, kVocab);
+    step::train_step(*assembly, {make_batches(*assembly, 0), 1, 0, false, {}});
     of_ranks[static_cast<size_t>(world.rank())] = counter.flops;
     EXPECT_GT(counter.bytes, 0);
   });

@@ -15,32 +15,32 @@ namespace {
 
 files::PosixFileSystem disk;
 
-struct Quiet final : base::Log {
+struct NullLog final : base::Log {
   void info(const std::string&) override {}
   void warn(const std::string&) override {}
 };
 
 // Layers 1 and 3 have experts; every rank has one microbatch per step.
-config::Config config_of(int64_t ep, uint64_t seed) {
-  config::Config c = small_llama();
-  c.model.num_moe_experts = 4;
-  c.model.moe_layer_freq = "[0,1,0,1]";
-  c.model.init_method_std = 0.3;  // makes loads uneven
-  c.run.seed = static_cast<int64_t>(seed);
-  c.parallel.expert_model_parallel_size = ep;
-  return c;
+config::Config make_config(int64_t ep, uint64_t seed) {
+  config::Config config = small_llama();
+  config.model.num_moe_experts = 4;
+  config.model.moe_layer_freq = "[0,1,0,1]";
+  config.model.init_method_std = 0.3;  // makes loads uneven
+  config.run.seed = static_cast<int64_t>(seed);
+  config.parallel.expert_model_parallel_size = ep;
+  return config;
 }
 
-files::ExpertTrace train_on(config::Config c, const TestLayout& layout, const std::string& trace_file) {
-  c.train.expert_trace_file = trace_file;
-  c = cut(c, layout);
-  c.train.micro_batch_size = c.train.global_batch_size / layout.dp;
-  run_cut(c, layout, [&](const comm::World& world) {
-    const auto a = step::assemble(c, world, kVocab);
-    Quiet quiet;
-    run::ExpertLoads loads(*a, disk, quiet);
+files::ExpertTrace train_on(config::Config config, const TestLayout& layout, const std::string& trace_file) {
+  config.train.expert_trace_file = trace_file;
+  config = cut(config, layout);
+  config.train.micro_batch_size = config.train.global_batch_size / layout.dp;
+  run_sharded(config, layout, [&](const comm::World& world) {
+    const auto assembly = step::assemble(config, world, kVocab);
+    NullLog quiet;
+    run::ExpertLoads loads(*assembly, disk, quiet);
     for (int64_t step = 0; step < 3; ++step) {
-      step_at(*a, step);
+      step_at(*assembly, step);
       loads.after_step(step + 1);
     }
   });
@@ -50,12 +50,12 @@ files::ExpertTrace train_on(config::Config c, const TestLayout& layout, const st
 TEST(ForcedLoads, ARunRepeatsTheLoadsOfAnother) {
   const Folder folder;
   const TestLayout two{1, 1, 1, 2, false};
-  const files::ExpertTrace first = train_on(config_of(2, 1), two, folder.at("first"));
-  config::Config other = config_of(2, 2);
+  const files::ExpertTrace first = train_on(make_config(2, 1), two, folder.at("first"));
+  config::Config other = make_config(2, 2);
   const files::ExpertTrace unlike = train_on(other, two, folder.at("unlike"));
   other.model.moe_router_force_trace = folder.at("first");
   const files::ExpertTrace again = train_on(other, two, folder.at("again"));
-  config::Config alone = config_of(1, 3);
+  config::Config alone = make_config(1, 3);
   alone.model.moe_router_force_trace = folder.at("first");
   const files::ExpertTrace summed = train_on(alone, {}, folder.at("summed"));
   for (size_t step = 0; step < 3; ++step) {
@@ -72,10 +72,10 @@ TEST(ForcedLoads, WhatDoesNotFitTheModelIsRefused) {
   const Folder folder;
   const std::string steps = "{\"dropped\":[0,0],\"iteration\":1,\"tokens\":[[[4,3,2,1]],[[1,2,3,4]]]}\n";
   const auto refusal = [&](const std::string& head, const std::string& lines) -> std::string {
-    config::Model model = config_of(1, 1).model;
+    config::Model model = make_config(1, 1).model;
     model.moe_router_force_trace = folder.at("trace");
     std::ofstream(folder.at("trace")) << head << "\n" << lines;
-    return error_of([&] { step::forced_loads(model, {}, disk); });
+    return catch_error([&] { step::forced_loads(model, {}, disk); });
   };
   const std::string head = R"({"ep":1,"etp":1,"expert_trace":1,"layers":[1,3],"num_experts":4,"topk":2})";
   EXPECT_EQ(refusal(head, steps), "");
@@ -88,7 +88,7 @@ TEST(ForcedLoads, WhatDoesNotFitTheModelIsRefused) {
   expect(refusal(R"({"ep":1,"etp":1,"expert_trace":1,"layers":[1,3],"num_experts":2,"topk":2})",
                  "{\"dropped\":[0,0],\"iteration\":1,\"tokens\":[[[4,3]],[[1,2]]]}\n"),
          "2 experts");
-  config::Model model = config_of(1, 1).model;
+  config::Model model = make_config(1, 1).model;
   EXPECT_EQ(step::forced_loads(model, {}, disk), nullptr);
   model.moe_router_force_trace = folder.at("nowhere");
   EXPECT_THROW(step::forced_loads(model, {}, disk), base::Error);

@@ -15,14 +15,14 @@ namespace {
 
 using run::GenerateOptions;
 
-at::Tensor logits_of(const std::vector<double>& probabilities) {
+at::Tensor to_logits(const std::vector<double>& probabilities) {
   return at::log(at::tensor(probabilities, at::kDouble));
 }
 
 std::vector<double> shares(const std::vector<double>& probabilities, const GenerateOptions& options) {
   constexpr int64_t kDraws = 8000;
   std::vector<double> share(probabilities.size());
-  const at::Tensor logits = logits_of(probabilities);
+  const at::Tensor logits = to_logits(probabilities);
   for (int64_t position = 0; position < kDraws; ++position) {
     share[static_cast<size_t>(run::sample_token(logits, options, position))] += 1.0 / kDraws;
   }
@@ -86,7 +86,7 @@ TEST(SampleToken, DependsOnSeedAndPositionAlone) {
   EXPECT_NE(run::sample_token(logits, options, 5), token);
 }
 
-config::Config wild(config::Config config) {
+config::Config randomize(config::Config config) {
   config.train.seq_length = 24;
   config.model.init_method_std = 0.4;  // spreads the logits, so that greedy decoding varies too
   config.train.global_batch_size = 4;
@@ -97,7 +97,7 @@ const std::vector<int64_t> kPrompt{3, 41, 7, 7, 12};
 
 // Runs the whole prefix for each token, without cache, by the training schedule. An interleaved schedule needs as
 // many microbatches as stages, so the prefix runs twice.
-std::vector<int64_t> without_cache(step::Assembly& a, const GenerateOptions& options) {
+std::vector<int64_t> without_cache(step::Assembly& assembly, const GenerateOptions& options) {
   std::vector<int64_t> text = kPrompt;
   while (static_cast<int64_t>(text.size() - kPrompt.size()) < options.max_new_tokens) {
     const auto length = static_cast<int64_t>(text.size());
@@ -105,10 +105,11 @@ std::vector<int64_t> without_cache(step::Assembly& a, const GenerateOptions& opt
     batch.tokens = at::tensor(text, at::kLong).view({1, length});
     batch.position_ids = at::arange(length, at::kLong).view({1, length});
     batch.training = false;
-    const auto outputs = a.executor->run({a.table(2, true), {batch, batch}, {}, a.border(batch)}).last;
+    const auto outputs =
+        assembly.executor->run({assembly.table(2, true), {batch, batch}, {}, assembly.border(batch)}).last;
     at::Tensor next = at::zeros({1}, at::kLong);
-    if (a.last_stage()) next.fill_(run::sample_token(outputs.at(0)[-1][0], options, length));
-    comm::broadcast(next, a.groups().pp.size() - 1, a.groups().pp);
+    if (assembly.last_stage()) next.fill_(run::sample_token(outputs.at(0)[-1][0], options, length));
+    comm::broadcast(next, assembly.groups().pp.size() - 1, assembly.groups().pp);
     text.push_back(next.item<int64_t>());
   }
   return {text.begin() + static_cast<int64_t>(kPrompt.size()), text.end()};
@@ -122,11 +123,11 @@ Continuation continue_on(const config::Config& base, const TestLayout& layout, c
   const config::Config config = cut(base, layout);
   Continuation result;
   std::mutex lock;
-  run_cut(config, layout, [&](const comm::World& world) {
-    const auto a = step::assemble(config, world, kVocab, true);
+  run_sharded(config, layout, [&](const comm::World& world) {
+    const auto assembly = step::assemble(config, world, kVocab, true);
     Continuation mine;
-    mine.cached = run::generate(*a, kPrompt, options, [&](int64_t token) { mine.announced.push_back(token); });
-    mine.plain = without_cache(*a, options);
+    mine.cached = run::generate(*assembly, kPrompt, options, [&](int64_t token) { mine.announced.push_back(token); });
+    mine.plain = without_cache(*assembly, options);
     const std::lock_guard hold(lock);
     if (!result.cached.empty()) { EXPECT_EQ(mine.cached, result.cached) << "ranks disagree"; }
     result = mine;
@@ -135,7 +136,7 @@ Continuation continue_on(const config::Config& base, const TestLayout& layout, c
 }
 
 TEST(Generate, TheCacheGivesWhatReadingEverythingAgainGives) {
-  for (const config::Config& base : {wild(small_gpt()), wild(small_llama())}) {
+  for (const config::Config& base : {randomize(small_gpt()), randomize(small_llama())}) {
     for (const double temperature : {0.0, 1.0}) {
       GenerateOptions options;
       options.max_new_tokens = 16;
@@ -158,18 +159,18 @@ TEST(Generate, TheCacheGivesWhatReadingEverythingAgainGives) {
 // Prompts of different lengths against each prompt alone; equal in exact arithmetic.
 TEST(Generate, ABatchOfAnyLengthsIsContinuedAsEachAlone) {
   const std::vector<std::vector<int64_t>> prompts{kPrompt, {9}, {3, 41}, {1, 2, 3, 4, 5, 6, 7, 8}, {9}};
-  for (const config::Config& base : {wild(small_gpt()), wild(small_llama())}) {
+  for (const config::Config& base : {randomize(small_gpt()), randomize(small_llama())}) {
     for (const TestLayout& layout : {TestLayout{}, TestLayout{2, 2, 1, 1, false}}) {
       SCOPED_TRACE(base.model.family + base::concat(" pp ", layout.pp));
       const config::Config config = cut(base, layout);
-      run_cut(config, layout, [&](const comm::World& world) {
-        const auto a = step::assemble(config, world, kVocab, true);
+      run_sharded(config, layout, [&](const comm::World& world) {
+        const auto assembly = step::assemble(config, world, kVocab, true);
         GenerateOptions options;
         options.max_new_tokens = 12;
         options.temperature = 0;
         std::vector<std::vector<int64_t>> alone;
-        for (const auto& prompt : prompts) alone.push_back(run::generate(*a, prompt, options));
-        EXPECT_EQ(run::generate_batch(*a, prompts, options), alone);
+        for (const auto& prompt : prompts) alone.push_back(run::generate(*assembly, prompt, options));
+        EXPECT_EQ(run::generate_batch(*assembly, prompts, options), alone);
         EXPECT_NE(alone[0], alone[1]);
         // A finished text does not affect the others; each of several stop tokens ends a text.
         options.stop_token = alone[0][6];
@@ -178,13 +179,14 @@ TEST(Generate, ABatchOfAnyLengthsIsContinuedAsEachAlone) {
         for (const auto& text : alone)
           cut_short.emplace_back(
               text.begin(), std::find_if(text.begin(), text.end(), [&](int64_t t) { return options.stops_at(t); }));
-        EXPECT_EQ(run::generate_batch(*a, prompts, options), cut_short);
+        EXPECT_EQ(run::generate_batch(*assembly, prompts, options), cut_short);
         options = {.max_new_tokens = 12};
-        for (size_t i = 0; i < prompts.size(); ++i) alone[i] = run::generate(*a, prompts[i], options);
-        EXPECT_EQ(run::generate_batch(*a, prompts, options), alone);
+        for (size_t i = 0; i < prompts.size(); ++i) alone[i] = run::generate(*assembly, prompts[i], options);
+        EXPECT_EQ(run::generate_batch(*assembly, prompts, options), alone);
         int64_t asked = 0;
         options.stop = [&asked, &world] { return world.rank() == 0 && ++asked > 3; };
-        EXPECT_EQ(run::generate(*a, kPrompt, options), std::vector<int64_t>(alone[0].begin(), alone[0].begin() + 3));
+        EXPECT_EQ(run::generate(*assembly, kPrompt, options),
+                  std::vector<int64_t>(alone[0].begin(), alone[0].begin() + 3));
       });
     }
   }
@@ -193,24 +195,24 @@ TEST(Generate, ABatchOfAnyLengthsIsContinuedAsEachAlone) {
 TEST(Generate, StopsBeforeTheStopToken) {
   GenerateOptions options;
   options.max_new_tokens = 12;
-  const config::Config config = wild(small_gpt());
+  const config::Config config = randomize(small_gpt());
   const auto whole = continue_on(config, {}, options).cached;
   options.stop_token = whole[5];
   const auto end = std::find(whole.begin(), whole.end(), whole[5]);
   const config::Config one = cut(config, {});
-  run_cut(one, {}, [&](const comm::World& world) {
-    const auto a = step::assemble(one, world, kVocab, true);
-    EXPECT_EQ(run::generate(*a, kPrompt, options), std::vector<int64_t>(whole.begin(), end));
+  run_sharded(one, {}, [&](const comm::World& world) {
+    const auto assembly = step::assemble(one, world, kVocab, true);
+    EXPECT_EQ(run::generate(*assembly, kPrompt, options), std::vector<int64_t>(whole.begin(), end));
   });
 }
 
 TEST(Generate, RefusesWhatItCannotDo) {
-  const config::Config config = cut(wild(small_gpt()), {});
-  run_cut(config, {}, [&](const comm::World& world) {
-    const auto a = step::assemble(config, world, kVocab, true);
+  const config::Config config = cut(randomize(small_gpt()), {});
+  run_sharded(config, {}, [&](const comm::World& world) {
+    const auto assembly = step::assemble(config, world, kVocab, true);
     const auto refused = [&](const std::vector<int64_t>& prompt, const GenerateOptions& options, const char* word) {
       try {
-        run::generate(*a, prompt, options);
+        run::generate(*assembly, prompt, options);
         ADD_FAILURE() << "accepted; " << word;
       } catch (const base::Error& error) {
         EXPECT_NE(std::string(error.what()).find(word), std::string::npos) << error.what();

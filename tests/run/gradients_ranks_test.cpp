@@ -14,11 +14,11 @@ int64_t all_reduces(int64_t num_layers) {
   comm::ThreadsOptions options{std::chrono::seconds(60)};
   options.traffic = traffic;
   comm::run_threads(2, topology::RankGrid(2, config.parallel), options, [&](const comm::World& world) {
-    const auto a = step::assemble(config, world, kVocab);
+    const auto assembly = step::assemble(config, world, kVocab);
     comm::barrier(world.groups().world);
     if (world.rank() == 0) traffic->clear();
     comm::barrier(world.groups().world);
-    step_at(*a, 0);
+    step_at(*assembly, 0);
   });
   return traffic->of("tp", "all_reduce").calls;
 }

@@ -30,7 +30,7 @@ config::Config captured(CudaGraphImpl impl, const std::string& more, const std::
 std::vector<tape_check::Finding> findings(const config::Config& config, Way way = Way::compared,
                                           const step::StageBuilder& build = models::build_stage) {
   std::vector<tape_check::Finding> found;
-  test::run_cut(config, {}, [&](const comm::World& world) {
+  test::run_sharded(config, {}, [&](const comm::World& world) {
     found = verify::check_graphs(config, world, test::kVocab, {way, 2}, build).findings;
   });
   return found;
@@ -59,7 +59,7 @@ constexpr const char* kPart = "forward of decoder.layers.0, decoder.layers.0.sel
 
 std::vector<tape_check::Finding> planted(CudaGraphImpl impl, const std::string& behind, const MakeFault& make,
                                          Way way = Way::compared) {
-  return findings(captured(impl, kBuffers + "1"), way, test::with_fault_behind(behind, make));
+  return findings(captured(impl, kBuffers + "1"), way, test::with_fault_after(behind, make));
 }
 
 // In a full-iteration graph, and in graphs of whole layers.

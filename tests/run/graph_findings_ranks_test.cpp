@@ -19,13 +19,13 @@ using test::TestLayout;
 std::vector<verify::GraphCheck> check(const config::Config& config, const TestLayout& layout,
                                       const step::StageBuilder& build = models::build_stage) {
   std::vector<verify::GraphCheck> all(static_cast<size_t>(layout.ranks()));
-  test::run_cut(config, layout, [&](const comm::World& world) {
+  test::run_sharded(config, layout, [&](const comm::World& world) {
     all[static_cast<size_t>(world.rank())] = verify::check_graphs(config, world, test::kVocab, {}, build);
   });
   return all;
 }
 
-std::vector<tape_check::RankCalls> calls_of(const std::vector<verify::GraphCheck>& ranks) {
+std::vector<tape_check::RankCalls> collect_calls(const std::vector<verify::GraphCheck>& ranks) {
   std::vector<tape_check::RankCalls> calls;
   for (const verify::GraphCheck& rank : ranks) calls.push_back(rank.calls);
   return calls;
@@ -34,7 +34,7 @@ std::vector<tape_check::RankCalls> calls_of(const std::vector<verify::GraphCheck
 void expect_clean(const config::Config& config, const TestLayout& layout) {
   const std::vector<verify::GraphCheck> ranks = check(config, layout);
   for (size_t r = 0; r < ranks.size(); ++r) EXPECT_EQ(tape_check::report(ranks[r].findings), "") << "rank " << r;
-  EXPECT_EQ(tape_check::report(tape_check::compare_calls(calls_of(ranks))), "");
+  EXPECT_EQ(tape_check::report(tape_check::compare_calls(collect_calls(ranks))), "");
   for (const verify::GraphCheck& rank : ranks) EXPECT_GT(rank.calls.calls.size(), 5u);
 }
 
@@ -77,18 +77,18 @@ struct Parts {
   size_t replays = 0;
 };
 Parts replayed_parts(const config::Config& config, const comm::World& world) {
-  const auto a = step::assemble(config, world, test::kVocab);
-  const std::unique_ptr<graph::GraphDevice> plain = std::move(a->graph_device);
+  const auto assembly = step::assemble(config, world, test::kVocab);
+  const std::unique_ptr<graph::GraphDevice> plain = std::move(assembly->graph_device);
   auto logged = std::make_unique<graph::LoggedGraphs>(dynamic_cast<graph::TapeRecorder&>(*plain->recorder()));
   const graph::LoggedGraphs& device = *logged;
-  a->graph_device = std::move(logged);
-  a->partial_graphs = std::make_unique<step::PartialGraphs>(*a, *a->graph_device);
+  assembly->graph_device = std::move(logged);
+  assembly->partial_graphs = std::make_unique<step::PartialGraphs>(*assembly, *assembly->graph_device);
   for (int64_t step = 0; step < 4; ++step) {
-    test::step_at(*a, step);
-    step::evaluate_step(*a, test::batches_of(*a, step + 100));
+    test::step_at(*assembly, step);
+    step::evaluate_step(*assembly, test::make_batches(*assembly, step + 100));
   }
   Parts parts{device.findings(), device.replays()};
-  a->partial_graphs.reset();
+  assembly->partial_graphs.reset();
   return parts;
 }
 
@@ -100,7 +100,7 @@ void expect_no_finding_in_parts(config::Config config, const TestLayout& layout,
   config.train.cuda_graph_warmup_steps = 1;
   config = test::cut(config, layout);
   std::vector<Parts> ranks(static_cast<size_t>(layout.ranks()));
-  test::run_cut(config, layout, [&](const comm::World& world) {
+  test::run_sharded(config, layout, [&](const comm::World& world) {
     ranks[static_cast<size_t>(world.rank())] = replayed_parts(config, world);
   });
   for (const Parts& rank : ranks) {
@@ -121,13 +121,13 @@ TEST(GraphFindingsRanks, ReplaysOfPartsFindWhatTheirCapturesDid) {
 // for the even load.
 TEST(GraphFindingsRanks, ReplaysOfPartsWithExpertsFindWhatTheirCapturesDid) {
   const std::string parts = "parallel: {expert_model_parallel_size: 2, expert_tensor_parallel_size: 1}\n";
-  const std::string clones =
+  const std::string replicas =
       ", moe_token_dispatcher_type: static_buffer, moe_expert_rank_capacity_factor: 1, moe_enable_echo: true,"
       " moe_echo_planner: exact, moe_num_echo_experts: 4";
   const TestLayout layout{1, 2, 1, 2, false};
   using Modules = std::vector<std::string>;
   for (const auto& [more, modules] : {std::pair{std::string(), Modules{"attn", "moe_router", "moe_preprocess"}},
-                                      std::pair{clones, Modules{"moe"}}, std::pair{clones, Modules{}}}) {
+                                      std::pair{replicas, Modules{"moe"}}, std::pair{replicas, Modules{}}}) {
     expect_no_finding_in_parts(test::small_experts(more, parts), layout, modules);
   }
 }
@@ -149,8 +149,8 @@ step::StageBuilder speaking(bool sum_first) {
 TEST(GraphFindingsRanks, CommunicationInAnotherOrderIsNamedWithBothRanks) {
   const TestLayout layout{2, 1, 1, 1, false};
   const config::Config config = test::cut(test::small_gpt(), layout);
-  std::vector<tape_check::RankCalls> one = calls_of(check(config, layout, speaking(true)));
-  const std::vector<tape_check::RankCalls> other = calls_of(check(config, layout, speaking(false)));
+  std::vector<tape_check::RankCalls> one = collect_calls(check(config, layout, speaking(true)));
+  const std::vector<tape_check::RankCalls> other = collect_calls(check(config, layout, speaking(false)));
   EXPECT_EQ(tape_check::report(tape_check::compare_calls(one)), "");
   one[1] = other[1];
   test::expect_finding(tape_check::compare_calls(one), FindingKind::other_order, "all_reduce",

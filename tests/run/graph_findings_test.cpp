@@ -18,7 +18,7 @@ using Way = tape_check::CheckedGraphs::Way;
 verify::GraphCheck check(const config::Config& config, Way way = Way::compared,
                          const step::StageBuilder& build = models::build_stage) {
   verify::GraphCheck found;
-  test::run_cut(config, {}, [&](const comm::World& world) {
+  test::run_sharded(config, {}, [&](const comm::World& world) {
     found = verify::check_graphs(config, world, test::kVocab, {way, 2}, build);
   });
   return found;

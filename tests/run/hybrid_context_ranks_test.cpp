@@ -88,16 +88,16 @@ config::Config codegeex() {
 }
 
 config::Config with_layout(config::Config config, const HybridLayout& layout) {
-  config::Parallel& p = config.parallel;
-  p.tensor_model_parallel_size = layout.tp;
-  p.context_parallel_size = layout.cp;
-  p.sequence_parallel = layout.sp;
-  p.hybrid_context_parallel = true;
-  p.max_seqlen_per_dp_cp_rank = layout.most;
-  p.context_parallel_cut = layout.cut;
-  p.cp_comm_type = layout.exchange;
-  p.data_parallel_sharding_strategy = layout.sharding;
-  p.ddp_bucket_size = 2000;
+  config::Parallel& parallel = config.parallel;
+  parallel.tensor_model_parallel_size = layout.tp;
+  parallel.context_parallel_size = layout.cp;
+  parallel.sequence_parallel = layout.sp;
+  parallel.hybrid_context_parallel = true;
+  parallel.max_seqlen_per_dp_cp_rank = layout.most;
+  parallel.context_parallel_cut = layout.cut;
+  parallel.cp_comm_type = layout.exchange;
+  parallel.data_parallel_sharding_strategy = layout.sharding;
+  parallel.ddp_bucket_size = 2000;
   config.data.reset_attention_mask = true;
   config.train.global_batch_size = layout.samples;
   return for_ranks(config, layout.ranks());
@@ -132,9 +132,9 @@ void walk(config::Config (*make)(), size_t share) {
   std::map<int64_t, verify::LayoutRun> references;  // by global batch size
   const std::vector<HybridLayout> layouts = all_layouts();
   ASSERT_GT(layouts.size(), 40u);
-  for (const HybridLayout& layout : test::everyday(layouts, share)) {
+  for (const HybridLayout& layout : test::sample_cases(layouts, share)) {
     SCOPED_TRACE(layout.text());
-    expect_as_on_one_rank(with_layout(make(), layout), layout.ranks(), references);
+    expect_equals_single_rank(with_layout(make(), layout), layout.ranks(), references);
   }
 }
 
@@ -154,7 +154,7 @@ TEST(HybridContext, RanksDifferInMicrobatchesAndGroups) {
     bool differ = false;
     for (int64_t step = 0; step < kSteps; ++step) {
       const auto batches = verify::synthetic_batches(config, world, kVocab, step, at::kDouble);
-      for (const nn::Microbatch& batch : batches) sizes.insert(batch.context_ranks);
+      for (const nn::Microbatch& batch : batches) sizes.insert(batch.sequence.context_ranks);
       std::set<std::string> counts;
       for (const std::string& count : comm::all_gather_strings(std::to_string(batches.size()), world.groups().world))
         counts.insert(count);
@@ -170,7 +170,7 @@ TEST(HybridContext, TokensOfTheBatchAreOnOneRankEach) {
   HybridLayout layout;
   layout.tp = 2, layout.sp = true, layout.most = 8, layout.samples = 6;
   const config::Config config = with_layout(gpt(), layout),
-                       one = config::resolved(verify::one_rank_config(config), 1);
+                       one = config::resolved(verify::single_rank_config(config), 1);
   double whole = 0;
   comm::run_threads(1, topology::RankGrid(1, one.parallel), {}, [&](const comm::World& alone) {
     for (const nn::Microbatch& batch : verify::synthetic_batches(one, alone, kVocab, 0, at::kDouble))
@@ -182,9 +182,9 @@ TEST(HybridContext, TokensOfTheBatchAreOnOneRankEach) {
     for (const nn::Microbatch& batch : verify::synthetic_batches(config, world, kVocab, 0, at::kDouble)) {
       EXPECT_EQ(batch.tokens.size(1) % 2, 0);
       EXPECT_LE(batch.tokens.size(1), 8);
-      EXPECT_EQ(batch.samples_of_step, 6);
+      EXPECT_EQ(batch.sequence.step_samples, 6);
       masked += batch.loss_mask.sum().item<double>();
-      counted += batch.counts_tokens ? batch.mask_sum : 0;
+      counted += batch.sequence.counts_tokens ? batch.mask_sum : 0;
     }
     at::Tensor sums = at::tensor({counted, masked}, at::kDouble);
     comm::all_reduce(sums, world.groups().dp_cp);
@@ -205,10 +205,10 @@ TEST(HybridContext, MicrobatchesReachTheRanksThatDoNotRead) {
                                               static_cast<int64_t>(mine.size()), group, at::kDouble);
     ASSERT_EQ(told.size(), mine.size());
     for (size_t m = 0; m < mine.size(); ++m) {
-      EXPECT_EQ(told[m].context_ranks, mine[m].context_ranks);
-      EXPECT_EQ(told[m].counts_tokens, mine[m].counts_tokens);
-      EXPECT_EQ(told[m].samples_of_step, mine[m].samples_of_step);
-      EXPECT_TRUE(told[m].rows.equal(mine[m].rows));
+      EXPECT_EQ(told[m].sequence.context_ranks, mine[m].sequence.context_ranks);
+      EXPECT_EQ(told[m].sequence.counts_tokens, mine[m].sequence.counts_tokens);
+      EXPECT_EQ(told[m].sequence.step_samples, mine[m].sequence.step_samples);
+      EXPECT_TRUE(told[m].sequence.rows.equal(mine[m].sequence.rows));
       EXPECT_TRUE(told[m].loss_mask.equal(mine[m].loss_mask));
     }
   });
@@ -224,15 +224,16 @@ TEST(HybridContext, NoRankHoldsMoreThanPredicted) {
     comm::run_threads(4, topology::RankGrid(4, config.parallel), {}, [&](const comm::World& world) {
       SCOPED_TRACE(base::concat(exchange, " rank ", world.rank()));
       device::MemoryMeter meter;
-      const auto a = step::assemble(config, world, kVocab);
-      forecast::MemoryReport report(*a, meter);
+      const auto assembly = step::assemble(config, world, kVocab);
+      forecast::MemoryReport report(*assembly, meter);
       const auto batches = verify::synthetic_batches(config, world, kVocab, 0, at::kDouble);
       for (int64_t step = 0; step < 12; ++step) {
         if (step > 0) report.begin_step();
-        step::train_step(*a, {batches, step + 1, step * config.train.global_batch_size, false, {}});
+        step::train_step(*assembly, {batches, step + 1, step * config.train.global_batch_size, false, {}});
       }
       const forecast::MeasuredMemory measured = report.end_step();
-      const replay::MemoryPrediction want = forecast::predicted_memory(*a, static_cast<int64_t>(batches.size()));
+      const replay::MemoryPrediction want =
+          forecast::predicted_memory(*assembly, static_cast<int64_t>(batches.size()));
       EXPECT_LE(measured.use.activations, want.use.activations);
       at::Tensor most = at::tensor({measured.use.activations}, at::kLong);
       comm::all_reduce(most, world.groups().dp_cp, comm::ReduceOp::max);

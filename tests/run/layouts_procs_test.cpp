@@ -14,7 +14,7 @@ struct Processes {
   const char* strategy = "no_shard";
 };
 
-config::Config config_of(const config::Config& base, const Processes& how) {
+config::Config make_config(const config::Config& base, const Processes& how) {
   config::Config config = verify::verification_config(base, 3);
   config.parallel.data_parallel_sharding_strategy = how.strategy;
   return cut(config, how.cut);
@@ -22,14 +22,14 @@ config::Config config_of(const config::Config& base, const Processes& how) {
 
 LayoutRun on_one_rank(const config::Config& base) {
   LayoutRun run;
-  const config::Config config = config_of(base, {});
-  run_cut(config, {}, [&](const comm::World& world) { run = verify::run_layout(config, world, kVocab, 3); });
+  const config::Config config = make_config(base, {});
+  run_sharded(config, {}, [&](const comm::World& world) { run = verify::run_layout(config, world, kVocab, 3); });
   return run;
 }
 
 // Rank 0 holds the full parameters and compares; all ranks have the losses.
 void expect_equal_to_one_rank(const config::Config& base, const Processes& how) {
-  const config::Config config = config_of(base, how);
+  const config::Config config = make_config(base, how);
   const Layout layout{.tp = static_cast<int>(how.cut.tp),
                       .pp = static_cast<int>(how.cut.pp),
                       .dp = static_cast<int>(how.cut.dp),

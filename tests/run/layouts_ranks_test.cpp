@@ -112,11 +112,11 @@ void walk(const config::Config& base, int64_t num_layers, int64_t max_tp) {
   std::map<int64_t, verify::LayoutRun> references;  // by global batch size
   const auto layouts = all_layouts(num_layers, max_tp);
   ASSERT_GT(layouts.size(), 30u);
-  for (const Layout& layout : test::everyday(layouts, 2)) {
+  for (const Layout& layout : test::sample_cases(layouts, 2)) {
     SCOPED_TRACE("tp " + std::to_string(layout.tp) + " pp " + std::to_string(layout.pp) + " vpp " +
                  std::to_string(layout.vpp) + " dp " + std::to_string(layout.dp) + (layout.sp ? " sp" : ""));
     const config::Config config = with_layout(base, layout);
-    expect_as_on_one_rank(config, layout.ranks(), references);
+    expect_equals_single_rank(config, layout.ranks(), references);
   }
 }
 
@@ -139,12 +139,12 @@ TEST(AnyLayoutEqualsOneRank, MultiTokenPredictionBeforeTheStageOfTheLoss) {
                          {"Ettttttmm||L", {1, 3, 1, 2, false}, false},
                          {"Ett|tttt||||mmL", {1, 3, 2, 1, false}, true}};
   std::map<int64_t, verify::LayoutRun> untied, tied;
-  for (const Apart& c : cases) {
-    SCOPED_TRACE(c.text);
+  for (const Apart& apart : cases) {
+    SCOPED_TRACE(apart.text);
     config::Config base = ahead();
-    base.model.untie_embeddings_and_output_weights = !c.tied;
-    base.parallel.pipeline_model_parallel_layout = c.text;
-    expect_as_on_one_rank(with_layout(base, c.layout), c.layout.ranks(), c.tied ? tied : untied);
+    base.model.untie_embeddings_and_output_weights = !apart.tied;
+    base.parallel.pipeline_model_parallel_layout = apart.text;
+    expect_equals_single_rank(with_layout(base, apart.layout), apart.layout.ranks(), apart.tied ? tied : untied);
   }
 }
 
@@ -153,8 +153,9 @@ TEST(AnyLayoutEqualsOneRank, CodegeexWithItsTopQueryAndDropout) { walk(codegeex(
 TEST(AnyLayoutEqualsOneRank, TheWalksContainOddSizes) {
   const auto layouts = all_layouts(6, 4);
   const auto contains = [&](const Layout& wanted) {
-    return std::any_of(layouts.begin(), layouts.end(), [&](const Layout& l) {
-      return l.tp == wanted.tp && l.pp == wanted.pp && l.vpp == wanted.vpp && l.dp == wanted.dp && l.sp == wanted.sp;
+    return std::any_of(layouts.begin(), layouts.end(), [&](const Layout& layout) {
+      return layout.tp == wanted.tp && layout.pp == wanted.pp && layout.vpp == wanted.vpp && layout.dp == wanted.dp &&
+             layout.sp == wanted.sp;
     });
   };
   EXPECT_TRUE(contains({1, 3, 2, 2, false}));

@@ -1,5 +1,5 @@
 // Ranks wait without a timeout for long work on other ranks, but not for a failed rank.
-#include "run/run_data.h"
+#include "run/long_work.h"
 
 #include <gtest/gtest.h>
 
@@ -18,8 +18,8 @@ constexpr std::chrono::milliseconds kLong{4500};
 
 std::string outcome(const comm::RankBody& body) {
   try {
-    comm::run_threads(3, grid_of(3, {.dp = 3}), {kTimeout}, body);
-  } catch (...) { return comm::cause_of(std::current_exception()); }
+    comm::run_threads(3, make_grid(3, {.dp = 3}), {kTimeout}, body);
+  } catch (...) { return comm::failure_cause(std::current_exception()); }
   return "done";
 }
 
@@ -33,7 +33,7 @@ TEST(LongWork, IsWaitedForBeyondTheTimeoutOfACollective) {
   EXPECT_EQ(outcome([&](const comm::World& world) {
               const bool works = world.rank() == 1;
               const auto mine = std::make_shared<bool>(false);
-              run::do_with_peers(
+              run::run_with_peers(
                   [mine, works] {
                     if (works) std::this_thread::sleep_for(kLong);
                     *mine = true;
@@ -50,13 +50,13 @@ TEST(LongWork, ThatThrowsEndsTheOthersWithItsCause) {
   std::atomic<int> told = 0;
   const std::string cause = outcome([&](const comm::World& world) {
     try {
-      run::do_with_peers([rank = world.rank()] { MPX_CHECK(rank != 1, "data", "corpus.idx is gone"); }, world);
+      run::run_with_peers([rank = world.rank()] { MPX_CHECK(rank != 1, "data", "corpus.idx was removed"); }, world);
     } catch (const std::exception& error) {
-      told += std::string(error.what()).find("corpus.idx is gone") != std::string::npos;
+      told += std::string(error.what()).find("corpus.idx was removed") != std::string::npos;
       throw;
     }
   });
-  EXPECT_NE(cause.find("corpus.idx is gone"), std::string::npos) << cause;
+  EXPECT_NE(cause.find("corpus.idx was removed"), std::string::npos) << cause;
   EXPECT_EQ(told, 3);
 }
 

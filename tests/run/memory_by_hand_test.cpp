@@ -36,19 +36,19 @@ constexpr int64_t head_bytes(int64_t e) {
 }
 
 TEST(Memory, OneRankInFp32ByHand) {
-  const MemoryPrediction p = predict(small(""));
-  EXPECT_EQ(p.use.parameters, 4 * kModel);
-  EXPECT_EQ(p.use.gradients, 4 * kModel);
-  EXPECT_EQ(p.use.main_parameters, 0);
-  EXPECT_EQ(p.use.moments, 8 * kModel);
+  const MemoryPrediction prediction = predict(small(""));
+  EXPECT_EQ(prediction.use.parameters, 4 * kModel);
+  EXPECT_EQ(prediction.use.gradients, 4 * kModel);
+  EXPECT_EQ(prediction.use.main_parameters, 0);
+  EXPECT_EQ(prediction.use.moments, 8 * kModel);
   // One of 8 microbatches is in flight; the losses of all are held.
-  EXPECT_EQ(p.use.activations, 2 * block_bytes(4) + head_bytes(4) + 8 * 4);
-  EXPECT_EQ(p.borders, 0);
-  EXPECT_EQ(p.use.communication, 0);
+  EXPECT_EQ(prediction.use.activations, 2 * block_bytes(4) + head_bytes(4) + 8 * 4);
+  EXPECT_EQ(prediction.borders, 0);
+  EXPECT_EQ(prediction.use.communication, 0);
   // 16 samples: three integers and a mask per token, one number per sample, and the step number in addition to the
   // number of each microbatch.
-  EXPECT_EQ(p.batches, 16 * (16 * 28 + 8) + 8 * 8);
-  EXPECT_LT(p.tables, 10000) << "numbers of the step: 64 rows of rates";
+  EXPECT_EQ(prediction.batches, 16 * (16 * 28 + 8) + 8 * 8);
+  EXPECT_LT(prediction.tables, 10000) << "numbers of the step: 64 rows of rates";
   // The peak is in the backward of the last layer's attention because of its scratch memory. It adds to the tensors
   // held by the previous layer. The last layer still holds its unread tensors: its input, the input of linear_qkv, q,
   // k, v, the result, statistics of a norm, logsumexp. Also held are the losses, a loss gradient and six gradients:
@@ -59,13 +59,14 @@ TEST(Memory, OneRankInFp32ByHand) {
   attention.queries = attention.keys = 16;
   const auto room = kernels::attention_backward_scratch<float>(attention, 1);  // too small for two threads
   const int64_t own = 6 * kTokens * 64 * 4 + 2 * kTokens * 4 + kTokens * 4 * 4, gradients = 6 * kTokens * 64 * 4;
-  EXPECT_EQ(p.peak, 16 * kModel + block_bytes(4) + own + gradients + room.bytes + 9 * 4 + p.batches + p.tables);
+  EXPECT_EQ(prediction.peak, 16 * kModel + block_bytes(4) + own + gradients + room.bytes + 9 * 4 +
+                                 prediction.batches + prediction.tables);
 }
 
 TEST(Memory, HalfPrecisionIsEighteenBytesAParameterOrFewerByHand) {
   const auto state = [](const std::string& more) {
-    const MemoryPrediction p = predict(small("precision: {params_dtype: bf16}\n" + more));
-    return p.use.parameters + p.use.gradients + p.use.optimizer();
+    const MemoryPrediction prediction = predict(small("precision: {params_dtype: bf16}\n" + more));
+    return prediction.use.parameters + prediction.use.gradients + prediction.use.optimizer();
   };
   EXPECT_EQ(state(""), 18 * kModel);
   EXPECT_EQ(state("optim: {store_param_remainders: true}\n"), 16 * kModel);

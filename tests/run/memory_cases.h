@@ -29,19 +29,20 @@ inline const std::string kWindows =
     " add_mlp_bias: true";
 
 // Short sequences, with every option that changes the held memory.
-inline config::Config kept_config(const MemoryCase& c) {
+inline config::Config saved_config(const MemoryCase& test_case) {
   const std::string family =
-      c.llama ? "model: {family: llama, num_layers: 4, hidden_size: 32, num_attention_heads: 4, num_query_groups: 2,"
-                " ffn_hidden_size: 48, vocab_size: 50, make_vocab_size_divisible_by: 8"
-              : "model: {family: gpt, num_layers: 4, hidden_size: 32, num_attention_heads: 4, vocab_size: 50,"
-                " make_vocab_size_divisible_by: 8";
+      test_case.llama
+          ? "model: {family: llama, num_layers: 4, hidden_size: 32, num_attention_heads: 4, num_query_groups: 2,"
+            " ffn_hidden_size: 48, vocab_size: 50, make_vocab_size_divisible_by: 8"
+          : "model: {family: gpt, num_layers: 4, hidden_size: 32, num_attention_heads: 4, vocab_size: 50,"
+            " make_vocab_size_divisible_by: 8";
   config::Config config =
-      config::parse(family + (c.yaml.rfind(",", 0) == 0 ? c.yaml : "}\n" + c.yaml) +
+      config::parse(family + (test_case.yaml.rfind(",", 0) == 0 ? test_case.yaml : "}\n" + test_case.yaml) +
                         "\ntrain: {seq_length: 8, micro_batch_size: 2, global_batch_size: 16, train_iters: 20}\n"
                         "data: {mock_data: true}\n",
-                    c.settings);
-  if (c.name == "codegeex") config.model.family = c.name;
-  return cut(config, c.cut);
+                    test_case.settings);
+  if (test_case.name == "codegeex") config.model.family = test_case.name;
+  return cut(config, test_case.cut);
 }
 
 // Partly trained layers, and layers with adapters.
@@ -80,7 +81,7 @@ inline std::vector<MemoryCase> with_parts(std::vector<MemoryCase> cases) {
   return cases;
 }
 
-inline std::vector<MemoryCase> kept_cases() {
+inline std::vector<MemoryCase> saved_cases() {
   return with_parts({
       {"gpt", false, {}, ""},
       {"gpt bf16", false, {}, kBf16},
@@ -174,21 +175,21 @@ inline std::vector<MemoryCase> kept_cases() {
 }
 
 // Longer sequences, so that an activation tensor is larger than the integers of its tokens.
-inline config::Config peak_config(const MemoryCase& c) {
-  config::Config config =
-      config::parse(std::string("model: {num_layers: 4, hidden_size: 32, num_attention_heads: 4, vocab_size: 50, "
-                                "make_vocab_size_divisible_by: 8, ") +
-                        (c.llama ? "family: llama, num_query_groups: 2, ffn_hidden_size: 96" : "family: gpt") +
-                        (c.yaml.rfind(",", 0) == 0 ? c.yaml : "}\n" + c.yaml) +
-                        "\ntrain: {seq_length: 32, micro_batch_size: 4, global_batch_size: 16, train_iters: 20}\n"
-                        "data: {mock_data: true}\n",
-                    c.settings);
-  if (c.name.rfind("codegeex", 0) == 0) config.model.family = "codegeex";
-  if (c.cut.pp == 3) {
+inline config::Config peak_config(const MemoryCase& test_case) {
+  config::Config config = config::parse(
+      std::string("model: {num_layers: 4, hidden_size: 32, num_attention_heads: 4, vocab_size: 50, "
+                  "make_vocab_size_divisible_by: 8, ") +
+          (test_case.llama ? "family: llama, num_query_groups: 2, ffn_hidden_size: 96" : "family: gpt") +
+          (test_case.yaml.rfind(",", 0) == 0 ? test_case.yaml : "}\n" + test_case.yaml) +
+          "\ntrain: {seq_length: 32, micro_batch_size: 4, global_batch_size: 16, train_iters: 20}\n"
+          "data: {mock_data: true}\n",
+      test_case.settings);
+  if (test_case.name.rfind("codegeex", 0) == 0) config.model.family = "codegeex";
+  if (test_case.cut.pp == 3) {
     config.model.num_layers = 6;
     config.train.global_batch_size = 24;
   }
-  config = cut(config, c.cut);
+  config = cut(config, test_case.cut);
   config.parallel.ddp_bucket_size = 10000;
   return config;
 }

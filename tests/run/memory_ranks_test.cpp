@@ -11,29 +11,30 @@ namespace {
 void measure(const config::Config& config, const comm::World& world,
              const std::function<void(step::Assembly&, const forecast::MeasuredMemory&)>& check) {
   device::MemoryMeter meter;
-  const auto a = step::assemble(config, world, kVocab);
-  forecast::MemoryReport report(*a, meter);
-  step_at(*a, 0);
+  const auto assembly = step::assemble(config, world, kVocab);
+  forecast::MemoryReport report(*assembly, meter);
+  step_at(*assembly, 0);
   for (int64_t step = 1; step <= (config.parallel.pp() > 1 || config.parallel.cp() > 1 ? 12 : 1); ++step) {
-    const auto batches = parts_of_batches(*a, step);
+    const auto batches = make_sharded_batches(*assembly, step);
     report.begin_step();
-    step::train_step(*a, {batches, step + 1, step * config.train.global_batch_size, false, {}});
+    step::train_step(*assembly, {batches, step + 1, step * config.train.global_batch_size, false, {}});
   }
-  check(*a, report.end_step());
+  check(*assembly, report.end_step());
 }
 
-int64_t microbatches(const step::Assembly& a) {
-  return a.config.train.global_batch_size / (a.config.train.micro_batch_size * a.groups().dp.size());
+int64_t microbatches(const step::Assembly& assembly) {
+  return assembly.config.train.global_batch_size /
+         (assembly.config.train.micro_batch_size * assembly.groups().dp.size());
 }
 
 TEST(MemoryRanks, ThePredictionIsWhatARankHolds) {
-  for (const MemoryCase& c : kept_cases()) {
-    SCOPED_TRACE(c.name);
-    const config::Config config = kept_config(c);
-    run_cut(config, c.cut, [&](const comm::World& world) {
-      measure(config, world, [&](step::Assembly& a, const forecast::MeasuredMemory& measured) {
-        SCOPED_TRACE(c.name + " rank " + std::to_string(world.rank()));
-        const replay::MemoryPrediction want = forecast::predicted_memory(a, microbatches(a));
+  for (const MemoryCase& test_case : saved_cases()) {
+    SCOPED_TRACE(test_case.name);
+    const config::Config config = saved_config(test_case);
+    run_sharded(config, test_case.cut, [&](const comm::World& world) {
+      measure(config, world, [&](step::Assembly& assembly, const forecast::MeasuredMemory& measured) {
+        SCOPED_TRACE(test_case.name + " rank " + std::to_string(world.rank()));
+        const replay::MemoryPrediction want = forecast::predicted_memory(assembly, microbatches(assembly));
         EXPECT_EQ(measured.use.parameters, want.use.parameters);
         EXPECT_EQ(measured.use.gradients, want.use.gradients);
         EXPECT_EQ(measured.use.main_parameters, want.use.main_parameters);
@@ -51,18 +52,18 @@ TEST(MemoryRanks, ThePredictionIsWhatARankHolds) {
 // The prediction assumes that each rank has the most tokens.
 TEST(MemoryRanks, WithASlackOfTokensNoRankHoldsMoreThanPredicted) {
   for (const char* exchange : {"p2p", "all_gather", "a2a"}) {
-    const MemoryCase c{
+    const MemoryCase test_case{
         exchange,
         false,
         {1, 1, 1, 4, false},
         base::concat("parallel: {context_parallel_size: 4, context_parallel_cut: balanced,"
                      " context_parallel_token_slack: 0.5, context_parallel_area_slack: 0.5, cp_comm_type: ",
                      exchange, "}\n")};
-    const config::Config config = kept_config(c);
-    run_cut(config, c.cut, [&](const comm::World& world) {
-      measure(config, world, [&](step::Assembly& a, const forecast::MeasuredMemory& measured) {
+    const config::Config config = saved_config(test_case);
+    run_sharded(config, test_case.cut, [&](const comm::World& world) {
+      measure(config, world, [&](step::Assembly& assembly, const forecast::MeasuredMemory& measured) {
         SCOPED_TRACE(base::concat(exchange, " rank ", world.rank()));
-        const replay::MemoryPrediction want = forecast::predicted_memory(a, microbatches(a));
+        const replay::MemoryPrediction want = forecast::predicted_memory(assembly, microbatches(assembly));
         EXPECT_LE(measured.use.activations, want.use.activations);
         EXPECT_GE(static_cast<double>(measured.use.activations), 0.3 * static_cast<double>(want.use.activations));
         EXPECT_LE(measured.peak, want.peak);

@@ -20,16 +20,16 @@ class MemoryWatch {
     int64_t most = 0;
   };
 
-  MemoryWatch(step::Assembly& a, device::MemoryMeter& meter) : a_(a), meter_(meter) {
-    for (const auto& stage : a.stages) stage->listen("watch", around_);
-    a.executor->observers().add("watch", [this](const plan::Action&, double) {
+  MemoryWatch(step::Assembly& assembly, device::MemoryMeter& meter) : a_(assembly), meter_(meter) {
+    for (const auto& stage : assembly.stages) stage->add_observer("watch", around_);
+    assembly.executor->observers().add("watch", [this](const plan::Action&, double) {
       see();
       before_ = meter_.bytes();
       ++action_;
     });
   }
   ~MemoryWatch() {
-    for (const auto& stage : a_.stages) stage->unlisten("watch");
+    for (const auto& stage : a_.stages) stage->remove_observer("watch");
     a_.executor->observers().remove("watch");
   }
 
@@ -46,10 +46,10 @@ class MemoryWatch {
   std::vector<Moment> moments;
 
  private:
-  struct Around final : nn::StageObserver {
-    explicit Around(MemoryWatch& watch) : watch(watch) {}
-    void before(const nn::IslandEvent&) override { watch.see(); }
-    void after(const nn::IslandEvent& event) override {
+  struct SegmentObserver final : nn::StageObserver {
+    explicit SegmentObserver(MemoryWatch& watch) : watch(watch) {}
+    void before(const nn::RegionEvent&) override { watch.see(); }
+    void after(const nn::RegionEvent& event) override {
       watch.moments.push_back({watch.action_, static_cast<size_t>(event.block), event.pass == nn::Pass::backward,
                                watch.see() - watch.before_});
     }
@@ -64,17 +64,17 @@ class MemoryWatch {
 
   step::Assembly& a_;
   device::MemoryMeter& meter_;
-  Around around_{*this};
+  SegmentObserver around_{*this};
   size_t action_ = 0;
   int64_t start_ = 0, before_ = 0, most_ = 0;
 };
 
 // Runs two steps and watches the second, which has all tensors that are allocated once.
-inline void train_watched(step::Assembly& a, MemoryWatch& watch) {
+inline void train_watched(step::Assembly& assembly, MemoryWatch& watch) {
   for (int64_t step = 0; step < 2; ++step) {
-    const auto batches = batches_of(a, step);
+    const auto batches = make_batches(assembly, step);
     watch.begin();
-    step::train_step(a, {batches, step + 1, step * a.config.train.global_batch_size, false, {}});
+    step::train_step(assembly, {batches, step + 1, step * assembly.config.train.global_batch_size, false, {}});
     watch.end();
   }
 }
@@ -85,9 +85,9 @@ constexpr int64_t kScalars = 16;
 
 inline void expect_predicted_memory(const config::Config& config, int64_t vocab, const comm::World& world) {
   device::MemoryMeter meter;
-  const auto a = step::assemble(config, world, vocab);
-  MemoryWatch watch(*a, meter);
-  train_watched(*a, watch);
+  const auto assembly = step::assemble(config, world, vocab);
+  MemoryWatch watch(*assembly, meter);
+  train_watched(*assembly, watch);
   const replay::MemoryPrediction want = forecast::predict_memory({config, world.size(), world.rank(), vocab});
   ASSERT_EQ(watch.moments.size(), want.moments.size());
   for (size_t i = 0; i < want.moments.size(); ++i) {

@@ -345,7 +345,7 @@ TEST(Metrics, ExpertsGoToTheLogTheFileAndTensorBoard) {
   config.tensorboard_log_interval = 100;  // the table has its own interval
   Lines log;
   run::StepMetrics step = step_of_experts();
-  step.experts[1].clones = run::CloneMetrics{7, 2.5, 1.25, 1.75, 0.5};
+  step.experts[1].replicas = run::ReplicaMetrics{7, 2.5, 1.25, 1.75, 0.5};
   run::Metrics(config, disk, log).step(step);
   EXPECT_EQ(log.infos, run::expert_lines(step.experts));
   std::ifstream stream(config.metrics_file);
@@ -369,12 +369,12 @@ TEST(Metrics, ExpertsGoToTheLogTheFileAndTensorBoard) {
                              {"dispatch ms", 2.5},
                              {"combine ms", 3.5}};
   EXPECT_EQ(line["experts"][0], first);
-  const nlohmann::json of_clones{{"clones", 7},
-                                 {"ranks max over mean without clones", 2.5},
-                                 {"ranks max over mean with clones", 1.25},
-                                 {"ranks max over mean with clones, worst", 1.75},
-                                 {"clones ms", 0.5}};
-  for (const auto& [name, value] : of_clones.items()) EXPECT_EQ(line["experts"][1].at(name), value) << name;
+  const nlohmann::json of_replicas{{"clones", 7},
+                                   {"ranks max over mean without clones", 2.5},
+                                   {"ranks max over mean with clones", 1.25},
+                                   {"ranks max over mean with clones, worst", 1.75},
+                                   {"clones ms", 0.5}};
+  for (const auto& [name, value] : of_replicas.items()) EXPECT_EQ(line["experts"][1].at(name), value) << name;
   std::string points;
   for (const auto& entry : std::filesystem::directory_iterator(config.tensorboard_dir)) {
     std::ifstream events(entry.path(), std::ios::binary);

@@ -9,18 +9,18 @@ namespace {
 
 constexpr const char* kStrategies[] = {"no_shard", "optim", "optim_grads", "optim_grads_params"};
 
-struct Form {
+struct OffloadCase {
   int stage = 0;
   std::string dtype = "fp32", moments = "fp32";
   bool remainders = false;
 };
 
-std::string words(const Form& form) {
+std::string words(const OffloadCase& form) {
   return base::concat("ZeRO ", form.stage, " ", form.dtype, " moments ", form.moments,
                       form.remainders ? " remainders" : "");
 }
 
-config::Config with(const Form& form, bool offload) {
+config::Config with(const OffloadCase& form, bool offload) {
   config::Config config = small_gpt();
   config.precision.params_dtype = form.dtype;
   config.precision.initial_loss_scale = 1024;
@@ -39,13 +39,13 @@ void expect_same(const Outcome& got, const Outcome& wanted) {
 }
 
 TEST(OptimizerOffloadRanks, EveryZeroStageAndFormatHasTheBitsOfTheRunWithoutIt) {
-  std::vector<Form> forms;
+  std::vector<OffloadCase> forms;
   for (int stage = 0; stage <= 3; ++stage) {
     for (const char* dtype : {"fp32", "fp64", "bf16", "fp16"}) forms.push_back({stage, dtype});
     forms.push_back({stage, "bf16", "8bit", true});
     forms.push_back({stage, "fp32", "bf16"});
   }
-  for (const Form& form : forms) {
+  for (const OffloadCase& form : forms) {
     SCOPED_TRACE(words(form));
     const TestLayout layout{.dp = 2};
     expect_same(run_leg(with(form, true), {layout, "", "", 0, 3}),
@@ -57,7 +57,7 @@ TEST(OptimizerOffloadRanks, LayoutsOfAllKindsHaveTheBitsOfTheRunWithoutIt) {
   for (const TestLayout& layout :
        {TestLayout{.tp = 2, .pp = 2, .dp = 2, .sp = true}, TestLayout{.pp = 2, .vpp = 2, .dp = 2}}) {
     for (int stage = 0; stage <= 3; ++stage) {
-      const Form form{stage, "bf16"};
+      const OffloadCase form{stage, "bf16"};
       SCOPED_TRACE(base::concat(words(form), " tp ", layout.tp, " pp ", layout.pp, " vpp ", layout.vpp));
       expect_same(run_leg(with(form, true), {layout, "", "", 0, 2}),
                   run_leg(with(form, false), {layout, "", "", 0, 2}));
@@ -66,7 +66,8 @@ TEST(OptimizerOffloadRanks, LayoutsOfAllKindsHaveTheBitsOfTheRunWithoutIt) {
 }
 
 TEST(OptimizerOffloadRanks, ACheckpointGoesOnWithItOrWithoutIt) {
-  for (const Form& form : {Form{1, "bf16"}, Form{3, "bf16", "8bit", true}, Form{0, "fp16"}, Form{2, "fp32"}}) {
+  for (const OffloadCase& form : {OffloadCase{1, "bf16"}, OffloadCase{3, "bf16", "8bit", true},
+                                  OffloadCase{0, "fp16"}, OffloadCase{2, "fp32"}}) {
     SCOPED_TRACE(words(form));
     const TestLayout layout{.dp = 2};
     const Outcome whole = run_leg(with(form, false), {layout, "", "", 0, 4});
@@ -80,14 +81,15 @@ TEST(OptimizerOffloadRanks, ACheckpointGoesOnWithItOrWithoutIt) {
 }
 
 TEST(OptimizerOffloadRanks, TheHostHoldsWhatTheFormulaSays) {
-  for (const Form& form : {Form{0, "fp32"}, Form{1, "bf16"}, Form{2, "bf16", "8bit", true}, Form{3, "fp16"}}) {
+  for (const OffloadCase& form : {OffloadCase{0, "fp32"}, OffloadCase{1, "bf16"},
+                                  OffloadCase{2, "bf16", "8bit", true}, OffloadCase{3, "fp16"}}) {
     SCOPED_TRACE(words(form));
     const TestLayout layout{.dp = 2};
     const config::Config config = cut(with(form, true), layout);
-    run_cut(config, layout, [&](const comm::World& world) {
-      const auto a = step::assemble(config, world, kVocab);
-      const replay::MemoryUse predicted = forecast::predicted_memory(*a, 4).use;
-      const optim::Optimizer::Bytes bytes = a->optimizer->bytes();
+    run_sharded(config, layout, [&](const comm::World& world) {
+      const auto assembly = step::assemble(config, world, kVocab);
+      const replay::MemoryUse predicted = forecast::predicted_memory(*assembly, 4).use;
+      const optim::Optimizer::Bytes bytes = assembly->optimizer->bytes();
       EXPECT_EQ(bytes.host, predicted.host);
       EXPECT_GT(bytes.host, 0);
       EXPECT_EQ(bytes.main_params + bytes.moments + predicted.main_parameters + predicted.moments, 0);

@@ -47,7 +47,7 @@ config::Config on(const ExpertGrid& grid, const std::string& yaml, const Pages* 
 }
 
 // One replica slot per rank, buffers with twice the capacity of the even load.
-config::Config with_clones(const ExpertGrid& grid, const std::string& yaml, const Pages* pages) {
+config::Config make_config(const ExpertGrid& grid, const std::string& yaml, const Pages* pages) {
   config::Config config = skewed_experts(grid, 2, yaml);
   config.model.moe_enable_echo = true;
   config.model.moe_num_echo_experts = grid.ep;
@@ -62,7 +62,7 @@ const char* const kForms[] = {"", "precision: {params_dtype: bf16}\n", kBlock,
 
 // Enough pages for all, some of them in host memory, or far too few.
 TEST(PagedStash, TrainsWithTheBitsOfWholeBuffersWhetherOrNotPagesSuffice) {
-  const Poisoned poisoned;
+  const NanFillGuard poisoned;
   for (const ExpertGrid& grid : kGrids) {
     for (const char* form : kForms) {
       if (form == kBlock && grid.layout.vpp > 1)
@@ -82,7 +82,7 @@ TEST(PagedStash, TrainsWithTheBitsOfWholeBuffersWhetherOrNotPagesSuffice) {
 
 // With `kBlock` no expert layer of the first stage holds rows: its pool has no pages.
 TEST(PagedStash, TrainsWithTheBitsOfWholeBuffersInAPlain1F1BPipeline) {
-  const Poisoned poisoned;
+  const NanFillGuard poisoned;
   const ExpertGrid& grid = kPlain1F1B;
   for (const char* form : {"", kBlock}) {
     const ExpertRun want = train_steps(on(grid, form, nullptr), grid, 3);
@@ -96,17 +96,17 @@ TEST(PagedStash, TrainsWithTheBitsOfWholeBuffersInAPlain1F1BPipeline) {
 }
 
 TEST(PagedStash, TrainsWithTheBitsOfWholeBuffersWithClones) {
-  const Poisoned poisoned;
+  const NanFillGuard poisoned;
   std::vector<ExpertGrid> grids(std::begin(kGrids), std::end(kGrids));
   grids.push_back(kPlain1F1B);
   for (const ExpertGrid& grid : grids) {
-    const ExpertRun want = train_steps(with_clones(grid, "", nullptr), grid, 3);
-    EXPECT_GT(want.clones, 0) << words(grid);
+    const ExpertRun want = train_steps(make_config(grid, "", nullptr), grid, 3);
+    EXPECT_GT(want.replicas, 0) << words(grid);
     for (const Pages& pages : {Pages{2}, Pages{0.5, 2}, Pages{0.3}}) {
       SCOPED_TRACE(words(grid) + base::concat(" factors ", pages.cuda, " ", pages.cpu));
-      const ExpertRun got = train_steps(with_clones(grid, "", &pages), grid, 3);
+      const ExpertRun got = train_steps(make_config(grid, "", &pages), grid, 3);
       expect_same_bits(got, want);
-      EXPECT_EQ(got.clones, want.clones);
+      EXPECT_EQ(got.replicas, want.replicas);
       EXPECT_EQ(got.times_repeated(), pages.cuda + pages.cpu < 1 ? 3 : 0);
     }
   }
@@ -125,9 +125,9 @@ TEST(PagedStash, IsCapturedWithTheStep) {
   }
 }
 
-int64_t count_of(const moe::PagedStash& stash) { return stash.state().numel() - kernels::kPageWords; }
+int64_t num_pages(const moe::PagedStash& stash) { return stash.state().numel() - kernels::kPageWords; }
 // Page numbers in the free stacks: all of them if no page is lost or duplicated.
-std::set<int64_t> numbers_of(const at::Tensor& state) {
+std::set<int64_t> free_pages(const at::Tensor& state) {
   std::set<int64_t> numbers;
   for (int64_t i = 0; i < state.numel() - kernels::kPageWords; ++i)
     numbers.insert(state.const_data_ptr<int32_t>()[kernels::kPageWords + i] + i);
@@ -141,17 +141,17 @@ void expect_free_pages(const std::vector<std::string>& frozen) {
     config::Config config = on(grid, "", &pages), plain = on(grid, "", nullptr);
     config.train.freeze = plain.train.freeze = frozen;
     const ExpertRun want = train_steps(plain, grid, 3);
-    run_cut(config, grid.layout, [&](const comm::World& world) {
-      const auto a = step::assemble(config, world, kVocab);
-      const moe::PagedStash& stash = *a->experts->stash;
+    run_sharded(config, grid.layout, [&](const comm::World& world) {
+      const auto assembly = step::assemble(config, world, kVocab);
+      const moe::PagedStash& stash = *assembly->experts->stash;
       for (int64_t step = 0; step < 3; ++step) {
         stash.pool().fill_(0xFF);  // NaN in every format
-        EXPECT_EQ(step_at(*a, step).loss, want.losses[static_cast<size_t>(step)]);
+        EXPECT_EQ(step_at(*assembly, step).loss, want.losses[static_cast<size_t>(step)]);
         const auto* const state = stash.state().const_data_ptr<int32_t>();
         EXPECT_EQ(state[kernels::kTakenPages], 0);
         EXPECT_EQ(state[kernels::kWantedPages], 0);
         EXPECT_GT(state[kernels::kMostWanted], 0);
-        EXPECT_EQ(numbers_of(stash.state()).size(), static_cast<size_t>(count_of(stash)));
+        EXPECT_EQ(free_pages(stash.state()).size(), static_cast<size_t>(num_pages(stash)));
       }
     });
   }
@@ -170,21 +170,21 @@ TEST(PagedStash, MissesNoPageBehindAStepThatWasGivenUp) {
   const Pages pages{static_cast<double>(grid.ep)};
   const config::Config config = on(grid, "", &pages);
   const ExpertRun want = train_steps(on(grid, "", nullptr), grid, 1);
-  run_cut(config, grid.layout, [&](const comm::World& world) {
-    const auto a = step::assemble(config, world, kVocab);
-    const at::Tensor& state = a->experts->stash->state();
+  run_sharded(config, grid.layout, [&](const comm::World& world) {
+    const auto assembly = step::assemble(config, world, kVocab);
+    const at::Tensor& state = assembly->experts->stash->state();
     {
       pipeline::StageRun run;
-      a->stages[0]->forward({}, batches_of(*a, 1)[0], &run);
+      assembly->stages[0]->forward({}, make_batches(*assembly, 1)[0], &run);
     }
     EXPECT_GT(state.const_data_ptr<int32_t>()[kernels::kTakenPages], 0);
-    const step::StepOutcome outcome = step_at(*a, 0);
+    const step::StepOutcome outcome = step_at(*assembly, 0);
     EXPECT_EQ(outcome.loss, want.losses[0]);
     EXPECT_EQ(outcome.repeated, "");
     const auto* const now = state.const_data_ptr<int32_t>();
     EXPECT_EQ(now[kernels::kTakenPages], 0);
     EXPECT_EQ(now[kernels::kWantedPages], 0);
-    EXPECT_EQ(numbers_of(state).size(), static_cast<size_t>(count_of(*a->experts->stash)));
+    EXPECT_EQ(free_pages(state).size(), static_cast<size_t>(num_pages(*assembly->experts->stash)));
   });
 }
 
@@ -193,9 +193,9 @@ TEST(PagedStash, StopNamesTheStashLayerPagesAndFactor) {
   const ExpertGrid& grid = kGrids[0];
   const Pages pages{0.3};
   const config::Config config = on(grid, "", &pages, "stop");
-  run_cut(config, grid.layout, [&](const comm::World& world) {
-    const auto a = step::assemble(config, world, kVocab);
-    const std::string said = error_of([&] { step_at(*a, 0); });
+  run_sharded(config, grid.layout, [&](const comm::World& world) {
+    const auto assembly = step::assemble(config, world, kVocab);
+    const std::string said = catch_error([&] { step_at(*assembly, 0); });
     for (const char* part :
          {"decoder.layers.", ": backward stores rows on ", " pages at one time, the stash has ",
           "model.moe_paged_stash_buffer_size_factor_cuda = 0.3", "raise it to ", "moe_overflow_policy"})
@@ -204,13 +204,13 @@ TEST(PagedStash, StopNamesTheStashLayerPagesAndFactor) {
 }
 
 // The message of a step that `policy: stop` ends; empty: it had enough pages. The hot experts change in every step.
-std::string said_in(int64_t step, const ExpertGrid& grid, const Pages& pages) {
+std::string overflow_message(int64_t step, const ExpertGrid& grid, const Pages& pages) {
   std::string said;
   config::Config config = on(grid, "", &pages, "stop");
   config.model.moe_router_force_skew_period = 1;
-  run_cut(config, grid.layout, [&](const comm::World& world) {
-    const auto a = step::assemble(config, world, kVocab);
-    const std::string mine = error_of([&] { step_at(*a, step); });
+  run_sharded(config, grid.layout, [&](const comm::World& world) {
+    const auto assembly = step::assemble(config, world, kVocab);
+    const std::string mine = catch_error([&] { step_at(*assembly, step); });
     if (world.rank() == 0) said = mine;
   });
   return said;
@@ -224,12 +224,12 @@ TEST(PagedStash, TheFactorThatIsAskedForIsTheLeast) {
     for (Pages pages : {Pages{0.3}, Pages{0.013, 0, 3}, Pages{0.3, 0.4}}) {
       for (const int64_t step : {0, 2}) {
         SCOPED_TRACE(words(grid) + base::concat(" factors ", pages.cuda, " ", pages.cpu, " step ", step));
-        const std::string said = said_in(step, grid, pages), before = "raise it to ";
+        const std::string said = overflow_message(step, grid, pages), before = "raise it to ";
         const size_t at = said.find(before);
         ASSERT_NE(at, std::string::npos) << said;
         const double least = std::stod(said.substr(at + before.size()));
-        EXPECT_EQ(said_in(step, grid, {least, pages.cpu, pages.rows}), "");
-        EXPECT_NE(said_in(step, grid, {least - 0.13, pages.cpu, pages.rows}), "") << least;
+        EXPECT_EQ(overflow_message(step, grid, {least, pages.cpu, pages.rows}), "");
+        EXPECT_NE(overflow_message(step, grid, {least - 0.13, pages.cpu, pages.rows}), "") << least;
       }
     }
   }
@@ -275,11 +275,11 @@ TEST(PagedStash, HasPagesForTheMicrobatchesInFlight) {
   const config::Config config = measured(
       layout, "fp32",
       ", moe_paged_stash: true, moe_paged_stash_page_size: 4, moe_paged_stash_buffer_size_factor_cuda: 1.25");
-  run_cut(config, layout, [&](const comm::World& world) {
-    const auto a = step::assemble(config, world, kVocab);
-    const int64_t pages = a->experts->stash->state().numel() - kernels::kPageWords;
-    EXPECT_EQ(pages, a->last_stage() ? 20 : 40);
-    EXPECT_EQ(a->experts->stash->pool().numel(), pages * 4 * (32 + 48 + 48) * 4);
+  run_sharded(config, layout, [&](const comm::World& world) {
+    const auto assembly = step::assemble(config, world, kVocab);
+    const int64_t pages = assembly->experts->stash->state().numel() - kernels::kPageWords;
+    EXPECT_EQ(pages, assembly->last_stage() ? 20 : 40);
+    EXPECT_EQ(assembly->experts->stash->pool().numel(), pages * 4 * (32 + 48 + 48) * 4);
   });
 }
 

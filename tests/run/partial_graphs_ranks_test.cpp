@@ -35,28 +35,29 @@ struct Ran {
 using BatchesOf = std::function<std::vector<nn::Microbatch>(step::Assembly&, int64_t step)>;
 
 Ran train_steps(const config::Config& config, const TestLayout& layout, int64_t steps,
-                const BatchesOf& batches_of = test::parts_of_batches, bool variable_lengths = false) {
+                const BatchesOf& make_batches = test::make_sharded_batches, bool variable_lengths = false) {
   Ran ran;
-  test::run_cut(config, layout, [&](const comm::World& world) {
-    const auto a = step::assemble(config, world, test::kVocab);
-    a->variable_lengths = variable_lengths;
+  test::run_sharded(config, layout, [&](const comm::World& world) {
+    const auto assembly = step::assemble(config, world, test::kVocab);
+    assembly->variable_lengths = variable_lengths;
     Ran mine;
     int64_t most = 0;  // graphs planned for a step
     for (int64_t step = 0; step < steps; ++step) {
-      const auto batches = batches_of(*a, step);
+      const auto batches = make_batches(*assembly, step);
       const step::StepOutcome outcome =
-          step::train_step(*a, {batches, step + 1, step * config.train.global_batch_size, false, {}});
+          step::train_step(*assembly, {batches, step + 1, step * config.train.global_batch_size, false, {}});
       mine.losses.push_back(outcome.loss);
       mine.norms.push_back(outcome.grad_norm);
       mine.scales.push_back(outcome.loss_scale);
       mine.updated.push_back(outcome.updated);
       mine.repeated += outcome.repeated.empty() ? 0 : 1;
-      if (a->partial_graphs) most = std::max(most, a->partial_graphs->sizes().planned);
-      if (step % 2 == 1) mine.evaluated.push_back(step::evaluate_step(*a, batches_of(*a, step + 100)).mean());
+      if (assembly->partial_graphs) most = std::max(most, assembly->partial_graphs->sizes().planned);
+      if (step % 2 == 1)
+        mine.evaluated.push_back(step::evaluate_step(*assembly, make_batches(*assembly, step + 100)).mean());
     }
-    mine.state = test::whole_state(*a);
-    if (a->partial_graphs) {
-      mine.sizes = a->partial_graphs->sizes();
+    mine.state = test::whole_state(*assembly);
+    if (assembly->partial_graphs) {
+      mine.sizes = assembly->partial_graphs->sizes();
       EXPECT_EQ(mine.sizes.training.graphs, most);
       EXPECT_EQ(mine.sizes.training.pools.live, 0) << "something of a step is still held";
     }
@@ -66,15 +67,15 @@ Ran train_steps(const config::Config& config, const TestLayout& layout, int64_t 
 }
 
 // Distinguishes NaNs.
-std::vector<uint64_t> bits_of(const std::vector<double>& values) {
+std::vector<uint64_t> to_bits(const std::vector<double>& values) {
   std::vector<uint64_t> bits;
   for (const double value : values) bits.push_back(std::bit_cast<uint64_t>(value));
   return bits;
 }
 
 void expect_same_bits(const Ran& graph, const Ran& eager) {
-  EXPECT_EQ(bits_of(graph.losses), bits_of(eager.losses)) << "losses";
-  EXPECT_EQ(bits_of(graph.norms), bits_of(eager.norms)) << "norms";
+  EXPECT_EQ(to_bits(graph.losses), to_bits(eager.losses)) << "losses";
+  EXPECT_EQ(to_bits(graph.norms), to_bits(eager.norms)) << "norms";
   EXPECT_EQ(graph.scales, eager.scales);
   EXPECT_EQ(graph.updated, eager.updated);
   EXPECT_EQ(graph.repeated, eager.repeated);
@@ -147,7 +148,7 @@ TEST(PartialGraphs, LayoutsHaveTheBitsOfStepsWithoutThem) {
                                         << layout.dp << " sp" << layout.sp << " " << sharding);
       // By default each layout runs two of the four scopes, the next layout the other two.
       const std::vector<Modules> some{kScopes[turn % 2], kScopes[turn % 2 + 2]};
-      expect_same_bits_in_every_scope(config, layout, test::whole_walks() ? kScopes : some);
+      expect_same_bits_in_every_scope(config, layout, test::runs_full_sweep() ? kScopes : some);
       ++turn;
     }
   }
@@ -256,7 +257,7 @@ TEST(PartialGraphs, LayersWithExpertsHaveTheBitsOfStepsWithoutThem) {
       whole{{"moe"}, {}, {"attn", "moe"}, {"moe_router", "moe_preprocess"}};
   const std::string parts = "parallel: {expert_model_parallel_size: 2, expert_tensor_parallel_size: 1}\n",
                     skew = ", moe_router_force_skew: 1.0, moe_token_dispatcher_type: static_buffer",
-                    clones = ", moe_enable_echo: true, moe_echo_planner: exact, moe_num_echo_experts: 4";
+                    replicas = ", moe_enable_echo: true, moe_echo_planner: exact, moe_num_echo_experts: 4";
   const TestLayout two{1, 1, 1, 2, false}, stages{1, 2, 2, 2, false}, all{2, 2, 1, 2, true};
   expect_same_bits_in_every_scope(test::small_experts(), {}, routes);
   expect_same_bits_in_every_scope(test::small_experts(), {}, whole);
@@ -267,12 +268,12 @@ TEST(PartialGraphs, LayersWithExpertsHaveTheBitsOfStepsWithoutThem) {
       return expect_same_bits_in_every_scope(
           test::small_experts(skew + ", moe_expert_rank_capacity_factor: " + factor, parts), layout, whole);
     };
-    EXPECT_GT(buffers("1.3"), 0) << "a step that finds no room was wanted";
+    EXPECT_GT(buffers("1.3"), 0) << "a step without enough memory was expected";
     EXPECT_EQ(buffers("2, moe_paged_stash: true, moe_paged_stash_buffer_size_factor_cuda: 2"), 0);
     EXPECT_GT(buffers("2, moe_paged_stash: true, moe_paged_stash_page_size: 4, "
                       "moe_paged_stash_buffer_size_factor_cuda: 0.5"),
               0);
-    EXPECT_EQ(buffers("1" + clones), 0);
+    EXPECT_EQ(buffers("1" + replicas), 0);
   }
 }
 
@@ -286,16 +287,16 @@ TEST(PartialGraphs, AllMicrobatchesInFlightHaveAnInstanceEach) {
   EXPECT_EQ(graph.sizes.training.graphs, 2 * 2 * 8) << "two layers, eight microbatches";
 }
 
-std::vector<nn::Microbatch> some_batches(step::Assembly& a, int64_t step, int64_t count) {
-  auto batches = test::batches_of(a, step);
+std::vector<nn::Microbatch> take_batches(step::Assembly& assembly, int64_t step, int64_t count) {
+  auto batches = test::make_batches(assembly, step);
   batches.resize(static_cast<size_t>(count));
   return batches;
 }
 
 TEST(PartialGraphs, AnotherNumberOfMicrobatchesReusesInstances) {
   const std::vector<int64_t> counts{4, 4, 2, 2, 8, 8, 2, 4};
-  const BatchesOf batches = [&](step::Assembly& a, int64_t step) {
-    return some_batches(a, step, counts[static_cast<size_t>(step % 100)]);
+  const BatchesOf batches = [&](step::Assembly& assembly, int64_t step) {
+    return take_batches(assembly, step, counts[static_cast<size_t>(step % 100)]);
   };
   for (const TestLayout& layout : {TestLayout{}, TestLayout{1, 4, 1, 1, false}, TestLayout{1, 2, 2, 1, false}}) {
     const config::Config config = test::small_gpt();
@@ -320,19 +321,21 @@ TEST(PartialGraphs, AnotherNumberOfMicrobatchesReusesInstances) {
 }
 
 // Microbatch m of step s has 8 tokens, or 4 depending on both numbers.
-std::vector<nn::Microbatch> batches_of_two_lengths(step::Assembly& a, int64_t step, bool mixed) {
-  config::Train train = a.config.train;
+std::vector<nn::Microbatch> batches_of_two_lengths(step::Assembly& assembly, int64_t step, bool mixed) {
+  config::Train train = assembly.config.train;
   std::vector<nn::Microbatch> batches;
   for (int64_t m = 0; m < 8; ++m) {
     train.seq_length = (mixed ? step + m : step / 3) % 2 == 0 ? 8 : 4;
-    batches.push_back(test::batch_of(train, step * train.global_batch_size + m, step));
+    batches.push_back(test::make_batch(train, step * train.global_batch_size + m, step));
   }
   return batches;
 }
 
 TEST(PartialGraphs, MicrobatchesOfAnotherLengthAreCapturedAnew) {
   for (const bool mixed : {false, true}) {
-    const BatchesOf batches = [&](step::Assembly& a, int64_t step) { return batches_of_two_lengths(a, step, mixed); };
+    const BatchesOf batches = [&](step::Assembly& assembly, int64_t step) {
+      return batches_of_two_lengths(assembly, step, mixed);
+    };
     for (const TestLayout& layout : {TestLayout{}, TestLayout{1, 2, 1, 1, false}}) {
       const config::Config config = test::small_gpt();
       const Ran eager = train_steps(test::cut(config, layout), layout, 8, batches, mixed);
@@ -345,10 +348,10 @@ TEST(PartialGraphs, MicrobatchesOfAnotherLengthAreCapturedAnew) {
   }
 }
 
-int64_t bytes_of(const nn::Microbatch& batch) {
+int64_t batch_bytes(const nn::Microbatch& batch) {
   int64_t bytes = 0;
-  for (const at::Tensor& x : {batch.tokens, batch.labels, batch.loss_mask, batch.position_ids, batch.document_ids,
-                              batch.sample_counters, batch.step, batch.rows})
+  for (const at::Tensor& x : {batch.tokens, batch.labels, batch.loss_mask, batch.position_ids, batch.documents.ids,
+                              batch.counters.samples, batch.counters.step, batch.sequence.rows})
     bytes += x.defined() ? static_cast<int64_t>(x.nbytes()) : 0;
   return bytes;
 }
@@ -360,16 +363,16 @@ TEST(PartialGraphs, CaptureBeginsBehindTheWarmUpAndTakesTheBytesOfItsInputs) {
   const TestLayout layout{1, 2, 1, 1, false};
   for (const Modules& modules : std::vector<Modules>{{"attn"}, {}}) {
     const auto config = test::cut(with_graphs(test::small_gpt(), CudaGraphImpl::local, modules), layout);
-    test::run_cut(config, layout, [&](const comm::World& world) {
-      const auto a = step::assemble(config, world, test::kVocab);
-      const bool first = a->groups().pp.first();
+    test::run_sharded(config, layout, [&](const comm::World& world) {
+      const auto assembly = step::assemble(config, world, test::kVocab);
+      const bool first = assembly->groups().pp.first();
       const plan::GraphPlan plan =
-          plan::plan_graphs(a->table(8, false), a->groups().pp.index(), plan::alike_layers({2}));
-      const int64_t instances = plan.num_instances, batch = bytes_of(test::batches_of(*a, 0)[0]);
+          plan::plan_graphs(assembly->table(8, false), assembly->groups().pp.index(), plan::alike_layers({2}));
+      const int64_t instances = plan.num_instances, batch = batch_bytes(test::make_batches(*assembly, 0)[0]);
       EXPECT_GE(instances, first ? 2 : 1);
       for (int64_t step = 0; step < 5; ++step) {
-        test::step_at(*a, step);
-        const pipeline::GraphSizes sizes = a->partial_graphs->sizes().training;
+        test::step_at(*assembly, step);
+        const pipeline::GraphSizes sizes = assembly->partial_graphs->sizes().training;
         const int64_t used = step < kWarmup ? 0 : instances;
         EXPECT_EQ(sizes.graphs, used * 2 * 2);
         // Whole layers are chained: the second one reads the output buffer of the first.
@@ -389,7 +392,7 @@ TEST(PartialGraphs, LayersWithExpertsHandOnWhatIsPlanned) {
   using enum config::CudaGraphModule;
   const std::string parts = "parallel: {expert_model_parallel_size: 2, expert_tensor_parallel_size: 1}\n",
                     buffers = ", moe_token_dispatcher_type: static_buffer, moe_expert_rank_capacity_factor: 1",
-                    clones = buffers + ", moe_enable_echo: true, moe_echo_planner: exact, moe_num_echo_experts: 4";
+                    replicas = buffers + ", moe_enable_echo: true, moe_echo_planner: exact, moe_num_echo_experts: 4";
   struct Case {
     Modules modules;
     config::CudaGraphModules set;
@@ -399,35 +402,37 @@ TEST(PartialGraphs, LayersWithExpertsHandOnWhatIsPlanned) {
   const std::vector<Case> cases{
       {{"attn", "moe_router", "moe_preprocess"}, {attn, moe_router, moe_preprocess}, "", 0},
       {{"attn", "moe_router"}, {attn, moe_router}, "", 0},
-      {{"attn", "mlp", "moe_router", "moe_preprocess"}, {attn, mlp, moe_router, moe_preprocess}, clones, 4},
+      {{"attn", "mlp", "moe_router", "moe_preprocess"}, {attn, mlp, moe_router, moe_preprocess}, replicas, 4},
       {{"moe"}, {moe}, buffers, 0},
       {{}, {}, buffers, 0}};
   for (const TestLayout& layout : {TestLayout{1, 1, 1, 2, false}, TestLayout{1, 2, 1, 2, false}}) {
-    for (const Case& c : cases) {
-      SCOPED_TRACE(testing::Message() << "pp " << layout.pp << " " << text_of(c.modules));
-      const auto config = test::cut(
-          with_graphs(test::small_experts(c.keys, parts), CudaGraphImpl::transformer_engine, c.modules), layout);
+    for (const Case& test_case : cases) {
+      SCOPED_TRACE(testing::Message() << "pp " << layout.pp << " " << text_of(test_case.modules));
+      const auto config = test::cut(with_graphs(test::small_experts(test_case.keys, parts),
+                                                CudaGraphImpl::transformer_engine, test_case.modules),
+                                    layout);
       plan::CapturedLayer dense{.tokens = 8, .hidden_size = 16, .element = 8}, experts = dense;
-      experts.num_experts = 4, experts.probability = 8, experts.ep = 2, experts.slots = c.slots;
+      experts.num_experts = 4, experts.probability = 8, experts.ep = 2, experts.slots = test_case.slots;
       experts.topk = config.model.moe_router_topk;
       experts.shared_width = 8, experts.shared_gate = true;
       std::map<int, plan::GraphTensors> tensors;
       for (const auto& [kind, layer] : {std::pair{0, dense}, std::pair{1, experts}}) {
-        if (const auto captured = plan::captured_tensors(layer, c.set)) tensors[kind] = *captured;
+        if (const auto captured = plan::captured_tensors(layer, test_case.set)) tensors[kind] = *captured;
       }
-      test::run_cut(config, layout, [&](const comm::World& world) {
-        const auto a = step::assemble(config, world, test::kVocab);
-        const int stage = a->groups().pp.index(), per_stage = 4 / static_cast<int>(layout.pp);
+      test::run_sharded(config, layout, [&](const comm::World& world) {
+        const auto assembly = step::assemble(config, world, test::kVocab);
+        const int stage = assembly->groups().pp.index(), per_stage = 4 / static_cast<int>(layout.pp);
         plan::GraphLayers layers{{{}}};
         for (int i = stage * per_stage; i < (stage + 1) * per_stage; ++i) {
           const int kind = i == 1 ? 0 : 1;
           if (tensors.count(kind) > 0) layers.signatures[0].push_back(kind);
         }
-        const plan::GraphPlan plan = plan::plan_graphs(a->table(4, false), stage, layers);
+        const plan::GraphPlan plan = plan::plan_graphs(assembly->table(4, false), stage, layers);
         const plan::GraphBytes bytes = plan::graph_bytes(plan, layers, tensors);
-        for (int64_t step = 0; step <= kWarmup; ++step) test::step_at(*a, step);
-        const pipeline::GraphSizes sizes = a->partial_graphs->sizes().training;
-        EXPECT_EQ(sizes.static_inputs, plan.num_instances * bytes_of(test::batches_of(*a, 0)[0]) + bytes.inputs);
+        for (int64_t step = 0; step <= kWarmup; ++step) test::step_at(*assembly, step);
+        const pipeline::GraphSizes sizes = assembly->partial_graphs->sizes().training;
+        EXPECT_EQ(sizes.static_inputs,
+                  plan.num_instances * batch_bytes(test::make_batches(*assembly, 0)[0]) + bytes.inputs);
         EXPECT_EQ(sizes.results, bytes.results);
         constexpr int64_t kLossFactor = 8;  // of auxiliary losses, an input of a backward like a gradient
         EXPECT_GE(sizes.gradients, bytes.gradients);
@@ -443,9 +448,9 @@ std::map<std::string, std::vector<std::string>> captured_segments(const pipeline
   for (const nn::Block& block : stage.blocks()) {
     if (block.is_layer) captured[block.name];
   }
-  for (const pipeline::StageIslands::Place& place : stage.islands().places) {
+  for (const pipeline::StageRegions::Entry& place : stage.regions().entries) {
     if (place.graph < 0) continue;
-    for (const nn::Segment* segment : place.island.segments)
+    for (const nn::Segment* segment : place.region.segments)
       captured[stage.blocks()[static_cast<size_t>(place.block)].name].push_back(segment->name());
   }
   return captured;
@@ -492,11 +497,11 @@ TEST(PartialGraphs, AcceptedScopesAreCapturedWithAnyRecomputation) {
         }
         ++accepted;
         const config::Config cut = test::cut(config, {});
-        test::run_cut(cut, {}, [&](const comm::World& world) {
-          const auto a = step::assemble(cut, world, test::kVocab);
-          const config::CudaGraphModules named = a->config.train.captured_modules();
+        test::run_sharded(cut, {}, [&](const comm::World& world) {
+          const auto assembly = step::assemble(cut, world, test::kVocab);
+          const config::CudaGraphModules named = assembly->config.train.captured_modules();
           using enum config::CudaGraphModule;
-          for (const auto& [layer, segments] : captured_segments(*a->stages.at(0))) {
+          for (const auto& [layer, segments] : captured_segments(*assembly->stages.at(0))) {
             SCOPED_TRACE(testing::Message() << layer << ", " << text_of(scope) << "with " << module);
             const bool dense = layer.ends_with(".1");
             EXPECT_EQ(captures(segments, ".self_attention"), named.has(attn));
@@ -523,7 +528,7 @@ TEST(PartialGraphs, SharedExpertIsInsideWithTheSameBits) {
   for (const TestLayout& layout : {TestLayout{1, 1, 1, 2, false}, TestLayout{2, 2, 2, 2, true}}) {
     for (const bool overlaps : {false, true}) {
       for (const bool gate : {false, true}) {
-        if (layout.tp > 1 && overlaps != gate && !test::whole_walks()) continue;
+        if (layout.tp > 1 && overlaps != gate && !test::runs_full_sweep()) continue;
         SCOPED_TRACE(testing::Message() << "overlap " << overlaps << " gate " << gate << " tp " << layout.tp);
         config::Config config = test::small_experts(buffers, parts);
         config.model.moe_shared_expert_overlap = overlaps;

@@ -12,15 +12,15 @@ namespace {
 
 TEST(PeakMemoryRanks, EverySegmentAndTheWholeStepHoldWhatTheTraceSays) {
   const WithoutOneDnn without;
-  for (const MemoryCase& c : peak_cases()) {
-    SCOPED_TRACE(c.name);
-    const config::Config config = peak_config(c);
-    const auto ranks = static_cast<int>(c.cut.ranks());
+  for (const MemoryCase& test_case : peak_cases()) {
+    SCOPED_TRACE(test_case.name);
+    const config::Config config = peak_config(test_case);
+    const auto ranks = static_cast<int>(test_case.cut.ranks());
     // Sends that complete on receipt are not copied, so that a rank's meter counts the rank's own memory.
     comm::run_threads(ranks, topology::RankGrid(ranks, config.parallel), {std::chrono::seconds(60), true},
                       [&](const comm::World& world) {
-                        SCOPED_TRACE(c.name + " rank " + std::to_string(world.rank()));
-                        expect_predicted_memory(config, c.vocab, world);
+                        SCOPED_TRACE(test_case.name + " rank " + std::to_string(world.rank()));
+                        expect_predicted_memory(config, test_case.vocab, world);
                       });
   }
 }
@@ -44,20 +44,20 @@ TEST(PeakMemoryRanks, EveryFamilyTypeAndFormOfRecompute) {
     for (const std::string dtype : {"fp64", "fp32", "bf16", "fp16"}) {
       for (const std::string& form : forms()) {
         for (const bool dropout : {false, true}) {
-          MemoryCase c{family, family == "llama", {}};
-          c.yaml = (dropout ? ", hidden_dropout: 0.1, attention_dropout: 0.1}\n" : "") + form +
-                   "precision: {params_dtype: " + dtype + "}\n";
-          cases.emplace_back(c, family + " " + dtype + " " + form + (dropout ? "with dropout" : ""));
+          MemoryCase test_case{family, family == "llama", {}};
+          test_case.yaml = (dropout ? ", hidden_dropout: 0.1, attention_dropout: 0.1}\n" : "") + form +
+                           "precision: {params_dtype: " + dtype + "}\n";
+          cases.emplace_back(test_case, family + " " + dtype + " " + form + (dropout ? "with dropout" : ""));
         }
       }
     }
   }
   ASSERT_EQ(cases.size(), 3u * 4 * 10 * 2);
-  for (const auto& [c, name] : everyday(cases, 5)) {
+  for (const auto& [c, name] : sample_cases(cases, 5)) {
     SCOPED_TRACE(name);
     const config::Config config = peak_config(c);
-    run_cut(config, c.cut,
-            [&, vocab = c.vocab](const comm::World& world) { expect_predicted_memory(config, vocab, world); });
+    run_sharded(config, c.cut,
+                [&, vocab = c.vocab](const comm::World& world) { expect_predicted_memory(config, vocab, world); });
   }
 }
 
@@ -72,17 +72,17 @@ config::Config with_graphs(config::Config config, config::CudaGraphImpl impl, co
   return config;
 }
 
-std::string joined(const Modules& modules) {
+std::string join_modules(const Modules& modules) {
   std::string text;
   for (const std::string& module : modules) text += module + " ";
   return text;
 }
 
-std::vector<nn::Microbatch> batches_of_run(step::Assembly& a, int64_t step, int64_t count) {
-  auto batches = parts_of_batches(a, step);
+std::vector<nn::Microbatch> batches_of_run(step::Assembly& assembly, int64_t step, int64_t count) {
+  auto batches = make_sharded_batches(assembly, step);
   if (count > 0) batches.resize(static_cast<size_t>(count));
   for (nn::Microbatch& batch : batches) {
-    if (a.dtype != at::kDouble) batch.loss_mask = batch.loss_mask.to(at::kFloat);  // as in training runs
+    if (assembly.dtype != at::kDouble) batch.loss_mask = batch.loss_mask.to(at::kFloat);  // as in training runs
   }
   return batches;
 }
@@ -106,27 +106,27 @@ void expect_predicted_graphs(const config::Config& config, const TestLayout& lay
       [&](const comm::World& world) {
         SCOPED_TRACE(testing::Message() << "rank " << world.rank() << " pp " << layout.pp << " vpp " << layout.vpp
                                         << " tp " << layout.tp << " " << config.train.cuda_graph_impl.text() << " "
-                                        << joined(config.train.cuda_graph_modules) << config.model.family << " "
+                                        << join_modules(config.train.cuda_graph_modules) << config.model.family << " "
                                         << config.precision.params_dtype);
         device::MemoryMeter meter;
-        const auto a = step::assemble(config, world, kVocab);
-        MemoryWatch watch(*a, meter);
+        const auto assembly = step::assemble(config, world, kVocab);
+        MemoryWatch watch(*assembly, meter);
         int64_t most = 0;  // of a step, without the evaluation after it
         for (int64_t step = 0; step <= kWarmup + 1; ++step) {
-          auto batches = batches_of_run(*a, step, counts.trained);
+          auto batches = batches_of_run(*assembly, step, counts.trained);
           watch.begin();
-          step::train_step(*a, {batches, step + 1, step * config.train.global_batch_size, false, {}});
+          step::train_step(*assembly, {batches, step + 1, step * config.train.global_batch_size, false, {}});
           watch.end();
           most = watch.most();
           for (nn::Microbatch& batch : batches) batch.training = false;
           if (counts.evaluated > 0) batches.resize(static_cast<size_t>(counts.evaluated), batches[0]);
-          step::evaluate_step(*a, batches);
+          step::evaluate_step(*assembly, batches);
         }
         forecast::RankRequest request{config, world.size(), world.rank(), kVocab, counts.trained};
         const replay::MemoryPrediction want = forecast::predict_memory(request);
         request.eager = true;
         const replay::MemoryPrediction eager = forecast::predict_memory(request);
-        const step::PartialGraphs::Sizes sizes = a->partial_graphs->sizes();
+        const step::PartialGraphs::Sizes sizes = assembly->partial_graphs->sizes();
         EXPECT_EQ(sizes.training.static_inputs + sizes.training.gradients + sizes.evaluation.static_inputs,
                   want.use.graphs - want.graph_pools);
         const int64_t peak = sizes.training.pools.peak + sizes.evaluation.pools.peak,
@@ -174,7 +174,7 @@ TEST(GraphMemoryRanks, HoldsWhatIsPredicted) {
     for (const auto& [model, modules] : runs) {
       for (const config::CudaGraphImpl impl :
            {config::CudaGraphImpl::local, config::CudaGraphImpl::transformer_engine}) {
-        if (turn++ % 2 == 0 && !whole_walks()) continue;
+        if (turn++ % 2 == 0 && !runs_full_sweep()) continue;
         expect_predicted_graphs(cut(with_graphs(model, impl, modules), layout), layout);
       }
       ++turn;
@@ -189,16 +189,16 @@ TEST(GraphMemoryRanks, PoolsOfVirtualStagesArePredicted) {
     bool overlaps;
   };
   size_t turn = 0;
-  for (const Case& c : std::vector<Case>{{2, 1, 8, false},
-                                         {4, 1, 8, false},
-                                         {2, 2, 8, false},
-                                         {2, 4, 8, true},
-                                         {2, 8, 8, false},
-                                         {2, 8, 8, true},
-                                         {4, 2, 8, true},
-                                         {4, 2, 8, false},
-                                         {4, 4, 8, true}}) {
-    const TestLayout layout{1, c.pp, c.vpp, 1, false};
+  for (const Case& test_case : std::vector<Case>{{2, 1, 8, false},
+                                                 {4, 1, 8, false},
+                                                 {2, 2, 8, false},
+                                                 {2, 4, 8, true},
+                                                 {2, 8, 8, false},
+                                                 {2, 8, 8, true},
+                                                 {4, 2, 8, true},
+                                                 {4, 2, 8, false},
+                                                 {4, 4, 8, true}}) {
+    const TestLayout layout{1, test_case.pp, test_case.vpp, 1, false};
     ++turn;  // by default each case runs one of two scopes
     for (const bool experts : {false, true}) {
       config::Config model = experts ? small_experts() : small_gpt();
@@ -206,11 +206,11 @@ TEST(GraphMemoryRanks, PoolsOfVirtualStagesArePredicted) {
       model.model.num_layers = 16;
       for (const Modules& modules : experts ? std::vector<Modules>{{"attn", "moe_router", "moe_preprocess"}, {}}
                                             : std::vector<Modules>{{"attn"}, {"attn", "mlp"}}) {
-        if (++turn % 2 == 0 && !whole_walks()) continue;
+        if (++turn % 2 == 0 && !runs_full_sweep()) continue;
         const auto impl = turn % 4 == 1 ? config::CudaGraphImpl::transformer_engine : config::CudaGraphImpl::local;
         config::Config config = cut(with_graphs(model, impl, modules), layout);
-        config.parallel.overlap_p2p_comm = c.overlaps;
-        expect_predicted_graphs(config, layout, {c.microbatches});
+        config.parallel.overlap_p2p_comm = test_case.overlaps;
+        expect_predicted_graphs(config, layout, {test_case.microbatches});
       }
     }
   }

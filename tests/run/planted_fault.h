@@ -27,7 +27,7 @@ class PlantedSegment final : public nn::Segment {
     nn::Values made;
     for (const auto& [name, value] : in) {
       nn::Value copy = value;
-      copy.make(context.batch);
+      copy.compute(context.batch);
       made.add(name, copy.tensor());
     }
     return fault_(made);
@@ -47,15 +47,15 @@ inline nn::Values replaced(const nn::Values& in, std::string_view name, const at
 
 // Inserts the fault after the first segment of each stage whose name ends with `suffix`. The context has the groups
 // that a fault may use.
-inline step::StageBuilder with_fault_behind(std::string suffix,
-                                            std::function<FaultOfValues(const models::ModelContext&)> make) {
-  return [=](const models::ModelContext& context, const models::StageSlice& slice) {
+inline step::StageBuilder with_fault_after(std::string suffix,
+                                           std::function<FaultOfValues(const models::ModelContext&)> compute) {
+  return [=](const models::ModelContext& context, const models::StageSpec& slice) {
     nn::Blocks blocks = models::build_stage(context, slice);
     for (nn::Block& block : blocks) {
       if (!block.is_layer) continue;
       for (auto segment = block.segments.begin(); segment != block.segments.end(); ++segment) {
         if (!(*segment)->name().ends_with(suffix)) continue;
-        block.segments.insert(std::next(segment), std::make_unique<PlantedSegment>(make(context)));
+        block.segments.insert(std::next(segment), std::make_unique<PlantedSegment>(compute(context)));
         return blocks;
       }
     }
@@ -64,12 +64,13 @@ inline step::StageBuilder with_fault_behind(std::string suffix,
 }
 
 // At the end of the first layer of each stage.
-inline step::StageBuilder with_fault(std::function<Fault(const models::ModelContext&)> make) {
-  return [make = std::move(make)](const models::ModelContext& context, const models::StageSlice& slice) {
+inline step::StageBuilder with_fault(std::function<Fault(const models::ModelContext&)> compute) {
+  return [compute = std::move(compute)](const models::ModelContext& context, const models::StageSpec& slice) {
     nn::Blocks blocks = models::build_stage(context, slice);
-    const auto layer = std::find_if(blocks.begin(), blocks.end(), [](const nn::Block& b) { return b.is_layer; });
+    const auto layer =
+        std::find_if(blocks.begin(), blocks.end(), [](const nn::Block& block) { return block.is_layer; });
     if (layer == blocks.end()) return blocks;
-    layer->segments.push_back(std::make_unique<PlantedSegment>([fault = make(context)](const nn::Values& in) {
+    layer->segments.push_back(std::make_unique<PlantedSegment>([fault = compute(context)](const nn::Values& in) {
       return replaced(in, nn::kHiddenStates, fault(in.tensor(nn::kHiddenStates)));
     }));
     return blocks;

@@ -26,20 +26,21 @@ struct Steps {
 Steps run(const config::Config& base, const TestLayout& layout, int steps) {
   const config::Config config = cut(base, layout);
   Steps result;
-  run_cut(config, layout, [&](const comm::World& world) {
-    const auto a = step::assemble(config, world, kVocab);
+  run_sharded(config, layout, [&](const comm::World& world) {
+    const auto assembly = step::assemble(config, world, kVocab);
     std::vector<step::StepOutcome> outcomes;
     int64_t scheduled = 0;
     for (int64_t step = 0; step < steps; ++step) {
-      auto before = verify::gather_whole(*a, verify::Gathered::data);
-      outcomes.push_back(step::train_step(*a, {batches_of(*a, step), step + 1, scheduled, false, {}}));
+      auto before = verify::gather_whole(*assembly, verify::GatherKind::data);
+      outcomes.push_back(
+          step::train_step(*assembly, {make_batches(*assembly, step), step + 1, scheduled, false, {}}));
       if (outcomes.back().updated) {
         scheduled += config.train.global_batch_size;
       } else {
-        expect_equal_state(verify::gather_whole(*a, verify::Gathered::data), before);
+        expect_equal_state(verify::gather_whole(*assembly, verify::GatherKind::data), before);
       }
     }
-    auto params = verify::gather_whole(*a, verify::Gathered::data);
+    auto params = verify::gather_whole(*assembly, verify::GatherKind::data);
     if (world.rank() == 0) result = {outcomes, std::move(params)};
   });
   return result;
@@ -61,12 +62,12 @@ struct Expected {
 Expected expected_with_scale(const TestLayout& layout, int steps, double scale, bool learns) {
   const config::Config config = cut(in("fp64", slow_llama()), layout);
   Expected expected;
-  run_cut(config, layout, [&](const comm::World& world) {
-    const auto a = step::assemble(config, world, kVocab);
+  run_sharded(config, layout, [&](const comm::World& world) {
+    const auto assembly = step::assemble(config, world, kVocab);
     Expected mine;
     double largest = 0, now = scale;
     std::map<const nn::Param*, at::Tensor> before;
-    for (nn::Param* param : a->params) {
+    for (nn::Param* param : assembly->params) {
       param->on_use.add("test", [&, param] {
         at::Tensor& sum = before[param];
         const at::Tensor added = sum.defined() ? param->main_grad - sum : param->main_grad;
@@ -80,12 +81,13 @@ Expected expected_with_scale(const TestLayout& layout, int steps, double scale, 
       largest = 0;
       const auto judge = [&](double) {
         const at::Tensor most = at::full({}, largest, at::kDouble);
-        comm::all_reduce(most, a->groups().world, comm::ReduceOp::max);
+        comm::all_reduce(most, assembly->groups().world, comm::ReduceOp::max);
         const double share = now * most.item<double>() / 65504;
         mine.nearest = std::min(mine.nearest, std::max(share, 1 / share));
-        a->config.precision.grad_norm_skip_threshold = share < 1 && learns ? 1e30 : 0;
+        assembly->config.precision.grad_norm_skip_threshold = share < 1 && learns ? 1e30 : 0;
       };
-      mine.outcomes.push_back(step::train_step(*a, {batches_of(*a, step), step + 1, scheduled, false, judge}));
+      mine.outcomes.push_back(
+          step::train_step(*assembly, {make_batches(*assembly, step), step + 1, scheduled, false, judge}));
       mine.outcomes.back().loss_scale = now;
       if (mine.outcomes.back().updated) {
         scheduled += config.train.global_batch_size;
@@ -138,16 +140,16 @@ TEST(LossScaling, AnOverflowOnOneRankSkipsTheStepOnAll) {
     config.precision.loss_scale = 256;
     config.parallel.data_parallel_sharding_strategy = strategy;
     config = cut(config, layout);
-    run_cut(config, layout, [&](const comm::World& world) {
-      const auto a = step::assemble(config, world, kVocab);
+    run_sharded(config, layout, [&](const comm::World& world) {
+      const auto assembly = step::assemble(config, world, kVocab);
       if (world.rank() == 5) {
-        nn::Param& param = *a->params.back();
+        nn::Param& param = *assembly->params.back();
         param.on_use.add("test", [&param] { param.main_grad.view(-1)[0] = std::numeric_limits<double>::infinity(); });
       }
-      const auto outcome = step::train_step(*a, {batches_of(*a, 0), 1, 0, false, {}});
+      const auto outcome = step::train_step(*assembly, {make_batches(*assembly, 0), 1, 0, false, {}});
       EXPECT_FALSE(outcome.updated);
       EXPECT_NE(outcome.skipped.find("256"), std::string::npos) << outcome.skipped;
-      EXPECT_EQ(a->step.read().steps, 0);
+      EXPECT_EQ(assembly->step.read().steps, 0);
     });
   }
 }
@@ -220,10 +222,10 @@ TEST(GradientNorm, AboveTheThresholdTheStepIsSkipped) {
 std::string message_of_nan(const config::Config& config, const TestLayout& layout, int rank,
                            const std::function<bool(int use)>& poisoned) {
   try {
-    run_cut(config, layout, [&](const comm::World& world) {
-      const auto a = step::assemble(config, world, kVocab);
-      nn::Param& param = **std::find_if(a->params.begin(), a->params.end(), [](const nn::Param* p) {
-        return p->name.find("linear_fc1.weight") != std::string::npos;
+    run_sharded(config, layout, [&](const comm::World& world) {
+      const auto assembly = step::assemble(config, world, kVocab);
+      nn::Param& param = **std::find_if(assembly->params.begin(), assembly->params.end(), [](const nn::Param* param) {
+        return param->name.find("linear_fc1.weight") != std::string::npos;
       });
       int uses = 0;
       if (world.rank() == rank) {
@@ -231,7 +233,7 @@ std::string message_of_nan(const config::Config& config, const TestLayout& layou
           if (poisoned(uses++)) param.main_grad.view(-1)[3] = std::numeric_limits<double>::quiet_NaN();
         });
       }
-      step::train_step(*a, {batches_of(*a, 0), 9, 0, false, {}});
+      step::train_step(*assembly, {make_batches(*assembly, 0), 9, 0, false, {}});
     });
   } catch (const base::Error& error) { return error.what(); }
   return "";
@@ -268,18 +270,19 @@ TEST(NotFinite, TheMicrobatchWhoseDataIsToBlameIsNamedInEveryLayoutAndNothingIsU
       for (const size_t blamed : {size_t{0}, size_t{3}}) {
         SCOPED_TRACE(testing::Message() << strategy << " tp " << layout.tp << " pp " << layout.pp << " vpp "
                                         << layout.vpp << " microbatch " << blamed);
-        run_cut(config, layout, [&](const comm::World& world) {
-          const auto a = step::assemble(config, world, kVocab);
-          step_at(*a, 0);
-          const auto before = whole_state(*a);
-          auto batches = batches_of(*a, 1);
-          if (a->groups().dp.last()) batches.at(blamed).loss_mask[0][1] = std::numeric_limits<double>::quiet_NaN();
+        run_sharded(config, layout, [&](const comm::World& world) {
+          const auto assembly = step::assemble(config, world, kVocab);
+          step_at(*assembly, 0);
+          const auto before = whole_state(*assembly);
+          auto batches = make_batches(*assembly, 1);
+          if (assembly->groups().dp.last())
+            batches.at(blamed).loss_mask[0][1] = std::numeric_limits<double>::quiet_NaN();
           std::string message;
           try {
-            step::train_step(*a, {batches, 2, config.train.global_batch_size, false, {}});
+            step::train_step(*assembly, {batches, 2, config.train.global_batch_size, false, {}});
           } catch (const base::Error& error) { message = error.what(); }
           expect_words(message, {"iteration 2", "microbatch " + std::to_string(blamed) + ";"}, "rank");
-          expect_equal_state(whole_state(*a), before);
+          expect_equal_state(whole_state(*assembly), before);
         });
       }
     }

@@ -26,11 +26,11 @@ Recorded record(config::Config config, bool sequence_parallel) {
                       Recorded& mine = of_ranks[static_cast<size_t>(world.rank())];
                       {
                         const comm::World watched = world.recorded(recorder);
-                        const auto a = step::assemble(config, watched, kVocab);
-                        for (int64_t step = 0; step < 2; ++step) mine.outcome = step_at(*a, step);
-                        for (const optim::State& state : a->optimizer->state())
-                          a->optimizer->restore(state, state.values().clone());
-                        a->families.settle();
+                        const auto assembly = step::assemble(config, watched, kVocab);
+                        for (int64_t step = 0; step < 2; ++step) mine.outcome = step_at(*assembly, step);
+                        for (const optim::State& state : assembly->optimizer->state())
+                          assembly->optimizer->restore(state, state.values().clone());
+                        assembly->families.finish_gathers();
                       }
                       mine.kernels = recorder.kernels();
                       mine.calls = recorder.calls();
@@ -120,9 +120,9 @@ TEST(RecorderRanks, IsToldOfEveryCallOfAGroup) {
     comm::run_threads(8, topology::RankGrid(8, config.parallel), options, [&](const comm::World& world) {
       OperationRecorder recorder;
       const comm::World watched = world.recorded(recorder);
-      const auto a = step::assemble(config, watched, kVocab);
-      step_at(*a, 0);
-      a->families.settle();
+      const auto assembly = step::assemble(config, watched, kVocab);
+      step_at(*assembly, 0);
+      assembly->families.finish_gathers();
       of_ranks[static_cast<size_t>(world.rank())] = recorder.calls();
     });
     std::map<std::string, int64_t> recorded, counted;
@@ -141,13 +141,13 @@ TEST(RecorderRanks, ARecorderChangesNothing) {
   const config::Config config = cut(small_gpt(), {.tp = 2});
   std::vector<std::vector<double>> numbers;
   for (const bool watched : {false, true}) {
-    run_cut(config, {.tp = 2}, [&](const comm::World& world) {
+    run_sharded(config, {.tp = 2}, [&](const comm::World& world) {
       OperationRecorder recorder;
       const comm::World own = watched ? world.recorded(recorder) : world;
-      const auto a = step::assemble(config, own, kVocab);
+      const auto assembly = step::assemble(config, own, kVocab);
       std::vector<double> mine;
       for (int64_t step = 0; step < 3; ++step) {
-        const auto outcome = step_at(*a, step);
+        const auto outcome = step_at(*assembly, step);
         mine.insert(mine.end(), {outcome.loss, outcome.grad_norm});
       }
       if (world.rank() == 0) numbers.push_back(mine);

@@ -1,5 +1,5 @@
-// Training on microbatches of selected rows (nn::Microbatch::rows) against whole sequences, in float64. Covers rows
-// in another order, and ranks that hold two ranges of every sequence.
+// Training on microbatches of selected rows (nn::SequenceShard::rows) against whole sequences, in float64. Covers
+// rows in another order, and ranks that hold two ranges of every sequence.
 #include "run/support.h"
 
 namespace metroplex::test::rows_ranks_test {
@@ -10,27 +10,29 @@ struct Trained {
   std::map<std::string, at::Tensor> state;
 };
 
-at::Tensor rows_of(const std::vector<nn::RowRun>& runs) {
+at::Tensor to_rows(const std::vector<nn::IndexRange>& runs) {
   std::vector<at::Tensor> rows;
-  for (const nn::RowRun& run : runs) rows.push_back(at::arange(run.first, run.first + run.count, at::kLong));
+  for (const nn::IndexRange& run : runs) rows.push_back(at::arange(run.first, run.first + run.count, at::kLong));
   return at::cat(rows);
 }
 
-nn::Microbatch part_of(const nn::Microbatch& whole, const std::vector<std::vector<nn::RowRun>>& all, size_t rank) {
+nn::Microbatch select_part(const nn::Microbatch& whole, const std::vector<std::vector<nn::IndexRange>>& all,
+                           size_t rank) {
   std::vector<at::Tensor> rows;
-  for (const auto& runs : all) rows.push_back(rows_of(runs));
+  for (const auto& runs : all) rows.push_back(to_rows(runs));
   nn::Microbatch part = whole;
-  part.all_rows = at::stack(rows);
-  part.rows = part.all_rows[static_cast<int64_t>(rank)];
-  part.row_runs = all[rank];
-  part.full_seq_len = whole.tokens.size(1);
-  for (at::Tensor* x : {&part.tokens, &part.labels, &part.loss_mask}) *x = x->index_select(1, part.rows).contiguous();
+  part.sequence.all_rows = at::stack(rows);
+  part.sequence.rows = part.sequence.all_rows[static_cast<int64_t>(rank)];
+  part.sequence.row_ranges = all[rank];
+  part.sequence.length = whole.tokens.size(1);
+  for (at::Tensor* x : {&part.tokens, &part.labels, &part.loss_mask})
+    *x = x->index_select(1, part.sequence.rows).contiguous();
   part.position_ids = at::Tensor();  // the rows are the positions
   return part;
 }
 
 // runs[i]: the rows of context-parallel rank i; none: whole sequences.
-using Runs = std::vector<std::vector<nn::RowRun>>;
+using Runs = std::vector<std::vector<nn::IndexRange>>;
 
 Trained train_on(config::Config config, const TestLayout& layout, const Runs& runs, bool documents) {
   config = cut(config, layout);
@@ -40,23 +42,23 @@ Trained train_on(config::Config config, const TestLayout& layout, const Runs& ru
   Trained result;
   comm::run_threads(
       ranks, topology::RankGrid(ranks, config.parallel), {std::chrono::seconds(60)}, [&](const comm::World& world) {
-        const auto a = step::assemble(config, world, kVocab);
+        const auto assembly = step::assemble(config, world, kVocab);
         Trained mine;
         for (int64_t step = 0; step < 3; ++step) {
-          std::vector<nn::Microbatch> batches = batches_of(*a, step);
+          std::vector<nn::Microbatch> batches = make_batches(*assembly, step);
           for (nn::Microbatch& batch : batches) {
             if (documents)
-              batch.document_ids =
+              batch.documents.ids =
                   at::arange(kSequence, at::kLong).div(2, "floor").expand(batch.tokens.sizes()).contiguous();
-            if (!runs.empty()) batch = part_of(batch, runs, static_cast<size_t>(world.groups().cp.index()));
+            if (!runs.empty()) batch = select_part(batch, runs, static_cast<size_t>(world.groups().cp.index()));
           }
           const int64_t samples = step * config.train.global_batch_size;
-          const auto outcome = step::train_step(*a, {batches, step + 1, samples, false, {}});
+          const auto outcome = step::train_step(*assembly, {batches, step + 1, samples, false, {}});
           mine.losses.push_back(outcome.loss);
           mine.norms.push_back(outcome.grad_norm);
           mine.tokens.push_back(outcome.tokens);
         }
-        mine.state = whole_state(*a);
+        mine.state = whole_state(*assembly);
         if (world.rank() == 0) result = std::move(mine);
       });
   return result;

@@ -19,7 +19,7 @@ TEST(RunFolders, ANonEmptySaveFolderIsForTheRunThatLoadsFromIt) {
   files::PosixFileSystem disk;
   config::Config config;
   const std::string save = config.checkpoint.save = folder.at("ck");
-  const auto check = [&] { return error_of([&] { run::check_save_folder(config, disk); }); };
+  const auto check = [&] { return catch_error([&] { run::check_save_folder(config, disk); }); };
   EXPECT_EQ(check(), "") << "not there yet";
   disk.make_directories(save);
   disk.replace_file(save + "/.lock", "");
@@ -60,11 +60,11 @@ TEST(RunFolders, ACheckpointThatIsNotInTheSaveFolderIsNoReasonToBeginAnewThere) 
   const std::string save = config.checkpoint.save = folder.at("ck");
   disk.make_directories(save + "/iter_0000002");
   config.checkpoint.load = save + "/iter_0000003";
-  const auto check = [&] { return error_of([&] { run::check_save_folder(config, disk); }); };
+  const auto check = [&] { return catch_error([&] { run::check_save_folder(config, disk); }); };
   EXPECT_NE(check().find("is not empty (iter_0000002)"), std::string::npos) << check();
   config.checkpoint.load = save + "/iter_0000002";
   EXPECT_EQ(check(), "");
-  const std::string empty = error_of([&] { run::check_fresh_start(config, {}, disk); });
+  const std::string empty = catch_error([&] { run::check_first_start(config, {}, disk); });
   EXPECT_NE(empty.find("nothing is loaded from it"), std::string::npos) << "a folder without a checkpoint: " << empty;
   config.checkpoint.load = save;
   EXPECT_EQ(check(), "");
@@ -79,7 +79,7 @@ TEST(RunFolders, AnExportIsADirectoryOfItsOwnThatCanBeMade) {
   config.train.tensorboard_dir = "/runs/tb";
   const auto check = [&](const std::string& directory) {
     config.checkpoint.export_hf = directory;
-    return error_of([&] { run::check_save_folder(config, disk); });
+    return catch_error([&] { run::check_save_folder(config, disk); });
   };
   EXPECT_EQ(check("/runs/hf"), "");
   EXPECT_EQ(check("/runs/a/hf"), "");
@@ -96,7 +96,7 @@ TEST(RunFolders, WhatIsThereOfAPathMustBeAFolder) {
   files::MemoryFileSystem disk;
   disk.make_directory("/runs");
   disk.replace_file("/runs/file", "");
-  const auto check = [&](const std::string& save) { return error_of([&] { run::check_writable(save, disk); }); };
+  const auto check = [&](const std::string& save) { return catch_error([&] { run::check_writable(save, disk); }); };
   EXPECT_EQ(check("/runs"), "");
   EXPECT_EQ(check("/runs/a/b/"), "");
   EXPECT_NE(check("/runs/file/a").find("/runs/file is not a directory; choose another checkpoint.save"),
@@ -107,27 +107,27 @@ TEST(RunFolders, WhatAnotherRunWroteLineByLineIsSetAsideUnderTheNextNumber) {
   const Folder folder;
   files::PosixFileSystem disk;
   const std::string path = folder.at("metrics.jsonl");
-  EXPECT_EQ(run::set_aside("", disk), "");
-  EXPECT_EQ(run::set_aside(path, disk), "") << "not there";
+  EXPECT_EQ(run::move_aside("", disk), "");
+  EXPECT_EQ(run::move_aside(path, disk), "") << "not there";
   disk.replace_file(path, "");
-  EXPECT_EQ(run::set_aside(path, disk), "") << "empty";
-  EXPECT_EQ(run::set_aside("/dev/null", disk), "") << "no file";
+  EXPECT_EQ(run::move_aside(path, disk), "") << "empty";
+  EXPECT_EQ(run::move_aside("/dev/null", disk), "") << "no file";
   disk.replace_file(path, "one");
   disk.replace_file(path + ".2", "older");
-  EXPECT_EQ(run::set_aside(path, disk), path + ".1");
+  EXPECT_EQ(run::move_aside(path, disk), path + ".1");
   EXPECT_FALSE(disk.exists(path));
   disk.replace_file(path, "two");
-  EXPECT_EQ(run::set_aside(path, disk), path + ".3");
+  EXPECT_EQ(run::move_aside(path, disk), path + ".3");
   EXPECT_EQ(disk.read(path + ".1"), "one");
   EXPECT_EQ(disk.read(path + ".2"), "older");
   EXPECT_EQ(disk.read(path + ".3"), "two");
   config::Config config;
   config.checkpoint.save = folder.at("");
-  EXPECT_NE(error_of([&] { run::check_save_folder(config, disk); }), "");
+  EXPECT_NE(catch_error([&] { run::check_save_folder(config, disk); }), "");
   config.train.metrics_file = path;
-  EXPECT_EQ(error_of([&] { run::check_save_folder(config, disk); }), "") << "they do not count as content";
+  EXPECT_EQ(catch_error([&] { run::check_save_folder(config, disk); }), "") << "they do not count as content";
   disk.replace_file(path + ".old", "");
-  EXPECT_NE(error_of([&] { run::check_save_folder(config, disk); }).find(".old"), std::string::npos);
+  EXPECT_NE(catch_error([&] { run::check_save_folder(config, disk); }).find(".old"), std::string::npos);
 }
 
 TEST(RunFolders, OnlyAnEmptyOrAbsentLoadFolderMayBeAFreshStart) {
@@ -135,7 +135,7 @@ TEST(RunFolders, OnlyAnEmptyOrAbsentLoadFolderMayBeAFreshStart) {
   config::Config config;
   config.checkpoint.load = config.checkpoint.save = "runs/a";
   const auto check = [&](const std::vector<std::string>& others) {
-    return error_of([&] { run::check_fresh_start(config, others, disk); });
+    return catch_error([&] { run::check_first_start(config, others, disk); });
   };
   EXPECT_EQ(check({}), "");
   config.train.metrics_file = "runs/a/metrics.jsonl";

@@ -30,10 +30,10 @@ inline config::Config for_ranks(const config::Config& base, int64_t ranks) {
 }
 
 // `references`: single-rank runs so far, by global batch size; adds a missing one.
-inline void expect_as_on_one_rank(const config::Config& config, int64_t ranks,
-                                  std::map<int64_t, verify::LayoutRun>& references) {
+inline void expect_equals_single_rank(const config::Config& config, int64_t ranks,
+                                      std::map<int64_t, verify::LayoutRun>& references) {
   const auto [reference, fresh] = references.try_emplace(config.train.global_batch_size);
-  if (fresh) reference->second = run_layout_on(config::resolved(verify::one_rank_config(config), 1), 1);
+  if (fresh) reference->second = run_layout_on(config::resolved(verify::single_rank_config(config), 1), 1);
   const verify::LayoutDifference difference = verify::compare_runs(run_layout_on(config, ranks), reference->second);
   EXPECT_LE(difference.loss, verify::kLossTolerance);
   EXPECT_LE(difference.grad_norm, verify::kGradNormTolerance);

@@ -25,24 +25,24 @@ std::set<std::string> heard(const std::function<void(config::Config&, int rank)>
   return texts;
 }
 
-using Heard = std::set<std::string>;
+using Messages = std::set<std::string>;
 
 TEST(SameConfigRanks, EqualConfigurationsSayNothing) {
-  EXPECT_EQ(heard([](config::Config& config, int) { config.optim.lr = 0.1; }), Heard{""});
+  EXPECT_EQ(heard([](config::Config& config, int) { config.optim.lr = 0.1; }), Messages{""});
 }
 
 TEST(SameConfigRanks, AllHearOfTheKeysWithBothValuesAndBothRanks) {
   const std::string rate = config::number_text(config::Optim{}.lr);
-  EXPECT_EQ(
-      heard([](config::Config& config, int rank) {
-        if (rank == 2) config.optim.lr = 0.25;
-        if (rank == 2) config.train.train_iters = 7;
-      }),
-      Heard{"optim.lr = " + rate + " on rank 0 and 0.25 on rank 2, train.train_iters = 0 on rank 0 and 7 on rank 2"});
+  EXPECT_EQ(heard([](config::Config& config, int rank) {
+              if (rank == 2) config.optim.lr = 0.25;
+              if (rank == 2) config.train.train_iters = 7;
+            }),
+            Messages{"optim.lr = " + rate +
+                     " on rank 0 and 0.25 on rank 2, train.train_iters = 0 on rank 0 and 7 on rank 2"});
   EXPECT_EQ(heard([](config::Config& config, int rank) {
               if (rank == 0) config.run.seed = 3;
             }),
-            Heard{"run.seed = 3 on rank 0 and 1234 on rank 1"});
+            Messages{"run.seed = 3 on rank 0 and 1234 on rank 1"});
 }
 
 TEST(SameConfigRanks, TheLowestRankThatDiffersIsNamedAndNoMoreThanFourKeys) {
@@ -52,14 +52,14 @@ TEST(SameConfigRanks, TheLowestRankThatDiffersIsNamedAndNoMoreThanFourKeys) {
         if (rank == 1) config.model.num_layers = config.model.hidden_size = 96;
         if (rank == 1) config.train.train_iters = config.train.eval_interval = config.train.exit_interval = 5;
       }),
-      Heard{"model.num_layers = 4 on rank 0 and 96 on rank 1, model.hidden_size = 256 on rank 0 and 96 on rank 1, "
-            "train.train_iters = 0 on rank 0 and 5 on rank 1, train.eval_interval = 0 on rank 0 and 5 on rank 1, "
-            "and 1 more"});
+      Messages{"model.num_layers = 4 on rank 0 and 96 on rank 1, model.hidden_size = 256 on rank 0 and 96 on rank 1, "
+               "train.train_iters = 0 on rank 0 and 5 on rank 1, train.eval_interval = 0 on rank 0 and 5 on rank 1, "
+               "and 1 more"});
 }
 
 TEST(SameConfigRanks, ALineBreakInAValueStaysInItsLine) {
   EXPECT_EQ(heard([](config::Config& config, int rank) { config.checkpoint.save = rank == 3 ? "a\nb" : "a"; }),
-            Heard{"checkpoint.save = \"a\" on rank 0 and \"a\\x0ab\" on rank 3"});
+            Messages{"checkpoint.save = \"a\" on rank 0 and \"a\\x0ab\" on rank 3"});
 }
 
 TEST(SameConfigRanks, WhatBelongsToAMachineOrToRankZeroMayDiffer) {
@@ -75,7 +75,7 @@ TEST(SameConfigRanks, WhatBelongsToAMachineOrToRankZeroMayDiffer) {
               config.train.metrics_file = own;
               config.train.tensorboard_dir = own;
             }),
-            Heard{""});
+            Messages{""});
 }
 
 }  // namespace

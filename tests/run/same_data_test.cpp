@@ -26,30 +26,31 @@ std::string difference(const std::function<void(config::Config&)>& change, const
 
 TEST(SameData, TheSameDocumentsMayLieElsewhereAndSharesMayBeWrittenOtherwise) {
   EXPECT_EQ(difference([](config::Config&) {}), "");
-  EXPECT_EQ(difference([](config::Config& c) { c.data.data_path = {"elsewhere/text"}; }), "");
+  EXPECT_EQ(difference([](config::Config& config) { config.data.data_path = {"elsewhere/text"}; }), "");
   for (const char* split : {"90,10", "9,1,0", "0.9, 0.1"})
-    EXPECT_EQ(difference([&](config::Config& c) { c.data.split = split; }), "") << split;
-  EXPECT_EQ(difference([](config::Config& c) { c.data.valid_data_path = {"b"}; }), "") << "no sample of training";
+    EXPECT_EQ(difference([&](config::Config& config) { config.data.split = split; }), "") << split;
+  EXPECT_EQ(difference([](config::Config& config) { config.data.valid_data_path = {"b"}; }), "")
+      << "no sample of training";
 }
 
 TEST(SameData, EveryOtherOrderIsNamedByItsKeyWithBothValues) {
-  EXPECT_EQ(difference([](config::Config& c) { c.train.seq_length = 32; }),
+  EXPECT_EQ(difference([](config::Config& config) { config.train.seq_length = 32; }),
             "\n  train.seq_length is 32 here and was " + std::to_string(text_corpus().train.seq_length));
-  EXPECT_EQ(difference([](config::Config& c) { c.data.split = "80,20"; }),
+  EXPECT_EQ(difference([](config::Config& config) { config.data.split = "80,20"; }),
             "\n  data.split is \"80,20\" here and was \"90, 10\"");
-  EXPECT_EQ(difference([](config::Config& c) { c.data.dataloader_type = config::Dataloader::cyclic; }),
+  EXPECT_EQ(difference([](config::Config& config) { config.data.dataloader_type = config::Dataloader::cyclic; }),
             "\n  data.dataloader_type is cyclic here and was single");
   EXPECT_EQ(difference(
-                [](config::Config& c) {
-                  c.data.data_path = {"3", "a/text", "1", "b"};
+                [](config::Config& config) {
+                  config.data.data_path = {"3", "a/text", "1", "b"};
                 },
                 "sum 2"),
             "\n  data.data_path is \"3 a/text 1 b\" here and was \"a/text\"");
   EXPECT_EQ(difference([](config::Config&) {}, "sum 2"),
             "\n  data.data_path is \"a/text\" as before, but contains other documents");
-  const auto mock = [](config::Config& c) { c.data.data_path.clear(), c.data.mock_data = true; };
+  const auto mock = [](config::Config& config) { config.data.data_path.clear(), config.data.mock_data = true; };
   EXPECT_EQ(difference(mock, "mock"), "\n  data.mock_data is true here, and it was data.data_path = \"a/text\"");
-  const auto own = [](config::Config& c) { c.data.data_path.clear(), c.data.train_data_path = {"b"}; };
+  const auto own = [](config::Config& config) { config.data.data_path.clear(), config.data.train_data_path = {"b"}; };
   EXPECT_EQ(difference(own, "sum 2"),
             "\n  data.train_data_path is \"b\" here, and it was data.data_path = \"a/text\"");
 }
@@ -63,7 +64,7 @@ TEST(SameData, WhatACheckpointDoesNotSayIsTakenForTheSameInALine) {
             "data.data_path = \"a/text\"");
   EXPECT_EQ(run::data_note({mine, {"sum 2", "2"}}, {saved, {"sum 1", "1"}}), "");
   mine.train.seq_length = 7;
-  EXPECT_NE(run::data_differences({mine, {"sum 2", "1"}}, {saved, {}}), "") << "its configuration says so";
+  EXPECT_NE(run::data_differences({mine, {"sum 2", "1"}}, {saved, {}}), "") << "by its configuration";
 }
 
 // A longer run may need more epochs: it is accepted, with a note that the order differs.
@@ -84,7 +85,7 @@ TEST(SameData, OtherEpochsOfTheSameDocumentsAreTold) {
 TEST(SameData, OnlyAWordOfConsentLetsADifferencePass) {
   config::Checkpoint checkpoint;
   try {
-    run::check_consent(checkpoint, "\n  a.key is 1 here and was 2", "runs/iter_5", 20);
+    run::check_data_override(checkpoint, "\n  a.key is 1 here and was 2", "runs/iter_5", 20);
     ADD_FAILURE() << "accepted";
   } catch (const base::Error& error) {
     EXPECT_EQ(error.room(), "checkpoint");
@@ -94,7 +95,7 @@ TEST(SameData, OnlyAWordOfConsentLetsADifferencePass) {
       EXPECT_NE(std::string(error.what()).find(word), std::string::npos) << error.what();
   }
   checkpoint.resume_with_other_data = true;
-  run::check_consent(checkpoint, "\n  a.key is 1 here and was 2", "runs/iter_5", 20);
+  run::check_data_override(checkpoint, "\n  a.key is 1 here and was 2", "runs/iter_5", 20);
 }
 
 }  // namespace

@@ -13,12 +13,13 @@ namespace metroplex::test {
 
 inline void expect_same_tensors(const std::string& got, const std::string& wanted) {
   files::PosixFileSystem disk;
-  checkpoint::Reader a(disk, got), b(disk, wanted);
-  const auto differences = checkpoint::compare(a, b);
+  checkpoint::Reader reader(disk, got), b(disk, wanted);
+  const auto differences = checkpoint::compare(reader, b);
   EXPECT_FALSE(differences.empty());
-  for (const checkpoint::TensorDifference& d : differences) {
-    EXPECT_EQ(d.problem, "") << d.name << " " << d.kind;
-    EXPECT_EQ(d.different_elements, 0) << d.name << " " << d.kind << ", by up to " << d.max_absolute;
+  for (const checkpoint::TensorDifference& difference : differences) {
+    EXPECT_EQ(difference.problem, "") << difference.name << " " << difference.kind;
+    EXPECT_EQ(difference.different_elements, 0)
+        << difference.name << " " << difference.kind << ", by up to " << difference.max_absolute;
   }
 }
 

@@ -11,7 +11,7 @@
 namespace metroplex::test::save_memory_ranks_test {
 namespace {
 
-config::Config wider(config::Config config) {
+config::Config enlarge(config::Config config) {
   config.model.hidden_size = 64;
   config.model.ffn_hidden_size = 256;
   config.precision.params_dtype = "bf16";
@@ -24,9 +24,9 @@ struct Sizes {
   int64_t largest = 0, all = 0;
 };
 
-Sizes decoded_sizes(step::Assembly& a) {
+Sizes decoded_sizes(step::Assembly& assembly) {
   Sizes sizes;
-  for (const optim::State& state : a.optimizer->state()) {
+  for (const optim::State& state : assembly.optimizer->state()) {
     const auto bytes = static_cast<int64_t>((state.end - state.begin) * c10::elementSize(state.dtype));
     sizes.largest = std::max(sizes.largest, bytes);
     sizes.all += bytes;
@@ -42,19 +42,19 @@ TEST(SaveMemory, OfASaveIsOneTensorBesideTheState) {
     for (const TestLayout& layout : {TestLayout{}, TestLayout{1, 1, 1, 2, false}, TestLayout{2, 1, 1, 1, true}}) {
       SCOPED_TRACE(base::concat("narrow ", narrow, " dp ", layout.dp, " tp ", layout.tp));
       const Folder folder;
-      config::Config config = wider(small_llama());
+      config::Config config = enlarge(small_llama());
       if (narrow) config.optim.exp_avg_dtype = config.optim.exp_avg_sq_dtype = "8bit";
       config.optim.store_param_remainders = narrow;
       config.checkpoint.save = folder.at("ckpt");
       config.checkpoint.save_interval = 1;
       config = cut(config, layout);
-      run_cut(config, layout, [&](const comm::World& world) {
-        const auto a = step::assemble(config, world, kVocab);
-        step_at(*a, 0);
-        const Sizes sizes = decoded_sizes(*a);
-        ASSERT_GT(sizes.all, 4 * (sizes.largest + kTexts)) << "too small to tell";
+      run_sharded(config, layout, [&](const comm::World& world) {
+        const auto assembly = step::assemble(config, world, kVocab);
+        step_at(*assembly, 0);
+        const Sizes sizes = decoded_sizes(*assembly);
+        ASSERT_GT(sizes.all, 4 * (sizes.largest + kTexts)) << "too small to be conclusive";
         const device::MemoryMeter meter;
-        EXPECT_TRUE(run::save_state(*a, {1, 8, 8}).saved);
+        EXPECT_TRUE(run::save_state(*assembly, {1, 8, 8}).saved);
         EXPECT_LE(meter.peak_bytes(), (narrow ? sizes.largest : 0) + kTexts);
         if (narrow) { EXPECT_GE(meter.peak_bytes(), sizes.largest) << "the meter sees nothing"; }
       });
@@ -62,9 +62,9 @@ TEST(SaveMemory, OfASaveIsOneTensorBesideTheState) {
   }
 }
 
-class Scarce final : public c10::Allocator {
+class LimitedAllocator final : public c10::Allocator {
  public:
-  explicit Scarce(c10::Allocator* wide) : wide_(wide) {}
+  explicit LimitedAllocator(c10::Allocator* wide) : wide_(wide) {}
   c10::DataPtr allocate(size_t bytes) override {
     TORCH_CHECK(static_cast<int64_t>(bytes) < limit.load(), "out of memory: ", bytes, " bytes are too many");
     return wide_->allocate(bytes);
@@ -79,31 +79,31 @@ class Scarce final : public c10::Allocator {
 
 TEST(SaveMemory, ASaveWithoutMemoryIsAFailedSaveAndTheRunGoesOn) {
   c10::Allocator* before = c10::GetCPUAllocator();
-  Scarce scarce(before);
+  LimitedAllocator scarce(before);
   c10::SetCPUAllocator(&scarce, 1);
   const Folder folder;
   const TestLayout layout{1, 1, 1, 2, false};
-  config::Config config = wider(small_llama());
+  config::Config config = enlarge(small_llama());
   config.optim.exp_avg_dtype = "bf16";
   config.checkpoint.save = folder.at("ckpt");
   config.checkpoint.save_interval = 1;
   config = cut(config, layout);
-  run_cut(config, layout, [&](const comm::World& world) {
-    const auto a = step::assemble(config, world, kVocab);
-    step_at(*a, 0);
-    EXPECT_TRUE(run::save_state(*a, {1, 8, 8}).saved);
-    comm::barrier(a->groups().world);
-    if (world.rank() == 0) scarce.limit = decoded_sizes(*a).largest;
-    comm::barrier(a->groups().world);
-    const run::SaveOutcome failed = run::save_state(*a, {2, 16, 16});
+  run_sharded(config, layout, [&](const comm::World& world) {
+    const auto assembly = step::assemble(config, world, kVocab);
+    step_at(*assembly, 0);
+    EXPECT_TRUE(run::save_state(*assembly, {1, 8, 8}).saved);
+    comm::barrier(assembly->groups().world);
+    if (world.rank() == 0) scarce.limit = decoded_sizes(*assembly).largest;
+    comm::barrier(assembly->groups().world);
+    const run::SaveOutcome failed = run::save_state(*assembly, {2, 16, 16});
     EXPECT_FALSE(failed.saved);
     EXPECT_NE(failed.problem.find("out of memory"), std::string::npos) << failed.problem;
     EXPECT_EQ(failed.problem.find('\n'), std::string::npos) << "a stack trace: " << failed.problem;
-    comm::barrier(a->groups().world);
+    comm::barrier(assembly->groups().world);
     scarce.limit = std::numeric_limits<int64_t>::max();
-    comm::barrier(a->groups().world);
-    EXPECT_GT(step_at(*a, 1).loss, 0.0);
-    EXPECT_TRUE(run::save_state(*a, {2, 16, 16}).saved);
+    comm::barrier(assembly->groups().world);
+    EXPECT_GT(step_at(*assembly, 1).loss, 0.0);
+    EXPECT_TRUE(run::save_state(*assembly, {2, 16, 16}).saved);
   });
   c10::SetCPUAllocator(before, 1);
 }

@@ -35,9 +35,9 @@ nn::Microbatch whole_batch(std::mt19937& random, int64_t length, int64_t samples
   return step::stack_samples(host, at::kFloat);
 }
 
-std::set<int64_t> positions_of(const at::Tensor& rows, const std::vector<nn::RowRun>& runs) {
+std::set<int64_t> to_positions(const at::Tensor& rows, const std::vector<nn::IndexRange>& runs) {
   std::set<int64_t> all;
-  for (const nn::RowRun& run : runs) {
+  for (const nn::IndexRange& run : runs) {
     for (int64_t i = run.first; i < run.first + run.count; ++i) all.insert(rows[i].item<int64_t>());
   }
   return all;
@@ -45,7 +45,7 @@ std::set<int64_t> positions_of(const at::Tensor& rows, const std::vector<nn::Row
 
 // Positions of `owner` that a query of `reader` attends to in some sample.
 std::set<int64_t> seen(const nn::Microbatch& whole, const at::Tensor& readers, const at::Tensor& owners) {
-  const auto ids = whole.document_ids.accessor<int64_t, 2>();
+  const auto ids = whole.documents.ids.accessor<int64_t, 2>();
   const auto of_reader = readers.accessor<int64_t, 1>(), of_owner = owners.accessor<int64_t, 1>();
   std::set<int64_t> all;
   for (int64_t i = 0; i < readers.size(0); ++i) {
@@ -59,10 +59,10 @@ std::set<int64_t> seen(const nn::Microbatch& whole, const at::Tensor& readers, c
   return all;
 }
 
-at::Tensor rows_of(const nn::Microbatch& part, int rank) {
-  if (part.rank_rows.empty()) return part.all_rows[rank];
-  const nn::RowRun& run = part.rank_rows[static_cast<size_t>(rank)];
-  return part.all_rows.narrow(0, run.first, run.count);
+at::Tensor rank_rows_tensor(const nn::Microbatch& part, int rank) {
+  if (part.sequence.rank_rows.empty()) return part.sequence.all_rows[rank];
+  const nn::IndexRange& run = part.sequence.rank_rows[static_cast<size_t>(rank)];
+  return part.sequence.all_rows.narrow(0, run.first, run.count);
 }
 
 TEST(SequencePart, KeysThatTravelAreThoseThatAreSeen) {
@@ -77,17 +77,18 @@ TEST(SequencePart, KeysThatTravelAreThoseThatAreSeen) {
       const double slack = kind == SequenceCutKind::balanced && round % 4 < 2 ? 0.4 : 0;
       SCOPED_TRACE(testing::Message() << config::text_of(kind) << " cp " << cp << " round " << round);
       for (int rank = 0; rank < cp; ++rank) {
-        const nn::Microbatch part = step::part_of(whole, {cp, rank, kind, 1, 1, slack, slack > 0 ? 0.5 : 0.02});
-        ASSERT_EQ(part.keys.sent.size(), static_cast<size_t>(cp));
-        EXPECT_TRUE(at::equal(part.tokens[0], part.rows)) << "the tokens of whole_batch are their positions";
+        const nn::Microbatch part =
+            step::shard_sequence(whole, {cp, rank, kind, 1, 1, slack, slack > 0 ? 0.5 : 0.02});
+        ASSERT_EQ(part.sequence.keys.sent.size(), static_cast<size_t>(cp));
+        EXPECT_TRUE(at::equal(part.tokens[0], part.sequence.rows)) << "the tokens of whole_batch are their positions";
         for (int other = 0; other < cp; ++other) {
-          const at::Tensor mine = part.rows, theirs = rows_of(part, other);
+          const at::Tensor mine = part.sequence.rows, theirs = rank_rows_tensor(part, other);
           uneven += mine.size(0) == theirs.size(0) ? 0 : 1;
-          const auto &sent = part.keys.sent[static_cast<size_t>(other)],
-                     &received = part.keys.received[static_cast<size_t>(other)];
+          const auto &sent = part.sequence.keys.sent[static_cast<size_t>(other)],
+                     &received = part.sequence.keys.received[static_cast<size_t>(other)];
           const std::set<int64_t> none;
-          EXPECT_EQ(positions_of(mine, sent), other == rank ? none : seen(whole, theirs, mine));
-          EXPECT_EQ(positions_of(theirs, received), other == rank ? none : seen(whole, mine, theirs));
+          EXPECT_EQ(to_positions(mine, sent), other == rank ? none : seen(whole, theirs, mine));
+          EXPECT_EQ(to_positions(theirs, received), other == rank ? none : seen(whole, mine, theirs));
         }
       }
     }
@@ -102,15 +103,15 @@ TEST(SequencePart, KeysOfGroupsAreThoseThatAnyRankOfThemSees) {
     const nn::Microbatch whole = whole_batch(random, 8 * (1 + static_cast<int64_t>(random() % 6)));
     for (const SequenceCutKind kind : {SequenceCutKind::zigzag, SequenceCutKind::balanced}) {
       for (int rank = 0; rank < 4; ++rank) {
-        const nn::Microbatch part = step::part_of(whole, {4, rank, kind, 1, 2});
-        ASSERT_EQ(part.keys_of_groups.sent.size(), 2U);
+        const nn::Microbatch part = step::shard_sequence(whole, {4, rank, kind, 1, 2});
+        ASSERT_EQ(part.sequence.group_keys.sent.size(), 2U);
         const int mine = rank / 2, other = 1 - mine;
-        const at::Tensor groups = part.all_rows.view({2, -1});
-        EXPECT_EQ(positions_of(groups[mine], part.keys_of_groups.sent[static_cast<size_t>(other)]),
+        const at::Tensor groups = part.sequence.all_rows.view({2, -1});
+        EXPECT_EQ(to_positions(groups[mine], part.sequence.group_keys.sent[static_cast<size_t>(other)]),
                   seen(whole, groups[other], groups[mine]));
-        EXPECT_EQ(positions_of(groups[other], part.keys_of_groups.received[static_cast<size_t>(other)]),
+        EXPECT_EQ(to_positions(groups[other], part.sequence.group_keys.received[static_cast<size_t>(other)]),
                   seen(whole, groups[mine], groups[other]));
-        EXPECT_TRUE(part.keys_of_groups.sent[static_cast<size_t>(mine)].empty());
+        EXPECT_TRUE(part.sequence.group_keys.sent[static_cast<size_t>(mine)].empty());
       }
     }
   }
@@ -120,26 +121,26 @@ TEST(SequencePart, KeysOfGroupsAreThoseThatAnyRankOfThemSees) {
 TEST(SequencePart, DocumentsAreThoseOfTheOffsets) {
   std::mt19937 random(7);
   nn::Microbatch whole = whole_batch(random, 24);
-  const auto part = [&] { return step::part_of(whole, {4, 1, SequenceCutKind::zigzag, 1}); };
-  EXPECT_TRUE(part().document_runs.empty()) << "no offsets";
-  whole.document_offsets = nn::document_offsets(whole.document_ids, 24);
-  const std::vector<nn::RowRun> runs = part().document_runs;
+  const auto part = [&] { return step::shard_sequence(whole, {4, 1, SequenceCutKind::zigzag, 1}); };
+  EXPECT_TRUE(part().documents.ranges.empty()) << "no offsets";
+  whole.documents.offsets = nn::document_offsets(whole.documents.ids, 24);
+  const std::vector<nn::IndexRange> runs = part().documents.ranges;
   ASSERT_GT(runs.size(), 4U);
   for (size_t i = 0; i < runs.size(); ++i) {
-    EXPECT_EQ(runs[i].first, whole.document_offsets[static_cast<int64_t>(i)].item<int64_t>());
-    EXPECT_EQ(runs[i].first + runs[i].count, whole.document_offsets[static_cast<int64_t>(i) + 1].item<int64_t>());
+    EXPECT_EQ(runs[i].first, whole.documents.offsets[static_cast<int64_t>(i)].item<int64_t>());
+    EXPECT_EQ(runs[i].first + runs[i].count, whole.documents.offsets[static_cast<int64_t>(i) + 1].item<int64_t>());
   }
   EXPECT_EQ(runs.back().first + runs.back().count, 48);
-  step::SequenceParts whole_sequences{4, 1, SequenceCutKind::zigzag, 1};
+  step::SequenceSharding whole_sequences{4, 1, SequenceCutKind::zigzag, 1};
   whole_sequences.lists = false;
-  EXPECT_TRUE(step::part_of(whole, whole_sequences).document_runs.empty());
+  EXPECT_TRUE(step::shard_sequence(whole, whole_sequences).documents.ranges.empty());
 }
 
 TEST(SequencePart, WithoutDocumentsAllKeysTravel) {
   std::mt19937 random(5);
   nn::Microbatch whole = whole_batch(random, 16);
-  whole.document_ids = at::Tensor();
-  EXPECT_TRUE(step::part_of(whole, {4, 1, SequenceCutKind::zigzag, 1}).keys.sent.empty());
+  whole.documents.ids = at::Tensor();
+  EXPECT_TRUE(step::shard_sequence(whole, {4, 1, SequenceCutKind::zigzag, 1}).sequence.keys.sent.empty());
 }
 
 }  // namespace

@@ -19,19 +19,19 @@ config::Config model(const std::string& yaml) {
 
 enum class Weights { in_backward, behind_it, at_the_end };
 
-std::vector<at::Tensor> gradients_of(const config::Config& config, const comm::World& world, Weights weights) {
-  const auto a = step::assemble(config, world, kVocab);
-  const auto batches = batches_of(*a, 0);
+std::vector<at::Tensor> compute_gradients(const config::Config& config, const comm::World& world, Weights weights) {
+  const auto assembly = step::assemble(config, world, kVocab);
+  const auto batches = make_batches(*assembly, 0);
   const auto count = static_cast<int>(batches.size());
-  plan::PipelineTable table = a->table(count, false);
+  plan::PipelineTable table = assembly->table(count, false);
   if (weights != Weights::in_backward) table = split_backward(std::move(table), weights == Weights::at_the_end);
-  a->families.begin_step(count);
+  assembly->families.begin_step(count);
   const at::Tensor factors = at::arange(1, count + 1, at::kDouble).reciprocal();
-  a->executor->run({table, batches, factors, a->border(batches[0])});
-  EXPECT_EQ(a->executor->live(), 0U);
-  step::finish_gradients(*a);
+  assembly->executor->run({table, batches, factors, assembly->border(batches[0])});
+  EXPECT_EQ(assembly->executor->num_live(), 0U);
+  step::finish_gradients(*assembly);
   std::vector<at::Tensor> gradients;
-  for (const distributed::Slice& slice : a->slices) gradients.push_back(slice.gradient.clone());
+  for (const distributed::Shard& slice : assembly->slices) gradients.push_back(slice.gradient.clone());
   return gradients;
 }
 
@@ -41,10 +41,10 @@ void check(const std::string& yaml, const TestLayout& layout, const char* shardi
   if (!memory.empty()) config.memory = config::parse(memory).memory;
   config.parallel.data_parallel_sharding_strategy = sharding;
   config = cut(config, layout);
-  run_cut(config, layout, [&](const comm::World& world) {
-    const auto wanted = gradients_of(config, world, Weights::in_backward);
-    const auto behind = gradients_of(config, world, Weights::behind_it);
-    const auto later = gradients_of(config, world, Weights::at_the_end);
+  run_sharded(config, layout, [&](const comm::World& world) {
+    const auto wanted = compute_gradients(config, world, Weights::in_backward);
+    const auto behind = compute_gradients(config, world, Weights::behind_it);
+    const auto later = compute_gradients(config, world, Weights::at_the_end);
     ASSERT_EQ(behind.size(), wanted.size());
     double largest = 0;
     for (size_t i = 0; i < wanted.size(); ++i) {

@@ -18,11 +18,11 @@ std::vector<config::Model> models_with_dropout() {
   return all;
 }
 
-// Counts autograd regions (`Island`) in both passes and in repeated forwards.
+// Counts autograd regions (`Region`) in both passes and in repeated forwards.
 struct Counter final : nn::StageObserver {
   int runs = 0;
-  void before(const nn::IslandEvent&) override { ++runs; }
-  void after(const nn::IslandEvent&) override {}
+  void before(const nn::RegionEvent&) override { ++runs; }
+  void after(const nn::RegionEvent&) override {}
 };
 
 // Loss and gradients of one microbatch; `steps`: number of autograd regions that ran.
@@ -30,11 +30,11 @@ std::vector<at::Tensor> run(pipeline::Stage& stage, int* steps) {
   for (nn::Param* param : stage.params()) param->main_grad.zero_();
   const nn::Microbatch batch = small_batch(3, 8, kVocab);
   Counter counter;
-  stage.listen("counter", counter);
+  stage.add_observer("counter", counter);
   pipeline::StageRun run;
   const at::Tensor loss = stage.forward({}, batch, &run).tensor(nn::kLoss);
   EXPECT_TRUE(stage.backward(std::move(run), {at::full({}, 0.25, loss.options())}, {}).empty());
-  stage.unlisten("counter");
+  stage.remove_observer("counter");
   *steps = counter.runs;
   std::vector<at::Tensor> all{loss};
   for (nn::Param* param : stage.params()) all.push_back(param->main_grad.clone());
@@ -58,8 +58,8 @@ TEST(StageCutsRanks, OneSegmentAtATimeGivesTheBitsOfTheWholeStage) {
             const auto stage = whole_stage(model, kVocab, {world.groups().tp, sequence_parallel, dtype}, memory);
             int whole = 0, steps = 0;
             const auto expected = run(*stage, &whole);
-            Cutter cutter;
-            stage->listen("cuts", cutter, true);
+            NoopObserver noop_observer;
+            stage->add_observer("cuts", noop_observer, true);
             const auto got = run(*stage, &steps);
             const int blocks = static_cast<int>(stage->blocks().size()), top = model.family == "codegeex" ? 2 : 0;
             const int again = memory.recomputes_all() ? 2 : 0;  // layers, of two segments each

@@ -62,12 +62,12 @@ TEST(TrainingState, PaddingStaysZeroWhenAnotherNumberFormatIsLoaded) {
   half.checkpoint.load = folder.at("ckpt");
   half.checkpoint.finetune = true;
   half = cut(half, {});
-  const Poisoned poisoned;  // uninitialized memory is NaN
-  run_cut(half, {}, [&](const comm::World& world) {
-    const auto a = step::assemble(half, world, kVocab);
-    EXPECT_TRUE(run::load_state(*a, folder.at("ckpt")).loaded);
+  const NanFillGuard poisoned;  // uninitialized memory is NaN
+  run_sharded(half, {}, [&](const comm::World& world) {
+    const auto assembly = step::assemble(half, world, kVocab);
+    EXPECT_TRUE(run::load_state(*assembly, folder.at("ckpt")).loaded);
     int64_t padding = 0;
-    for (const distributed::Slice& slice : a->slices) {
+    for (const distributed::Shard& slice : assembly->slices) {
       const auto rows = slice.param->local_shape.front();
       if (slice.param->padding_numel() == 0) continue;
       const at::Tensor values = slice.values.view({rows, -1});
@@ -86,7 +86,7 @@ TEST(TrainingState, AnotherLearningRateScheduleIsRefusedUnlessDecided) {
   config::Config other = saved;
   other.optim.lr = 3e-2;
   const Leg resume{{}, folder.at("ckpt"), "", 2, 3};
-  const std::string message = error_of([&] { run_leg(other, resume); });
+  const std::string message = catch_error([&] { run_leg(other, resume); });
   for (const char* word : {"optim.lr", "0.03", "0.01", "override_opt_param_scheduler"}) {
     EXPECT_NE(message.find(word), std::string::npos) << "no '" << word << "' in: " << message;
   }
@@ -107,7 +107,7 @@ TEST(TrainingState, AnotherSeedIsRefusedUnlessTheOldOneIsGivenUp) {
   config::Config other = small_gpt();
   other.run.seed = 77;
   const Leg resume{{}, folder.at("ckpt"), "", 1, 2};
-  const std::string message = error_of([&] { run_leg(other, resume); });
+  const std::string message = catch_error([&] { run_leg(other, resume); });
   EXPECT_NE(message.find("run.seed"), std::string::npos) << message;
   other.checkpoint.no_load_rng = true;
   EXPECT_TRUE(run_leg(other, resume).loaded.loaded);
@@ -155,7 +155,7 @@ TEST(TrainingState, AnotherModelIsRefusedUnlessTheKeyIsAllowed) {
   for (const auto& [key, change] : changes) {
     config::Config other = saved;
     change(other.model);
-    const std::string message = error_of([&] { run_leg(other, {{}, folder.at("ckpt"), "", 1, 1}); });
+    const std::string message = catch_error([&] { run_leg(other, {{}, folder.at("ckpt"), "", 1, 1}); });
     for (const std::string& word : {std::string(key), folder.at("ckpt"), "--checkpoint.allow " + std::string(key)})
       EXPECT_NE(message.find(word), std::string::npos) << "no '" << word << "' in: " << message;
   }
@@ -163,7 +163,7 @@ TEST(TrainingState, AnotherModelIsRefusedUnlessTheKeyIsAllowed) {
   other.model.rotary_base = 500;
   other.model.activation = "gelu";
   other.checkpoint.allow = {"model.rotary_base"};
-  const std::string message = error_of([&] { run_leg(other, {kFour, folder.at("ckpt"), "", 1, 1}); });
+  const std::string message = catch_error([&] { run_leg(other, {kFour, folder.at("ckpt"), "", 1, 1}); });
   EXPECT_NE(message.find("model.activation is gelu here and was silu"), std::string::npos) << message;
   EXPECT_EQ(message.find("rotary"), std::string::npos) << message;
   other.checkpoint.allow = {"model.rotary_base", "model.activation"};
@@ -189,7 +189,7 @@ TEST(TrainingState, ATensorThatNobodyTakesIsAnError) {
   config = small_gpt();
   config.optim.optimizer = "sgd";
   config.optim.sgd_momentum = 0;
-  std::string message = error_of([&] { run_leg(config, {kFour, folder.at("ckpt"), "", 1, 1}); });
+  std::string message = catch_error([&] { run_leg(config, {kFour, folder.at("ckpt"), "", 1, 1}); });
   for (const char* word : {"optim.optimizer", "sgd", "adam", "checkpoint.no_load_optim"})
     EXPECT_NE(message.find(word), std::string::npos) << "no '" << word << "' in: " << message;
   config.checkpoint.no_load_optim = true;
@@ -198,7 +198,7 @@ TEST(TrainingState, ATensorThatNobodyTakesIsAnError) {
   config.optim.optimizer = "sgd";
   run_leg(config, {{}, "", folder.at("sgd"), 0, 1});
   config.optim.sgd_momentum = 0;  // then its momentum is not loadable
-  message = error_of([&] { run_leg(config, {kFour, folder.at("sgd"), "", 1, 1}); });
+  message = catch_error([&] { run_leg(config, {kFour, folder.at("sgd"), "", 1, 1}); });
   for (const char* word : {"does not use", "momentum_buffer", "more"})
     EXPECT_NE(message.find(word), std::string::npos) << "no '" << word << "' in: " << message;
 }
@@ -209,14 +209,14 @@ TEST(TrainingState, AFolderOfSomethingElseNeverStartsFromScratch) {
   files::PosixFileSystem disk;
   disk.make_directories(folder.at("other"));
   disk.replace_file(folder.at("other") + "/model.bin", "x");
-  std::string message = error_of([&] { run_leg(config, {kFour, folder.at("other"), "", 0, 0}); });
+  std::string message = catch_error([&] { run_leg(config, {kFour, folder.at("other"), "", 0, 0}); });
   EXPECT_NE(message.find("model.bin"), std::string::npos) << message;
   config.checkpoint.finetune = true;
-  message = error_of([&] { run_leg(config, {kFour, folder.at("typo"), "", 0, 0}); });
+  message = catch_error([&] { run_leg(config, {kFour, folder.at("typo"), "", 0, 0}); });
   EXPECT_NE(message.find(folder.at("typo")), std::string::npos) << message;
 }
 
-text::TokenizerFiles tokenizer_of(const std::string& checksum) {
+text::TokenizerFiles make_tokenizer(const std::string& checksum) {
   return {"sentencepiece", {{"tokenizer.model", "pieces"}}, checksum};
 }
 
@@ -225,35 +225,36 @@ TEST(TrainingState, CarriesItsTokenizerAndRefusesAnother) {
   config::Config config = small_gpt();
   config.checkpoint.save = folder.at("ckpt");
   config.checkpoint.save_interval = 1;
-  const auto with = [&](const config::Config& c, std::shared_ptr<const text::TokenizerFiles> tokenizer) {
-    return error_of([&] {
-      run_cut(cut(c, {}), {}, [&](const comm::World& world) {
-        const auto a = step::assemble(cut(c, {}), world, kVocab);
-        if (c.checkpoint.load.empty()) {
+  const auto with = [&](const config::Config& config, std::shared_ptr<const text::TokenizerFiles> tokenizer) {
+    return catch_error([&] {
+      run_sharded(cut(config, {}), {}, [&](const comm::World& world) {
+        const auto assembly = step::assemble(cut(config, {}), world, kVocab);
+        if (config.checkpoint.load.empty()) {
           EXPECT_TRUE(
               run::save_state(
-                  *a, {.iteration = 1, .consumed_train_samples = 8, .scheduled_samples = 8, .tokenizer = tokenizer})
+                  *assembly,
+                  {.iteration = 1, .consumed_train_samples = 8, .scheduled_samples = 8, .tokenizer = tokenizer})
                   .saved);
         } else {
-          run::load_state(*a, c.checkpoint.load, {.tokenizer = tokenizer});
+          run::load_state(*assembly, config.checkpoint.load, {.tokenizer = tokenizer});
         }
       });
     });
   };
-  EXPECT_EQ(with(config, std::make_shared<text::TokenizerFiles>(tokenizer_of("aa"))), "");
+  EXPECT_EQ(with(config, std::make_shared<text::TokenizerFiles>(make_tokenizer("aa"))), "");
   files::PosixFileSystem disk;
   EXPECT_EQ(disk.read(folder.at("ckpt") + "/iter_0000001/tokenizer.model"), "pieces");
   config.checkpoint.load = folder.at("ckpt");
-  EXPECT_EQ(with(config, std::make_shared<text::TokenizerFiles>(tokenizer_of("aa"))), "");
+  EXPECT_EQ(with(config, std::make_shared<text::TokenizerFiles>(make_tokenizer("aa"))), "");
   EXPECT_EQ(with(config, nullptr), "") << "nothing is known of this run's";
-  EXPECT_NE(with(config, std::make_shared<text::TokenizerFiles>(tokenizer_of("bb"))).find("data.tokenizer_model"),
+  EXPECT_NE(with(config, std::make_shared<text::TokenizerFiles>(make_tokenizer("bb"))).find("data.tokenizer_model"),
             std::string::npos);
   text::TokenizerFiles bytes;
   bytes.type = "bytes";
   EXPECT_NE(with(config, std::make_shared<text::TokenizerFiles>(bytes)).find("data.tokenizer_type is bytes here"),
             std::string::npos);
   config.checkpoint.allow = {"data.tokenizer_model"};
-  EXPECT_EQ(with(config, std::make_shared<text::TokenizerFiles>(tokenizer_of("bb"))), "");
+  EXPECT_EQ(with(config, std::make_shared<text::TokenizerFiles>(make_tokenizer("bb"))), "");
 }
 
 // Without the members of newer versions, and with an obsolete key.
@@ -279,21 +280,21 @@ TEST(TrainingState, GoingBackLeavesABranchAndSaysSo) {
   config.checkpoint.save = config.checkpoint.load = root;
   config.checkpoint.save_interval = 1;
   config = cut(config, {});
-  run_cut(config, {}, [&](const comm::World& world) {
-    const auto a = step::assemble(config, world, kVocab);
+  run_sharded(config, {}, [&](const comm::World& world) {
+    const auto assembly = step::assemble(config, world, kVocab);
     run::Position position;
     for (int64_t i = 1; i <= 10; ++i) {
       position = {i, 8 * i, 8 * i, 0, position.checkpoint};
-      const auto saved = run::save_state(*a, position);
+      const auto saved = run::save_state(*assembly, position);
       position.checkpoint = saved.path;
       EXPECT_EQ(saved.note, "");
     }
-    a->config.checkpoint.ckpt_step = 5;
-    const run::LoadOutcome loaded = run::load_state(*a, root);
-    EXPECT_NE(loaded.branch_left.find("iter_0000010"), std::string::npos) << loaded.branch_left;
-    EXPECT_EQ(loaded.branch_left.find("iter_0000005"), std::string::npos) << loaded.branch_left;
-    a->config.checkpoint.keep_last = 2;
-    const auto saved = run::save_state(*a, {6, 48, 48, 0, loaded.position.checkpoint});
+    assembly->config.checkpoint.ckpt_step = 5;
+    const run::LoadOutcome loaded = run::load_state(*assembly, root);
+    EXPECT_NE(loaded.later_branch.find("iter_0000010"), std::string::npos) << loaded.later_branch;
+    EXPECT_EQ(loaded.later_branch.find("iter_0000005"), std::string::npos) << loaded.later_branch;
+    assembly->config.checkpoint.keep_last = 2;
+    const auto saved = run::save_state(*assembly, {6, 48, 48, 0, loaded.position.checkpoint});
     EXPECT_NE(saved.note.find("iter_0000010, iter_0000009"), std::string::npos) << saved.note;
     files::PosixFileSystem disk;
     const auto names = checkpoint::list_checkpoints(disk, root);
@@ -307,9 +308,9 @@ TEST(TrainingState, NoCheckpointIsAFreshStartOrAnErrorAsAsked) {
   const Folder folder;
   config::Config config = small_gpt();
   EXPECT_FALSE(run_leg(config, {{}, folder.at("none"), folder.at("new"), 0, 0}).loaded.loaded);
-  EXPECT_NE(error_of([&] { run_leg(config, {{}, folder.at("none"), "", 0, 0}); }), "") << "it saves nowhere";
+  EXPECT_NE(catch_error([&] { run_leg(config, {{}, folder.at("none"), "", 0, 0}); }), "") << "it saves nowhere";
   config.checkpoint.exit_on_missing_checkpoint = true;
-  const std::string message = error_of([&] { run_leg(config, {kFour, folder.at("none"), "", 0, 0}); });
+  const std::string message = catch_error([&] { run_leg(config, {kFour, folder.at("none"), "", 0, 0}); });
   EXPECT_NE(message.find(folder.at("none")), std::string::npos) << message;
 }
 
@@ -319,12 +320,12 @@ TEST(TrainingState, ASaveThatFailsSaysWhyOnEveryRankAndTheRunGoesOn) {
   config.checkpoint.save = "/dev/null/nowhere";
   config.checkpoint.save_interval = 1;
   config = cut(config, layout);
-  run_cut(config, layout, [&](const comm::World& world) {
-    const auto a = step::assemble(config, world, kVocab);
-    const auto outcome = run::save_state(*a, {1, 8, 0});
+  run_sharded(config, layout, [&](const comm::World& world) {
+    const auto assembly = step::assemble(config, world, kVocab);
+    const auto outcome = run::save_state(*assembly, {1, 8, 0});
     EXPECT_FALSE(outcome.saved);
     EXPECT_NE(outcome.problem.find("'/dev/null'"), std::string::npos) << outcome.problem;
-    EXPECT_GT(step_at(*a, 0).loss, 0.0);
+    EXPECT_GT(step_at(*assembly, 0).loss, 0.0);
   });
 }
 

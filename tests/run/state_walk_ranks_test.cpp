@@ -28,18 +28,18 @@ struct Case {
   const char* dtype;
   bool skips, experts;
 };
-void PrintTo(const Case& c, std::ostream* out) {
-  *out << c.dtype << (c.skips ? ", skips" : "") << (c.experts ? ", experts" : "");
+void PrintTo(const Case& test_case, std::ostream* out) {
+  *out << test_case.dtype << (test_case.skips ? ", skips" : "") << (test_case.experts ? ", experts" : "");
 }
 
 // Learning rate and weight decay change with every update. No clipping, because it would propagate the summation
 // order of the norm into the weights.
-config::Config config_of(const Case& c) {
+config::Config make_config(const Case& test_case) {
   config::Config config = small_gpt();
   config.model.num_layers = 2;
   config.model.untie_embeddings_and_output_weights = true;  // one use, one sum
   config.model.make_vocab_size_divisible_by = 2;            // no padding
-  if (c.experts) {
+  if (test_case.experts) {
     config.model.num_moe_experts = 4;
     config.model.ffn_hidden_size = 16;
     config.model.add_bias_linear = false;
@@ -57,14 +57,14 @@ config::Config config_of(const Case& c) {
   config.optim.start_weight_decay = 0.01;
   config.optim.end_weight_decay = 0.2;
   config.parallel.data_parallel_sharding_strategy = "optim";
-  config.precision.params_dtype = c.dtype;
+  config.precision.params_dtype = test_case.dtype;
   config.precision.initial_loss_scale = 1024;
   config.precision.loss_scale_window = 3;
   config.precision.hysteresis = 3;
-  const bool scales = std::string(c.dtype) == "fp16";
+  const bool scales = std::string(test_case.dtype) == "fp16";
   // Twice the largest scale that fits the first gradients; or between their norms.
-  if (c.skips && scales) config.precision.initial_loss_scale = c.experts ? 524288 : 262144;
-  if (c.skips && !scales) config.precision.grad_norm_skip_threshold = c.experts ? 1.2 : 1.45;
+  if (test_case.skips && scales) config.precision.initial_loss_scale = test_case.experts ? 524288 : 262144;
+  if (test_case.skips && !scales) config.precision.grad_norm_skip_threshold = test_case.experts ? 1.2 : 1.45;
   config.checkpoint.save_interval = 1;
   return config;
 }
@@ -74,9 +74,9 @@ struct Step {
   bool skipped = false;
   bool operator==(const Step&) const = default;
 };
-void PrintTo(const Step& s, std::ostream* out) {
-  *out << "loss " << s.loss << " lr " << s.lr << " norm " << s.norm << " scale " << s.scale
-       << (s.skipped ? " skipped" : "");
+void PrintTo(const Step& step, std::ostream* out) {
+  *out << "loss " << step.loss << " lr " << step.lr << " norm " << step.norm << " scale " << step.scale
+       << (step.skipped ? " skipped" : "");
 }
 double finite_or_minus_one(double number) { return std::isfinite(number) ? number : -1; }
 
@@ -107,7 +107,7 @@ void write_corpus(const std::string& prefix) {
 
 class Runs {
  public:
-  explicit Runs(const Case& c) : config(config_of(c)) {
+  explicit Runs(const Case& test_case) : config(make_config(test_case)) {
     write_corpus(folder("corpus"));
     config.data.mock_data = false;
     config.data.data_path = {folder("corpus")};
@@ -121,18 +121,18 @@ class Runs {
 
   std::vector<Step> train(const std::string& name, const std::string& load, const TestLayout& layout = kHere,
                           const std::function<void(config::Config&)>& change = {}) const {
-    config::Config c = config;
-    c.checkpoint.load = load;
-    c.checkpoint.save = folder(name);
-    c.train.metrics_file = folder_.at(name + ".jsonl" + std::to_string(++times_));
-    if (change) change(c);
-    c = cut(c, layout);
-    run_cut(c, layout, [&](const comm::World& world) {
+    config::Config settings = config;
+    settings.checkpoint.load = load;
+    settings.checkpoint.save = folder(name);
+    settings.train.metrics_file = folder_.at(name + ".jsonl" + std::to_string(++times_));
+    if (change) change(settings);
+    settings = cut(settings, layout);
+    run_sharded(settings, layout, [&](const comm::World& world) {
       base::NullLog log;
-      run::run_training(c, world, {kVocab, kVocab - 1, nullptr},
+      run::run_training(settings, world, {kVocab, kVocab - 1, nullptr},
                         {&log, std::make_shared<files::PosixFileSystem>(), {}, {}});
     });
-    return read_steps(c.train.metrics_file);
+    return read_steps(settings.train.metrics_file);
   }
 
   files::Manifest manifest(const std::string& directory) const {
@@ -161,7 +161,7 @@ void expect_rates(const config::Config& config, const std::vector<Step>& steps, 
 }
 
 int64_t updates(const std::vector<Step>& steps, size_t from, size_t to) {
-  return std::count_if(steps.begin() + from, steps.begin() + to, [](const Step& s) { return !s.skipped; });
+  return std::count_if(steps.begin() + from, steps.begin() + to, [](const Step& step) { return !step.skipped; });
 }
 
 // All but the configuration, which contains folder names.
@@ -207,16 +207,17 @@ State whole(const Runs& runs, const std::string& directory) {
 }
 
 // `whole` becomes the weights, the main parameters and the buffers; moments stay zero.
-void take_over(step::Assembly& a, const State& whole) {
-  a.families.settle();
-  for (nn::Param* param : a.params) param->data.copy_(whole.at(param->name).view_as(param->data));
-  a.optimizer->params_changed();
-  for (const optim::State& state : a.optimizer->state()) {
+void take_over(step::Assembly& assembly, const State& whole) {
+  assembly.families.finish_gathers();
+  for (nn::Param* param : assembly.params) param->data.copy_(whole.at(param->name).view_as(param->data));
+  assembly.optimizer->copy_from_params();
+  for (const optim::State& state : assembly.optimizer->state()) {
     if (state.kind != "main") continue;
-    a.optimizer->restore(state, whole.at(state.param->name + " main").view(-1).slice(0, state.begin, state.end));
+    assembly.optimizer->restore(state,
+                                whole.at(state.param->name + " main").view(-1).slice(0, state.begin, state.end));
   }
-  for (nn::Buffer* buffer : a.buffers) buffer->data.copy_(whole.at(buffer->name).view_as(buffer->data));
-  a.families.loaded();
+  for (nn::Buffer* buffer : assembly.buffers) buffer->data.copy_(whole.at(buffer->name).view_as(buffer->data));
+  assembly.families.loaded();
 }
 
 struct ByHand {
@@ -230,11 +231,11 @@ std::vector<Step> run_by_hand(const config::Config& base, const State& weights, 
   config.checkpoint.save = hand.save;
   config = cut(config, kHere);
   std::vector<Step> steps;
-  run_cut(config, kHere, [&](const comm::World& world) {
-    const auto a = step::assemble(config, world, kVocab);
-    take_over(*a, weights);
+  run_sharded(config, kHere, [&](const comm::World& world) {
+    const auto assembly = step::assemble(config, world, kVocab);
+    take_over(*assembly, weights);
     const auto schedule = step::microbatch_schedule(config, kHere.dp);
-    const run::RunData data(*a, step::run_length(config, schedule), {kVocab, kVocab - 1, nullptr}, false,
+    const run::RunData data(*assembly, step::run_length(config, schedule), {kVocab, kVocab - 1, nullptr}, false,
                             std::make_shared<files::PosixFileSystem>());
     run::Position at = hand.start;
     at.train_order = data.train_order();
@@ -243,13 +244,13 @@ std::vector<Step> run_by_hand(const config::Config& base, const State& weights, 
     while (at.iteration < kSteps) {
       const auto batches =
           data.next(stream, {kBatch / kHere.dp, at.consumed_train_samples, at.iteration, run::kTrain});
-      const auto o = step::train_step(*a, {batches, at.iteration + 1, at.scheduled_samples, false, {}});
+      const auto o = step::train_step(*assembly, {batches, at.iteration + 1, at.scheduled_samples, false, {}});
       mine.push_back({o.loss, o.lr, finite_or_minus_one(o.grad_norm), o.loss_scale, !o.updated});
       ++at.iteration;
       at.consumed_train_samples += kBatch;
       (o.updated ? at.scheduled_samples : at.skipped_iterations) += o.updated ? kBatch : 1;
     }
-    EXPECT_TRUE(run::save_state(*a, at).saved);
+    EXPECT_TRUE(run::save_state(*assembly, at).saved);
     if (world.rank() == 0) steps = mine;
   });
   return steps;
@@ -267,11 +268,11 @@ void expect_small_moves(const State& from, const State& to, double lr, int64_t u
 }
 
 // Updates before and after the save; skipped steps before it exactly if the case has them.
-void expect_skips(const Case& c, const std::vector<Step>& steps) {
+void expect_skips(const Case& test_case, const std::vector<Step>& steps) {
   const int64_t before = updates(steps, 0, kMiddle), after = updates(steps, kMiddle, kSteps);
   EXPECT_GT(before, 0);
   EXPECT_GT(after, 0);
-  if (c.skips) {
+  if (test_case.skips) {
     EXPECT_LT(before, kMiddle);
   } else {
     EXPECT_EQ(before, kMiddle);
@@ -293,7 +294,7 @@ void resume_elsewhere(const Runs& runs, const std::vector<Step>& straight) {
 void resume_on_another_layout(const Runs& runs, const std::vector<Step>& straight) {
   SCOPED_TRACE("resumed on another layout, and back");
   const std::string there = runs.at("there", kMiddle + 2), end = runs.at("back", kSteps);
-  const auto part = [](config::Config& c) { c.train.exit_interval = kMiddle + 2; };
+  const auto part = [](config::Config& config) { config.train.exit_interval = kMiddle + 2; };
   const auto first = runs.train("there", runs.at("straight", kMiddle), kElsewhere, part);
   expect_close_norms(first, {straight.begin() + kMiddle, straight.begin() + kMiddle + 2});
   expect_same_tensors(there, runs.at("straight", kMiddle + 2));
@@ -304,7 +305,7 @@ void resume_on_another_layout(const Runs& runs, const std::vector<Step>& straigh
 
 void resume_in_place(const Runs& runs, const std::vector<Step>& straight) {
   SCOPED_TRACE("stopped and resumed in its own folder");
-  const auto part = [](config::Config& c) { c.train.exit_interval = kMiddle; };
+  const auto part = [](config::Config& config) { config.train.exit_interval = kMiddle; };
   EXPECT_EQ(runs.train("place", "", kHere, part), (std::vector<Step>{straight.begin(), straight.begin() + kMiddle}));
   EXPECT_EQ(runs.train("place", runs.folder("place")), tail(straight, kMiddle));
   expect_same_bytes(runs, runs.at("place", kSteps), runs.at("straight", kSteps));
@@ -323,9 +324,9 @@ void take_weights(const Runs& runs, bool finetune) {
     start = {manifest.iteration, manifest.consumed_samples, extra.at("scheduled_samples"),
              extra.at("skipped_iterations")};
   const auto by_hand = run_by_hand(runs.config, weights, {start, runs.folder(name + "_by_hand")});
-  const auto got = runs.train(name, saved, kHere, [&](config::Config& c) {
-    c.checkpoint.finetune = finetune;
-    c.checkpoint.no_load_optim = !finetune;
+  const auto got = runs.train(name, saved, kHere, [&](config::Config& config) {
+    config.checkpoint.finetune = finetune;
+    config.checkpoint.no_load_optim = !finetune;
   });
   EXPECT_EQ(got, by_hand);
   EXPECT_EQ(got.size(), static_cast<size_t>(finetune ? kSteps : kSteps - kMiddle));

@@ -26,7 +26,7 @@ const char* const kForms[] = {"",
                               "precision: {params_dtype: bf16}\n"};
 
 TEST(StaticBuffers, TrainWithTheBitsOfAnAllToAllWhetherOrNotTheyOverflow) {
-  const Poisoned poisoned;
+  const NanFillGuard poisoned;
   for (const ExpertGrid& grid : kGrids) {
     for (const char* form : kForms) {
       const ExpertRun want = train_steps(on(grid, 0, form), grid, 5);
@@ -84,15 +84,15 @@ TEST(StaticBuffers, SomeStepsOverflowAndOthersDoNot) {
 TEST(StaticBuffers, StopNamesLayerRankRowsAndFactorOnEveryRank) {
   const ExpertGrid& grid = kGrids[0];
   const config::Config config = on(grid, 1, "", "stop");
-  run_cut(config, grid.layout, [&](const comm::World& world) {
-    const auto a = step::assemble(config, world, kVocab);
-    const State before = whole_state(*a);
-    const std::string said = error_of([&] { step_at(*a, 0); });
+  run_sharded(config, grid.layout, [&](const comm::World& world) {
+    const auto assembly = step::assemble(config, world, kVocab);
+    const State before = whole_state(*assembly);
+    const std::string said = catch_error([&] { step_at(*assembly, 0); });
     for (const char* part : {"layer ", " rows for rank ", " of ep, whose capacity is ",
                              "model.moe_expert_rank_capacity_factor = 1", "raise it to ", "moe_overflow_policy"})
       expect_contains(said, part);
-    a->families.settle();
-    const State after = whole_state(*a);
+    assembly->families.finish_gathers();
+    const State after = whole_state(*assembly);
     for (const auto& [name, values] : before) EXPECT_TRUE(at::equal(after.at(name), values)) << name;
   });
 }
@@ -102,9 +102,9 @@ TEST(StaticBuffers, StopNamesTheCapacityOfAPair) {
   const ExpertGrid& grid = kGrids[0];
   config::Config config = on(grid, 4, "", "stop");
   config.model.moe_rank_pair_capacity_factor = 1;
-  run_cut(config, grid.layout, [&](const comm::World& world) {
-    const auto a = step::assemble(config, world, kVocab);
-    const std::string said = error_of([&] { step_at(*a, 0); });
+  run_sharded(config, grid.layout, [&](const comm::World& world) {
+    const auto assembly = step::assemble(config, world, kVocab);
+    const std::string said = catch_error([&] { step_at(*assembly, 0); });
     for (const char* part : {"from one rank to another", "model.moe_rank_pair_capacity_factor = 1", "raise it"})
       expect_contains(said, part);
   });

@@ -14,31 +14,32 @@ namespace {
 
 using test::TestLayout;
 
-struct Ran {
+struct RunResult {
   std::vector<double> losses, norms;
   std::vector<double> evaluated;
   std::map<std::string, at::Tensor> state;  // rank 0's
 };
 
-Ran train_steps(const config::Config& config, const TestLayout& layout, int64_t steps) {
-  Ran ran;
-  test::run_cut(config, layout, [&](const comm::World& world) {
-    const auto a = step::assemble(config, world, test::kVocab);
-    Ran mine;
+RunResult train_steps(const config::Config& config, const TestLayout& layout, int64_t steps) {
+  RunResult ran;
+  test::run_sharded(config, layout, [&](const comm::World& world) {
+    const auto assembly = step::assemble(config, world, test::kVocab);
+    RunResult mine;
     for (int64_t step = 0; step < steps; ++step) {
-      const step::StepOutcome outcome = test::step_at(*a, step);
+      const step::StepOutcome outcome = test::step_at(*assembly, step);
       mine.losses.push_back(outcome.loss);
       mine.norms.push_back(outcome.grad_norm);
       if (step % 2 == 1)
-        mine.evaluated.push_back(step::evaluate_step(*a, test::parts_of_batches(*a, step + 100)).mean());
+        mine.evaluated.push_back(
+            step::evaluate_step(*assembly, test::make_sharded_batches(*assembly, step + 100)).mean());
     }
-    mine.state = test::whole_state(*a);
+    mine.state = test::whole_state(*assembly);
     if (world.rank() == 0) ran = std::move(mine);
   });
   return ran;
 }
 
-void expect_same_bits(const Ran& graph, const Ran& eager) {
+void expect_same_bits(const RunResult& graph, const RunResult& eager) {
   EXPECT_EQ(graph.losses, eager.losses);
   EXPECT_EQ(graph.norms, eager.norms);
   EXPECT_EQ(graph.evaluated, eager.evaluated);
@@ -86,7 +87,7 @@ TEST(StepGraphs, ContextParallelRanksHaveTheBitsOfStepsWithoutThem) {
       if (std::string(exchange) == "a2a+p2p")
         config.parallel.hierarchical_context_parallel_sizes = layout.dp == 4 ? "2,2" : "1,2";
       config = test::cut(config, layout);
-      const Ran graph = train_steps(with_graphs(config), layout, 6);
+      const RunResult graph = train_steps(with_graphs(config), layout, 6);
       expect_same_bits(graph, train_steps(config, layout, 6));
     }
   }
@@ -96,21 +97,22 @@ TEST(StepGraphs, ContextParallelRanksHaveTheBitsOfStepsWithoutThem) {
 TEST(StepGraphs, ThePoolHoldsWhatIsPredicted) {
   const test::WithoutOneDnn without;
   int compared = 0;
-  for (const test::MemoryCase& c : test::peak_cases()) {
-    const config::Config config = with_graphs(test::peak_config(c));
+  for (const test::MemoryCase& test_case : test::peak_cases()) {
+    const config::Config config = with_graphs(test::peak_config(test_case));
     if (config.memory.offload_activations == config::Offload::file) continue;
     ++compared;
-    const auto ranks = static_cast<int>(c.cut.ranks());
-    comm::run_threads(ranks, topology::RankGrid(ranks, config.parallel), {std::chrono::seconds(60), true},
-                      [&](const comm::World& world) {
-                        SCOPED_TRACE(c.name + " rank " + std::to_string(world.rank()));
-                        const auto a = step::assemble(config, world, c.vocab);
-                        for (int64_t step = 0; step < 4; ++step) test::step_at(*a, step);
-                        const auto want = forecast::predict_memory({config, world.size(), world.rank(), c.vocab});
-                        const graph::GraphPool::Bytes pool = a->graphs->sizes().pool;
-                        EXPECT_NEAR(pool.peak, forecast::step_bytes(want), test::kScalars);
-                        EXPECT_GE(pool.reserved, pool.peak);
-                      });
+    const auto ranks = static_cast<int>(test_case.cut.ranks());
+    comm::run_threads(
+        ranks, topology::RankGrid(ranks, config.parallel), {std::chrono::seconds(60), true},
+        [&](const comm::World& world) {
+          SCOPED_TRACE(test_case.name + " rank " + std::to_string(world.rank()));
+          const auto assembly = step::assemble(config, world, test_case.vocab);
+          for (int64_t step = 0; step < 4; ++step) test::step_at(*assembly, step);
+          const auto want = forecast::predict_memory({config, world.size(), world.rank(), test_case.vocab});
+          const graph::GraphPool::Bytes pool = assembly->graphs->sizes().pool;
+          EXPECT_NEAR(pool.peak, forecast::step_bytes(want), test::kScalars);
+          EXPECT_GE(pool.reserved, pool.peak);
+        });
   }
   EXPECT_EQ(compared, 58);
 }
@@ -119,20 +121,20 @@ TEST(StepGraphs, AnotherNumberOrFormOfMicrobatchesIsCapturedAgain) {
   const config::Config config = test::cut(test::small_gpt(), {});
   const auto trained = [&](const config::Config& how) {
     std::vector<double> losses;
-    test::run_cut(how, {}, [&](const comm::World& world) {
-      const auto a = step::assemble(how, world, test::kVocab);
+    test::run_sharded(how, {}, [&](const comm::World& world) {
+      const auto assembly = step::assemble(how, world, test::kVocab);
       int64_t samples = 0;
       for (int64_t step = 0; step < 12; ++step) {
-        std::vector<nn::Microbatch> batches = test::batches_of(*a, step);
+        std::vector<nn::Microbatch> batches = test::make_batches(*assembly, step);
         if (step % 6 > 3) batches.resize(3);
         if (step % 6 == 3) {
           for (nn::Microbatch& batch : batches) batch.loss_mask = batch.loss_mask.to(at::kFloat);
         }
-        losses.push_back(step::train_step(*a, {batches, step + 1, samples, false, {}}).loss);
-        losses.push_back(step::evaluate_step(*a, {batches.front()}).mean());
+        losses.push_back(step::train_step(*assembly, {batches, step + 1, samples, false, {}}).loss);
+        losses.push_back(step::evaluate_step(*assembly, {batches.front()}).mean());
         samples += static_cast<int64_t>(batches.size());
       }
-      EXPECT_EQ(a->graphs != nullptr, how.train.captures_iteration());
+      EXPECT_EQ(assembly->graphs != nullptr, how.train.captures_iteration());
     });
     return losses;
   };
@@ -177,20 +179,20 @@ void expect_same_terms(const config::Config& model, const TestLayout& layout) {
   const config::Config config = test::cut(model, layout);
   const auto trained = [&](const config::Config& how) {
     std::vector<std::map<std::string, double>> told;
-    test::run_cut(how, layout, [&](const comm::World& world) {
-      const auto a = step::assemble(how, world, test::kVocab);
+    test::run_sharded(how, layout, [&](const comm::World& world) {
+      const auto assembly = step::assemble(how, world, test::kVocab);
       std::vector<std::map<std::string, double>> mine;
       int64_t samples = 0;
       for (int64_t step = 0; step < 16; ++step) {
-        std::vector<nn::Microbatch> batches = test::batches_of(*a, step);
+        std::vector<nn::Microbatch> batches = test::make_batches(*assembly, step);
         batches.resize(static_cast<size_t>(2 + step / 4 * 2));
-        const step::StepOutcome outcome = step::train_step(*a, {batches, step + 1, samples, false, {}});
+        const step::StepOutcome outcome = step::train_step(*assembly, {batches, step + 1, samples, false, {}});
         mine.push_back(outcome.terms);
         mine.back()["loss"] = outcome.loss;
         mine.back()["ran again"] = outcome.repeated.empty() ? 0 : 1;
         samples += static_cast<int64_t>(batches.size()) * layout.dp;
       }
-      EXPECT_EQ(a->graphs != nullptr, how.train.captures_iteration());
+      EXPECT_EQ(assembly->graphs != nullptr, how.train.captures_iteration());
       if (world.rank() == 0) told = std::move(mine);
     });
     return told;
@@ -220,14 +222,14 @@ TEST(StepGraphs, AStepThatRunsAsItIsLeavesTheCaptureAsItWouldBe) {
     config.train.cuda_graph_warmup_steps = 1;
     int64_t operations[2] = {0, 0};
     for (const bool between : {false, true}) {
-      test::run_cut(config, layout, [&](const comm::World& world) {
-        const auto a = step::assemble(config, world, test::kVocab);
-        test::step_at(*a, 0);
-        step::StepInput input{test::batches_of(*a, 1), 2, config.train.global_batch_size, false, {}};
+      test::run_sharded(config, layout, [&](const comm::World& world) {
+        const auto assembly = step::assemble(config, world, test::kVocab);
+        test::step_at(*assembly, 0);
+        step::StepInput input{test::make_batches(*assembly, 1), 2, config.train.global_batch_size, false, {}};
         input.eager = true;
-        if (between) step::train_step(*a, input);
-        test::step_at(*a, 2);
-        if (world.rank() == 0) operations[between ? 1 : 0] = a->graphs->sizes().training.nodes;
+        if (between) step::train_step(*assembly, input);
+        test::step_at(*assembly, 2);
+        if (world.rank() == 0) operations[between ? 1 : 0] = assembly->graphs->sizes().training.nodes;
       });
     }
     EXPECT_GT(operations[0], 100) << sharding;
@@ -247,14 +249,14 @@ TEST(StepGraphs, TrainingAndEvaluationAreAGraphEach) {
     config::Config config = model;
     config.train.global_batch_size = microbatches;
     config = with_graphs(test::cut(config, layout));
-    test::run_cut(config, layout, [&](const comm::World& world) {
-      const auto a = step::assemble(config, world, test::kVocab);
-      EXPECT_EQ(forecast::captured_graphs(*a), 0);
+    test::run_sharded(config, layout, [&](const comm::World& world) {
+      const auto assembly = step::assemble(config, world, test::kVocab);
+      EXPECT_EQ(forecast::captured_graphs(*assembly), 0);
       for (int64_t step = 0; step < 4; ++step) {
-        test::step_at(*a, step);
-        step::evaluate_step(*a, test::batches_of(*a, step));
+        test::step_at(*assembly, step);
+        step::evaluate_step(*assembly, test::make_batches(*assembly, step));
       }
-      EXPECT_EQ(forecast::captured_graphs(*a), 2);
+      EXPECT_EQ(forecast::captured_graphs(*assembly), 2);
     });
   }
 }
@@ -262,17 +264,17 @@ TEST(StepGraphs, TrainingAndEvaluationAreAGraphEach) {
 // A device synchronization would invalidate a capture on a GPU, and a replay has no actions.
 TEST(StepGraphs, TimersOfActionsWaitForNothingInACapture) {
   config::Config config = with_graphs(test::cut(test::small_gpt(), {}));
-  test::run_cut(config, {}, [&](const comm::World& world) {
-    const auto a = step::assemble(config, world, test::kVocab);
+  test::run_sharded(config, {}, [&](const comm::World& world) {
+    const auto assembly = step::assemble(config, world, test::kVocab);
     int waits = 0;
     step::Timers timers(2, [&] {
-      EXPECT_FALSE(a->graphs->capturing());
+      EXPECT_FALSE(assembly->graphs->capturing());
       ++waits;
     });
-    step::time_actions(*a, timers);
+    step::time_actions(*assembly, timers);
     std::vector<int> waited;
     for (int64_t step = 0; step < 4; ++step) {
-      test::step_at(*a, step);
+      test::step_at(*assembly, step);
       waited.push_back(std::exchange(waits, 0));
     }
     EXPECT_GT(waited[0], 0) << "eager steps are timed";
@@ -285,10 +287,10 @@ TEST(StepGraphs, AHandshakeOfLengthsIsRefused) {
   const TestLayout layout{1, 2, 1, 1, false};
   const config::Config config = with_graphs(test::cut(test::small_gpt(), layout));
   try {
-    test::run_cut(config, layout, [&](const comm::World& world) {
-      const auto a = step::assemble(config, world, test::kVocab);
-      a->variable_lengths = true;
-      test::step_at(*a, 0);
+    test::run_sharded(config, layout, [&](const comm::World& world) {
+      const auto assembly = step::assemble(config, world, test::kVocab);
+      assembly->variable_lengths = true;
+      test::step_at(*assembly, 0);
     });
     FAIL() << "a step whose lengths are exchanged was captured";
   } catch (const base::Error& error) {

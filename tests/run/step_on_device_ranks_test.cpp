@@ -56,17 +56,17 @@ struct Form {
                         " ", optimizer, " ", dtype, offload ? " offload" : "", held_back ? " held back" : "");
   }
   config::Config config() const {
-    config::Config c = small_gpt();
-    c.model.attention_dropout = c.model.hidden_dropout = 0.1;
-    c.parallel.data_parallel_sharding_strategy = strategy;
-    c.optim.optimizer = optimizer;
-    c.optim.optimizer_cpu_offload = offload;
-    c.precision.params_dtype = dtype;
-    c.precision.initial_loss_scale = 1024;
-    if (held_back) c.precision.grad_norm_skip_threshold = 1e-9;
-    c.train.calculate_per_token_loss = per_token;
-    c.train.log_num_zeros_in_grad = true;
-    return cut(c, layout);
+    config::Config config = small_gpt();
+    config.model.attention_dropout = config.model.hidden_dropout = 0.1;
+    config.parallel.data_parallel_sharding_strategy = strategy;
+    config.optim.optimizer = optimizer;
+    config.optim.optimizer_cpu_offload = offload;
+    config.precision.params_dtype = dtype;
+    config.precision.initial_loss_scale = 1024;
+    if (held_back) config.precision.grad_norm_skip_threshold = 1e-9;
+    config.train.calculate_per_token_loss = per_token;
+    config.train.log_num_zeros_in_grad = true;
+    return cut(config, layout);
   }
 };
 
@@ -89,30 +89,30 @@ std::vector<Form> forms() {
 }
 
 // In the first step the ranks also agree on names.
-void expect_one_read(step::Assembly& a, CallLog& log, bool updates) {
-  step_at(a, 0);
-  const auto batches = batches_of(a, 1);
+void expect_one_read(step::Assembly& assembly, CallLog& log, bool updates) {
+  step_at(assembly, 0);
+  const auto batches = make_batches(assembly, 1);
   log.calls.clear();
   const HostReads reads;
-  const auto outcome = step::train_step(a, {batches, 2, 8, false, {}});
+  const auto outcome = step::train_step(assembly, {batches, 2, 8, false, {}});
   EXPECT_EQ(outcome.updated, updates) << outcome.skipped;
   EXPECT_TRUE(reads.names().empty()) << reads.names()[0];
   const auto told = std::count_if(log.calls.begin(), log.calls.end(),
                                   [](const RecordedCall& call) { return call.name == "read_on_host"; });
   EXPECT_EQ(told, 1);
   ASSERT_FALSE(log.calls.empty());
-  EXPECT_EQ(log.calls.back().name, "read_on_host") << "behind all that the step does";
+  EXPECT_EQ(log.calls.back().name, "read_on_host") << "after all work of the step";
 }
 
 TEST(StepOnDevice, TheHostReadsOnceAtTheEndOfAStep) {
   for (const Form& form : forms()) {
     const config::Config config = form.config();
-    run_cut(config, form.layout, [&](const comm::World& world) {
+    run_sharded(config, form.layout, [&](const comm::World& world) {
       SCOPED_TRACE(testing::Message() << form.text() << " rank " << world.rank());
       CallLog log;
       const comm::World watched = world.recorded(log);
-      const auto a = step::assemble(config, watched, kVocab);
-      expect_one_read(*a, log, !form.held_back);
+      const auto assembly = step::assemble(config, watched, kVocab);
+      expect_one_read(*assembly, log, !form.held_back);
     });
   }
 }
@@ -124,39 +124,39 @@ TEST(StepOnDevice, TheHostReadsOnceWithLossTermsAndBuffersToo) {
     config.model.hidden_size = 8;
     config.parallel.expert_model_parallel_size = 2;
     config.parallel.data_parallel_sharding_strategy = "optim_grads";
-    config::Parallel& p = config.parallel;
-    p.tensor_model_parallel_size = p.pipeline_model_parallel_size = 2;
-    p.sequence_parallel = true;
-    p.ddp_bucket_size = 100;
+    config::Parallel& parallel = config.parallel;
+    parallel.tensor_model_parallel_size = parallel.pipeline_model_parallel_size = 2;
+    parallel.sequence_parallel = true;
+    parallel.ddp_bucket_size = 100;
     if (held_back) config.precision.grad_norm_skip_threshold = 1e-9;
     config = config::resolved(config, layout.ranks());
-    run_cut(config, layout, [&](const comm::World& world) {
+    run_sharded(config, layout, [&](const comm::World& world) {
       CallLog log;
       const comm::World watched = world.recorded(log);
-      const auto a = step::assemble(config, watched, kVocab, false, toy_experts(watched, at::kFloat));
-      a->also_crosses = toy_border(config);
-      expect_one_read(*a, log, !held_back);
+      const auto assembly = step::assemble(config, watched, kVocab, false, toy_experts(watched, at::kFloat));
+      assembly->extra_border_values = toy_border(config);
+      expect_one_read(*assembly, log, !held_back);
     });
   }
 }
 
 nn::Microbatch moved(nn::Microbatch batch, at::Device device) {
-  for (at::Tensor* x : {&batch.tokens, &batch.labels, &batch.loss_mask, &batch.position_ids, &batch.sample_counters})
+  for (at::Tensor* x : {&batch.tokens, &batch.labels, &batch.loss_mask, &batch.position_ids, &batch.counters.samples})
     *x = x->to(device);
   return batch;
 }
 
 // Kernels of the second step, without its read.
 std::vector<RecordedCall> enqueued(const config::Config& config, const comm::World& world, CallLog& log) {
-  const auto a = step::assemble(config, world, kVocab);
+  const auto assembly = step::assemble(config, world, kVocab);
   for (int64_t step = 0; step < 2; ++step) {
     std::vector<nn::Microbatch> batches;
-    for (const nn::Microbatch& batch : batches_of(*a, step)) batches.push_back(moved(batch, world.device()));
+    for (const nn::Microbatch& batch : make_batches(*assembly, step)) batches.push_back(moved(batch, world.device()));
     log.calls.clear();
-    const step::EnqueuedStep enqueued = step::enqueue_step(*a, {batches, step + 1, 8 * step, false, {}});
+    const step::EnqueuedStep enqueued = step::enqueue_step(*assembly, {batches, step + 1, 8 * step, false, {}});
     EXPECT_EQ(enqueued.vector.tensor().device().type(), world.device().type());
   }
-  a->families.settle();
+  assembly->families.finish_gathers();
   return log.kernels();
 }
 
@@ -167,7 +167,7 @@ TEST(StepOnDevice, WithoutValuesItIsTheSameStep) {
     const config::Config config = form.config();
     const auto ranks = static_cast<int>(form.layout.ranks());
     std::vector<std::vector<RecordedCall>> real(static_cast<size_t>(ranks));
-    run_cut(config, form.layout, [&](const comm::World& world) {
+    run_sharded(config, form.layout, [&](const comm::World& world) {
       CallLog log;
       real[static_cast<size_t>(world.rank())] = enqueued(config, world.recorded(log), log);
     });
@@ -211,18 +211,18 @@ TEST(StepOnDevice, CountsItsStepsAndFindsItsRatesWithoutTheHost) {
     config = cut(config, {});
     std::vector<std::map<std::string, at::Tensor>> states;
     for (const bool told : {true, false}) {
-      run_cut(config, {}, [&](const comm::World& world) {
-        const auto a = step::assemble(config, world, kVocab);
+      run_sharded(config, {}, [&](const comm::World& world) {
+        const auto assembly = step::assemble(config, world, kVocab);
         for (int64_t step = 0; step < 3; ++step) {
-          const auto batches = batches_of(*a, step);
+          const auto batches = make_batches(*assembly, step);
           const step::StepInput input{batches, step + 1, told ? 8 * step : 0, false, {}};
-          const step::EnqueuedStep enqueued = step::enqueue_step(*a, input);
+          const step::EnqueuedStep enqueued = step::enqueue_step(*assembly, input);
           if (!told && step < 2) continue;
-          const auto outcome = step::read_outcome(*a, input, enqueued);
-          EXPECT_EQ(outcome.lr, a->schedule->lr(8 * step));
+          const auto outcome = step::read_outcome(*assembly, input, enqueued);
+          EXPECT_EQ(outcome.lr, assembly->schedule->lr(8 * step));
         }
-        EXPECT_EQ(a->steps, 3);
-        states.push_back(whole_state(*a));
+        EXPECT_EQ(assembly->steps, 3);
+        states.push_back(whole_state(*assembly));
       });
     }
     expect_equal_state(states[1], states[0]);
@@ -237,20 +237,20 @@ TEST(StepOnDevice, ALossThatIsNotFiniteHoldsEveryRankBackBeforeTheHostHearsOfIt)
     config.parallel.data_parallel_sharding_strategy = strategy;
     config.precision.check_for_nan_in_grad = false;  // only the loss
     config = cut(config, layout);
-    run_cut(config, layout, [&](const comm::World& world) {
-      const auto a = step::assemble(config, world, kVocab);
-      step_at(*a, 0);
-      const auto before = whole_state(*a);
-      auto batches = batches_of(*a, 1);
+    run_sharded(config, layout, [&](const comm::World& world) {
+      const auto assembly = step::assemble(config, world, kVocab);
+      step_at(*assembly, 0);
+      const auto before = whole_state(*assembly);
+      auto batches = make_batches(*assembly, 1);
       if (world.groups().dp.index() == 1) batches[2].loss_mask[0][0] = std::numeric_limits<double>::quiet_NaN();
-      const step::EnqueuedStep step = step::enqueue_step(*a, {batches, 2, 8, false, {}});
-      EXPECT_EQ(a->step.read().updates, 0);
-      EXPECT_EQ(a->step.read().steps, 1);
+      const step::EnqueuedStep step = step::enqueue_step(*assembly, {batches, 2, 8, false, {}});
+      EXPECT_EQ(assembly->step.read().updates, 0);
+      EXPECT_EQ(assembly->step.read().steps, 1);
       const step::StepVector told = step.vector.on_host(world.target());
       EXPECT_EQ(told.sums()->bad_losses, 2) << "of both tensor-parallel ranks";
-      EXPECT_EQ(std::isfinite(told.losses()[2]), !a->last_stage() || world.groups().dp.index() != 1);
-      a->families.settle();
-      expect_equal_state(whole_state(*a), before);
+      EXPECT_EQ(std::isfinite(told.losses()[2]), !assembly->last_stage() || world.groups().dp.index() != 1);
+      assembly->families.finish_gathers();
+      expect_equal_state(whole_state(*assembly), before);
     });
   }
 }
@@ -258,14 +258,14 @@ TEST(StepOnDevice, ALossThatIsNotFiniteHoldsEveryRankBackBeforeTheHostHearsOfIt)
 // The table of rates is rebuilt if the sample counts differ from its rows.
 TEST(StepOnDevice, FollowsAScheduleWhoseBatchSizeChanges) {
   const config::Config config = cut(small_gpt(), {});
-  run_cut(config, {}, [&](const comm::World& world) {
-    const auto a = step::assemble(config, world, kVocab);
+  run_sharded(config, {}, [&](const comm::World& world) {
+    const auto assembly = step::assemble(config, world, kVocab);
     int64_t samples = 0;
     for (int64_t step = 0; step < 9; ++step) {
-      auto batches = batches_of(*a, step);
+      auto batches = make_batches(*assembly, step);
       batches.resize(static_cast<size_t>(2 + 2 * (step / 3)));
-      const auto outcome = step::train_step(*a, {batches, step + 1, samples, false, {}});
-      EXPECT_EQ(outcome.lr, a->schedule->lr(samples)) << "step " << step;
+      const auto outcome = step::train_step(*assembly, {batches, step + 1, samples, false, {}});
+      EXPECT_EQ(outcome.lr, assembly->schedule->lr(samples)) << "step " << step;
       samples += static_cast<int64_t>(batches.size());
     }
   });

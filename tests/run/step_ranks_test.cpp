@@ -15,7 +15,7 @@ using verify::LayoutRun;
 
 LayoutRun run(const config::Config& config, const TestLayout& layout) {
   LayoutRun result;
-  run_cut(config, layout, [&](const comm::World& world) {
+  run_sharded(config, layout, [&](const comm::World& world) {
     LayoutRun mine = verify::run_layout(config, world, kVocab, 3);
     if (world.rank() == 0) result = std::move(mine);
   });
@@ -59,16 +59,16 @@ TEST(PerTokenLoss, WithEqualMasksIsTheMeanOfTheMicrobatchesMeans) {
     config::Config config = small_gpt();
     config.train.calculate_per_token_loss = per_token;
     config = cut(config, layout);
-    run_cut(config, layout, [&](const comm::World& world) {
-      const auto a = step::assemble(config, world, kVocab);
+    run_sharded(config, layout, [&](const comm::World& world) {
+      const auto assembly = step::assemble(config, world, kVocab);
       std::vector<double> mine;
       for (int64_t step = 0; step < 3; ++step) {
-        auto batches = batches_of(*a, step);
+        auto batches = make_batches(*assembly, step);
         for (nn::Microbatch& batch : batches) {
           batch.loss_mask.fill_(1.0);
           batch.mask_sum = static_cast<double>(batch.loss_mask.numel());
         }
-        const auto outcome = step::train_step(*a, {batches, step + 1, 8 * step, false, {}});
+        const auto outcome = step::train_step(*assembly, {batches, step + 1, 8 * step, false, {}});
         mine.insert(mine.end(), {outcome.loss, outcome.grad_norm, outcome.tokens});
       }
       if (world.rank() == 0) numbers.push_back(mine);
@@ -98,19 +98,19 @@ TEST(LabelSmoothing, ChangesTheLoss) {
 TEST(VariableLengths, MicrobatchesOfDifferentLengthTrainAsOnOneRank) {
   const config::Config config = small_gpt();
   const auto losses_on = [&](const TestLayout& layout) {
-    const config::Config c = cut(config, layout);
+    const config::Config settings = cut(config, layout);
     std::vector<double> seen;
-    run_cut(c, layout, [&](const comm::World& world) {
-      const auto a = step::assemble(c, world, kVocab);
-      a->variable_lengths = true;
+    run_sharded(settings, layout, [&](const comm::World& world) {
+      const auto assembly = step::assemble(settings, world, kVocab);
+      assembly->variable_lengths = true;
       for (int64_t step = 0; step < 3; ++step) {
         std::vector<nn::Microbatch> batches;
         for (int64_t m = 0; m < 4; ++m) {
-          config::Train t = c.train;
-          t.seq_length = 2 * (1 + (m + step) % 4);
-          batches.push_back(batch_of(t, 4 * step + m, step));
+          config::Train train = settings.train;
+          train.seq_length = 2 * (1 + (m + step) % 4);
+          batches.push_back(make_batch(train, 4 * step + m, step));
         }
-        const auto outcome = step::train_step(*a, {batches, step + 1, 8 * step, false, {}});
+        const auto outcome = step::train_step(*assembly, {batches, step + 1, 8 * step, false, {}});
         if (world.rank() == 0) seen.push_back(outcome.loss + outcome.grad_norm);
       }
     });
@@ -131,17 +131,17 @@ TEST(ShardedInitialization, TrainsAndItsTiedCopiesStayEqual) {
   config.optim.lr_warmup_iters = 0;
   const TestLayout layout{2, 2, 1, 2, false};
   config = cut(config, layout);
-  run_cut(config, layout, [&](const comm::World& world) {
-    const auto a = step::assemble(config, world, kVocab);
+  run_sharded(config, layout, [&](const comm::World& world) {
+    const auto assembly = step::assemble(config, world, kVocab);
     const auto tied = [&]() -> nn::Param& {
-      for (nn::Param* param : a->params) {
+      for (nn::Param* param : assembly->params) {
         if (!param->placement.shared.empty()) return *param;
       }
       throw base::Error("test", "no shared parameter");
     };
     const auto expect_equal_copies = [&](const char* when) {
       at::Tensor sum = tied().data.clone();
-      comm::all_reduce(sum, a->shared.front().group);
+      comm::all_reduce(sum, assembly->shared.front().group);
       EXPECT_TRUE(at::equal(sum, 2.0 * tied().data)) << when;
     };
     expect_equal_copies("at the start");
@@ -150,15 +150,16 @@ TEST(ShardedInitialization, TrainsAndItsTiedCopiesStayEqual) {
     EXPECT_NEAR(rows.std().item<double>(), config.model.init_method_std, 0.003) << "of some hundred values";
     double first = 0, last = 0;
     for (int64_t step = 0; step < 8; ++step) {
-      const auto batches = batches_of(*a, 0);  // the same batches again: the loss of a learning model must fall
-      const auto outcome = step::train_step(*a, {batches, step + 1, 0, false, {}});
+      const auto batches =
+          make_batches(*assembly, 0);  // the same batches again: the loss of a learning model must fall
+      const auto outcome = step::train_step(*assembly, {batches, step + 1, 0, false, {}});
       (step == 0 ? first : last) = outcome.loss;
       expect_equal_copies("after a step");
     }
     EXPECT_LT(last, first - 0.2);
     at::Tensor difference = tied().data.clone();
-    if (!a->groups().tp.first()) difference.neg_();
-    comm::all_reduce(difference, a->groups().tp);
+    if (!assembly->groups().tp.first()) difference.neg_();
+    comm::all_reduce(difference, assembly->groups().tp);
     EXPECT_GT(difference.abs().max().item<double>(), 0.01) << "tensor-parallel ranks drew the same rows";
   });
 }
@@ -175,21 +176,21 @@ Failure failing_step(const config::Config& base, const TestLayout& layout,
   Failure failure;
   std::mutex lock;
   try {
-    run_cut(config, layout, [&](const comm::World& world) {
-      const auto a = step::assemble(config, world, kVocab);
-      auto batches = batches_of(*a, 0);
+    run_sharded(config, layout, [&](const comm::World& world) {
+      const auto assembly = step::assemble(config, world, kVocab);
+      auto batches = make_batches(*assembly, 0);
       spoil(world, batches);
       std::vector<at::Tensor> before;
-      for (const nn::Param* param : a->params) before.push_back(param->data.clone());
+      for (const nn::Param* param : assembly->params) before.push_back(param->data.clone());
       const auto check = [&] {
         const std::lock_guard hold(lock);
-        failure.changed = failure.changed || a->step.read().steps != 0;
+        failure.changed = failure.changed || assembly->step.read().steps != 0;
         for (size_t i = 0; i < before.size(); ++i) {
-          failure.changed = failure.changed || !at::equal(before[i], a->params[i]->data);
+          failure.changed = failure.changed || !at::equal(before[i], assembly->params[i]->data);
         }
       };
       try {
-        step::train_step(*a, {batches, 7, 80, false, {}});
+        step::train_step(*assembly, {batches, 7, 80, false, {}});
       } catch (...) {
         check();
         throw;
@@ -242,20 +243,20 @@ TEST(NotANumber, InGradientsIsRefusedWithoutTheCheckOfTheLoss) {
 TEST(Stopping, AnyRankThatIsAskedToEndEndsThemAll) {
   const TestLayout layout{1, 2, 1, 2, false};
   const config::Config config = cut(small_gpt(), layout);
-  run_cut(config, layout, [&](const comm::World& world) {
-    const auto a = step::assemble(config, world, kVocab);
-    EXPECT_FALSE(step::train_step(*a, {batches_of(*a, 0), 1, 0, false, {}}).stop);
-    EXPECT_TRUE(step::train_step(*a, {batches_of(*a, 1), 2, 8, world.rank() == 1, {}}).stop);
+  run_sharded(config, layout, [&](const comm::World& world) {
+    const auto assembly = step::assemble(config, world, kVocab);
+    EXPECT_FALSE(step::train_step(*assembly, {make_batches(*assembly, 0), 1, 0, false, {}}).stop);
+    EXPECT_TRUE(step::train_step(*assembly, {make_batches(*assembly, 1), 2, 8, world.rank() == 1, {}}).stop);
   });
 }
 
 TEST(Stopping, AnEvaluationHearsOfItToo) {
   const TestLayout layout{1, 2, 1, 2, false};
   const config::Config config = cut(small_gpt(), layout);
-  run_cut(config, layout, [&](const comm::World& world) {
-    const auto a = step::assemble(config, world, kVocab);
-    EXPECT_FALSE(step::evaluate_step(*a, batches_of(*a, 0)).stop);
-    EXPECT_TRUE(step::evaluate_step(*a, batches_of(*a, 0), world.rank() == 2).stop);
+  run_sharded(config, layout, [&](const comm::World& world) {
+    const auto assembly = step::assemble(config, world, kVocab);
+    EXPECT_FALSE(step::evaluate_step(*assembly, make_batches(*assembly, 0)).stop);
+    EXPECT_TRUE(step::evaluate_step(*assembly, make_batches(*assembly, 0), world.rank() == 2).stop);
   });
 }
 
@@ -263,15 +264,15 @@ TEST(Evaluation, IsTheSameOnAnyLayoutAndLeavesTheModelAlone) {
   std::vector<double> means;
   for (const TestLayout& layout : {TestLayout{}, TestLayout{2, 2, 2, 1, true}, TestLayout{1, 1, 1, 4, false}}) {
     const config::Config config = cut(small_gpt(), layout);
-    run_cut(config, layout, [&](const comm::World& world) {
-      const auto a = step::assemble(config, world, kVocab);
-      auto batches = batches_of(*a, 0);
+    run_sharded(config, layout, [&](const comm::World& world) {
+      const auto assembly = step::assemble(config, world, kVocab);
+      auto batches = make_batches(*assembly, 0);
       for (nn::Microbatch& batch : batches) batch.training = false;
-      const auto before = verify::gather_whole(*a, verify::Gathered::data);
-      const double mean = step::evaluate_step(*a, batches).mean();
-      EXPECT_EQ(step::evaluate_step(*a, batches).mean(), mean);
+      const auto before = verify::gather_whole(*assembly, verify::GatherKind::data);
+      const double mean = step::evaluate_step(*assembly, batches).mean();
+      EXPECT_EQ(step::evaluate_step(*assembly, batches).mean(), mean);
       if (world.rank() == 0) means.push_back(mean);
-      expect_equal_state(verify::gather_whole(*a, verify::Gathered::data), before);
+      expect_equal_state(verify::gather_whole(*assembly, verify::GatherKind::data), before);
     });
   }
   ASSERT_EQ(means.size(), 3u);

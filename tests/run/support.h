@@ -66,7 +66,7 @@ inline config::Config cut(config::Config config, const TestLayout& layout) {
   return config::resolved(config, layout.ranks());
 }
 
-inline void run_cut(const config::Config& config, const TestLayout& layout, const comm::RankBody& body) {
+inline void run_sharded(const config::Config& config, const TestLayout& layout, const comm::RankBody& body) {
   const auto ranks = static_cast<int>(layout.ranks());
   comm::ThreadsOptions options{std::chrono::seconds(60)};
   options.rendezvous = config.parallel.cp() > 1;  // a ring's sends make no copies, which another thread would free
@@ -74,8 +74,8 @@ inline void run_cut(const config::Config& config, const TestLayout& layout, cons
 }
 
 // Some positions are masked, a different number in every sample.
-inline nn::Microbatch batch_of(const config::Train& train, int64_t first_sample, int64_t step,
-                               at::ScalarType float_type = at::kDouble) {
+inline nn::Microbatch make_batch(const config::Train& train, int64_t first_sample, int64_t step,
+                                 at::ScalarType float_type = at::kDouble) {
   step::HostBatch host;
   host.numbers = {first_sample, 1, step};
   host.vocab_size = kVocab;
@@ -92,55 +92,56 @@ inline nn::Microbatch batch_of(const config::Train& train, int64_t first_sample,
   return step::stack_samples(host, float_type);
 }
 
-inline std::vector<nn::Microbatch> batches_of(const step::Assembly& a, int64_t step) {
-  const config::Train& t = a.config.train;
-  const comm::Group& dp = a.groups().dp;
-  const int64_t count = t.global_batch_size / (t.micro_batch_size * dp.size());
+inline std::vector<nn::Microbatch> make_batches(const step::Assembly& assembly, int64_t step) {
+  const config::Train& train = assembly.config.train;
+  const comm::Group& dp = assembly.groups().dp;
+  const int64_t count = train.global_batch_size / (train.micro_batch_size * dp.size());
   std::vector<nn::Microbatch> batches;
   for (int64_t m = 0; m < count; ++m) {
-    const int64_t first = step * t.global_batch_size + (m * dp.size() + dp.index()) * t.micro_batch_size;
-    batches.push_back(batch_of(t, first, step, a.dtype == at::kDouble ? at::kDouble : at::kFloat));
+    const int64_t first = step * train.global_batch_size + (m * dp.size() + dp.index()) * train.micro_batch_size;
+    batches.push_back(make_batch(train, first, step, assembly.dtype == at::kDouble ? at::kDouble : at::kFloat));
   }
   return batches;
 }
 
 // With context parallelism this rank's region of each batch.
-inline std::vector<nn::Microbatch> parts_of_batches(const step::Assembly& a, int64_t step) {
-  std::vector<nn::Microbatch> batches = batches_of(a, step);
-  const step::SequenceParts parts = step::sequence_parts(a.config.parallel, a.groups().cp);
-  for (nn::Microbatch& batch : batches) batch = step::part_of(batch, parts);
+inline std::vector<nn::Microbatch> make_sharded_batches(const step::Assembly& assembly, int64_t step) {
+  std::vector<nn::Microbatch> batches = make_batches(assembly, step);
+  const step::SequenceSharding parts = step::sequence_sharding(assembly.config.parallel, assembly.groups().cp);
+  for (nn::Microbatch& batch : batches) batch = step::shard_sequence(batch, parts);
   return batches;
 }
 
 // Step number `step`, from 0; `scheduled`: samples of the updates before it.
-inline step::StepOutcome step_at(step::Assembly& a, int64_t step, int64_t scheduled) {
-  return step::train_step(a, {parts_of_batches(a, step), step + 1, scheduled, false, {}});
+inline step::StepOutcome step_at(step::Assembly& assembly, int64_t step, int64_t scheduled) {
+  return step::train_step(assembly, {make_sharded_batches(assembly, step), step + 1, scheduled, false, {}});
 }
 // If no step was skipped.
-inline step::StepOutcome step_at(step::Assembly& a, int64_t step) {
-  return step_at(a, step, step * a.config.train.global_batch_size);
+inline step::StepOutcome step_at(step::Assembly& assembly, int64_t step) {
+  return step_at(assembly, step, step * assembly.config.train.global_batch_size);
 }
 
 // Whole tensors on rank 0: parameters and buffers by name, optimizer state by "name kind".
-inline std::map<std::string, at::Tensor> whole_state(step::Assembly& a) {
-  auto all = verify::gather_whole(a, verify::Gathered::data);
-  std::map<std::string, std::vector<verify::SliceOfParam>> kinds;
-  for (const optim::State& state : a.optimizer->state())
+inline std::map<std::string, at::Tensor> whole_state(step::Assembly& assembly) {
+  auto all = verify::gather_whole(assembly, verify::GatherKind::data);
+  std::map<std::string, std::vector<verify::ParamShard>> kinds;
+  for (const optim::State& state : assembly.optimizer->state())
     kinds[state.kind].push_back({state.param, state.begin, state.end, state.values()});
   // A rank may have no state of some kind, but all ranks must join in gathering each.
   std::string mine;
   for (const auto& [kind, parts] : kinds) mine += kind + '\n';
-  for (const std::string& text : comm::all_gather_strings(mine, a.groups().world)) {
+  for (const std::string& text : comm::all_gather_strings(mine, assembly.groups().world)) {
     std::istringstream lines(text);
     for (std::string kind; std::getline(lines, kind);) kinds[kind];
   }
   for (const auto& [kind, parts] : kinds) {
-    const at::ScalarType dtype = a.dtype == at::kDouble ? at::kDouble : at::kFloat;
-    for (auto& [name, tensor] : verify::gather_slices(a, parts, dtype)) all[name + " " + kind] = tensor;
+    const at::ScalarType dtype = assembly.dtype == at::kDouble ? at::kDouble : at::kFloat;
+    for (auto& [name, tensor] : verify::gather_shards(assembly, parts, dtype)) all[name + " " + kind] = tensor;
   }
-  std::vector<verify::SliceOfParam> buffers;
-  for (const nn::Buffer* buffer : a.buffers) buffers.push_back({buffer, 0, buffer->numel(), buffer->data.view(-1)});
-  for (auto& [name, tensor] : verify::gather_slices(a, buffers, at::kDouble)) all[name] = tensor;
+  std::vector<verify::ParamShard> buffers;
+  for (const nn::Buffer* buffer : assembly.buffers)
+    buffers.push_back({buffer, 0, buffer->numel(), buffer->data.view(-1)});
+  for (auto& [name, tensor] : verify::gather_shards(assembly, buffers, at::kDouble)) all[name] = tensor;
   return all;
 }
 

@@ -65,21 +65,22 @@ TEST(Timers, TheCauseOfAFailedCallIsNotReplacedByWhatTheDeviceSaysAfterIt) {
 }
 
 TEST(Timers, WhatTheDeviceStillDoesCountsToTheTimerThatEnqueuedIt) {
-  double under_way = 0.500;  // seconds of enqueued work before the call, then of the work that the call enqueues
+  double enqueued_seconds =
+      0.500;  // seconds of enqueued work before the call, then of the work that the call enqueues
   step::Timers timers(1, [&] {
-    std::this_thread::sleep_for(std::chrono::duration<double>(under_way));
-    under_way = 0;
+    std::this_thread::sleep_for(std::chrono::duration<double>(enqueued_seconds));
+    enqueued_seconds = 0;
   });
   const auto milliseconds = [](const std::string& report, const std::string& name) {
     return std::stod(report.substr(report.find('(', report.find(name)) + 1));
   };
-  timers.measure("launch", 1, [&] { under_way = 0.020; });
-  under_way = 0.010;
+  timers.measure("launch", 1, [&] { enqueued_seconds = 0.020; });
+  enqueued_seconds = 0.010;
   timers.add("action", 1, 0.005);
-  under_way = 1.0;
+  enqueued_seconds = 1.0;
   timers.add("too fine", 2, 1.0);  // does not synchronize
-  EXPECT_EQ(under_way, 1.0);
-  under_way = 0;
+  EXPECT_EQ(enqueued_seconds, 1.0);
+  enqueued_seconds = 0;
   const std::string report = timers.report(1, comm::Group());
   EXPECT_GE(milliseconds(report, "launch"), 20.0);
   EXPECT_LT(milliseconds(report, "launch"), 500.0) << "work from before the call";

@@ -83,7 +83,7 @@ class ToyEmbedding final : public ToySegment {
     params_ = {&table_};
   }
   nn::Values forward(const nn::Values&, nn::SegmentContext& context) override {
-    const at::Tensor tokens = comm::own_slice(context.batch.tokens.t().contiguous(), 0, sp_);
+    const at::Tensor tokens = comm::select_shard(context.batch.tokens.t().contiguous(), 0, sp_);
     nn::Values out(nn::kHiddenStates, leaf(table_).index({tokens}).mul(20.0));
     out.add(kExpertIndex, tokens.reshape({-1}).remainder(kExperts));
     return out;
@@ -100,11 +100,12 @@ class ToyEmbedding final : public ToySegment {
 // hidden_states, expert_index (of the layer before) -> the same and h. Lists a parameter that it never reads.
 class ToyDense final : public ToySegment {
  public:
-  ToyDense(const ToyContext& c, const std::string& layer) : ToySegment(layer + ".dense"), hidden_(c.hidden) {
+  ToyDense(const ToyContext& context, const std::string& layer)
+      : ToySegment(layer + ".dense"), hidden_(context.hidden) {
     topology::Placement placement;
-    placement.partial = c.layer.sp_axes;
-    weight_ = nn::make_param({name_ + ".weight", {c.hidden, c.hidden}, placement}, c.layer);
-    unused_ = nn::make_param({name_ + ".unused", {c.hidden, 3}, placement}, c.layer);
+    placement.partial = context.layer.sp_axes;
+    weight_ = nn::make_param({name_ + ".weight", {context.hidden, context.hidden}, placement}, context.layer);
+    unused_ = nn::make_param({name_ + ".unused", {context.hidden, 3}, placement}, context.layer);
     params_ = {&unused_, &weight_};
   }
   nn::Values forward(const nn::Values& in, nn::SegmentContext&) override {
@@ -122,13 +123,14 @@ class ToyDense final : public ToySegment {
 // Adds shares [tokens, experts] and a new expert_index; reports the loss term "balance", the sum of squared shares.
 class ToyRouter final : public ToySegment {
  public:
-  ToyRouter(const ToyContext& c, const std::string& layer)
-      : ToySegment(layer + ".router"), sp_(c.layer.sp), dp_cp_(c.dp_cp) {
+  ToyRouter(const ToyContext& context, const std::string& layer)
+      : ToySegment(layer + ".router"), sp_(context.layer.sp), dp_cp_(context.dp_cp) {
     topology::Placement placement;
-    placement.partial = c.layer.sp_axes;
+    placement.partial = context.layer.sp_axes;
     placement.role = topology::Role::router;
-    weight_ = nn::make_param({name_ + ".weight", {c.hidden, kExperts}, placement, nn::Init::normal, c.router_dtype},
-                             c.layer);
+    weight_ = nn::make_param(
+        {name_ + ".weight", {context.hidden, kExperts}, placement, nn::Init::normal, context.router_dtype},
+        context.layer);
     params_ = {&weight_};
     // Equal on all ranks, because it depends on all tokens.
     bias_ = make_buffer(name_ + ".expert_bias", {kExperts}, {});
@@ -160,14 +162,19 @@ class ToyRouter final : public ToySegment {
 // h and shares of all ranks of etp and ep -> the mixture for this rank's tokens. One parameter, sharded in two dims.
 class ToyExpertStack final : public ToySegment {
  public:
-  ToyExpertStack(const ToyContext& c, const std::string& layer)
-      : ToySegment(layer + ".experts"), group_(c.experts), edp_(c.edp), first_(c.at.ep * (kExperts / c.ep)) {
-    const topology::Cut over_ep = topology::even_cut(0, topology::Axis::ep, kExperts, c.ep, c.at.ep);
+  ToyExpertStack(const ToyContext& context, const std::string& layer)
+      : ToySegment(layer + ".experts"),
+        group_(context.experts),
+        edp_(context.edp),
+        first_(context.at.ep * (kExperts / context.ep)) {
+    const topology::DimShard over_ep =
+        topology::even_shard(0, topology::Axis::ep, kExperts, context.ep, context.at.ep);
     topology::Placement placement;
     placement.grid = topology::Grid::expert;
-    placement.cuts = {over_ep, topology::even_cut(1, topology::Axis::etp, kExpertWidth, c.etp, c.at.etp)};
-    placement.parts = topology::expert_parts(name_, kExperts, "weight");
-    weight_ = nn::make_param({name_ + ".weight", {kExperts, kExpertWidth, c.hidden}, placement}, c.layer);
+    placement.cuts = {over_ep,
+                      topology::even_shard(1, topology::Axis::etp, kExpertWidth, context.etp, context.at.etp)};
+    placement.regions = topology::expert_regions(name_, kExperts, "weight");
+    weight_ = nn::make_param({name_ + ".weight", {kExperts, kExpertWidth, context.hidden}, placement}, context.layer);
     params_ = {&weight_};
     // On the ranks of its expert.
     topology::Placement where;
@@ -208,11 +215,11 @@ class ToyExpertStack final : public ToySegment {
 
 class ToyCombine final : public ToySegment {
  public:
-  ToyCombine(const ToyContext& c, const std::string& layer) : ToySegment(layer + ".combine") {
+  ToyCombine(const ToyContext& context, const std::string& layer) : ToySegment(layer + ".combine") {
     topology::Placement placement;
-    placement.partial = c.layer.sp_axes;
+    placement.partial = context.layer.sp_axes;
     placement.role = topology::Role::norm;
-    scale_ = nn::make_param({name_ + ".scale", {kExperts}, placement, nn::Init::ones}, c.layer);
+    scale_ = nn::make_param({name_ + ".scale", {kExperts}, placement, nn::Init::ones}, context.layer);
     params_ = {&scale_};
   }
   nn::Values forward(const nn::Values& in, nn::SegmentContext&) override {
@@ -256,35 +263,35 @@ nn::Block toy_block(std::string name, bool is_layer, std::unique_ptr<Segments>..
 
 // Values at a stage border in addition to hidden states: the preferred expert of each of this rank's tokens.
 inline std::vector<pipeline::BorderValue> toy_border(const config::Config& config) {
-  const int64_t parts = config.parallel.sequence_parallel ? config.parallel.tp() : 1;
-  return {{kExpertIndex, {config.train.seq_length / parts * config.train.micro_batch_size}, at::kLong}};
+  const int64_t regions = config.parallel.sequence_parallel ? config.parallel.tp() : 1;
+  return {{kExpertIndex, {config.train.seq_length / regions * config.train.micro_batch_size}, at::kLong}};
 }
 
 inline step::StageBuilder toy_experts(const comm::World& world, at::ScalarType router_dtype) {
   using topology::Axis;
-  return [&world, router_dtype](const models::ModelContext& model, const models::StageSlice& slice) {
-    ToyContext c;
-    c.layer = model;
-    c.layer.init_std = 0.05;
-    c.experts = world.make_group(
-        {"etp-ep", comm::Purpose::experts, world.grid().group_of(world.rank(), {Axis::etp, Axis::ep})});
-    c.edp = world.groups().edp;
-    c.dp_cp = world.groups().dp_cp;
-    c.at = world.coordinates();
-    c.ep = world.grid().size(Axis::ep);
-    c.etp = world.grid().size(Axis::etp);
-    c.hidden = model.model.hidden_size;
-    c.router_dtype = router_dtype;
+  return [&world, router_dtype](const models::ModelContext& model, const models::StageSpec& slice) {
+    ToyContext context;
+    context.layer = model;
+    context.layer.init_std = 0.05;
+    context.experts = world.make_group(
+        {"etp-ep", comm::Purpose::experts, world.grid().group_ranks(world.rank(), {Axis::etp, Axis::ep})});
+    context.edp = world.groups().edp;
+    context.dp_cp = world.groups().dp_cp;
+    context.at = world.coordinates();
+    context.ep = world.grid().size(Axis::ep);
+    context.etp = world.grid().size(Axis::etp);
+    context.hidden = model.model.hidden_size;
+    context.router_dtype = router_dtype;
     nn::Blocks blocks;
     if (slice.has_embedding)
-      blocks.push_back(toy_block("embedding", false, std::make_unique<ToyEmbedding>(c, model.vocab_size)));
+      blocks.push_back(toy_block("embedding", false, std::make_unique<ToyEmbedding>(context, model.vocab_size)));
     for (int64_t i = slice.first_layer; i < slice.first_layer + slice.num_layers; ++i) {
       const std::string layer = base::concat("layers.", i);
-      blocks.push_back(toy_block(layer, true, std::make_unique<ToyDense>(c, layer),
-                                 std::make_unique<ToyRouter>(c, layer), std::make_unique<ToyExpertStack>(c, layer),
-                                 std::make_unique<ToyCombine>(c, layer)));
+      blocks.push_back(toy_block(
+          layer, true, std::make_unique<ToyDense>(context, layer), std::make_unique<ToyRouter>(context, layer),
+          std::make_unique<ToyExpertStack>(context, layer), std::make_unique<ToyCombine>(context, layer)));
     }
-    if (slice.has_loss) blocks.push_back(toy_block("head", false, std::make_unique<ToyHead>(c)));
+    if (slice.has_loss) blocks.push_back(toy_block("head", false, std::make_unique<ToyHead>(context)));
     return blocks;
   };
 }

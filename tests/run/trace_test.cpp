@@ -22,7 +22,7 @@ class KeepsMore final : public nn::Segment {
   const std::string& name() const override { return name_; }
   nn::Values forward(const nn::Values& in, nn::SegmentContext& context) override {
     nn::Value value = in.at(nn::kHiddenStates);
-    value.make(context.batch);
+    value.compute(context.batch);
     const at::Tensor x = value.tensor();
     at::Tensor out, kept;
     {
@@ -38,7 +38,7 @@ class KeepsMore final : public nn::Segment {
   std::string name_ = "keeps_more";
 };
 
-nn::Blocks build_changed(const models::ModelContext& context, const models::StageSlice& slice) {
+nn::Blocks build_changed(const models::ModelContext& context, const models::StageSpec& slice) {
   nn::Blocks blocks = models::build_stage(context, slice);
   for (nn::Block& block : blocks) {
     if (block.is_layer) block.segments.push_back(std::make_unique<KeepsMore>());
@@ -58,21 +58,21 @@ TEST(Trace, AChangeOfWhatALayerKeepsIsFollowed) {
   const replay::MemoryPrediction changed = forecast::predict_memory({config, 1, 0, 50, 0, at::kCPU, build_changed});
   // Each of four layers holds one tensor more.
   EXPECT_EQ(changed.use.activations - plain.use.activations, 4 * hidden_bytes(config));
-  run_cut(config, {}, [&](const comm::World& world) {
+  run_sharded(config, {}, [&](const comm::World& world) {
     device::MemoryMeter meter;
-    const auto a = step::assemble(config, world, 50, false, build_changed);
-    MemoryWatch watch(*a, meter);
-    train_watched(*a, watch);
+    const auto assembly = step::assemble(config, world, 50, false, build_changed);
+    MemoryWatch watch(*assembly, meter);
+    train_watched(*assembly, watch);
     EXPECT_NEAR(watch.most(), forecast::step_bytes(changed), kScalars);
   });
 }
 
 // A copy unknown to the layers, allocated during a block and freed after it.
 struct StrayCopy final : nn::StageObserver {
-  void before(const nn::IslandEvent& event) override {
+  void before(const nn::RegionEvent& event) override {
     if (event.block == 2) copy = at::empty({bytes}, at::kByte);
   }
-  void after(const nn::IslandEvent& /*event*/) override { copy.reset(); }
+  void after(const nn::RegionEvent& /*event*/) override { copy.reset(); }
   int64_t bytes = 0;
   at::Tensor copy;
 };
@@ -81,15 +81,15 @@ TEST(Trace, AStrayCopyIsFoundByTheMeter) {
   const WithoutOneDnn without;
   const config::Config config = small_config();
   const replay::MemoryPrediction want = forecast::predict_memory({config, 1, 0, 50});
-  run_cut(config, {}, [&](const comm::World& world) {
+  run_sharded(config, {}, [&](const comm::World& world) {
     device::MemoryMeter meter;
-    const auto a = step::assemble(config, world, 50);
+    const auto assembly = step::assemble(config, world, 50);
     StrayCopy stray;
     stray.bytes = hidden_bytes(config);
-    MemoryWatch watch(*a, meter);
-    a->stages[0]->listen("stray", stray);
-    train_watched(*a, watch);
-    a->stages[0]->unlisten("stray");
+    MemoryWatch watch(*assembly, meter);
+    assembly->stages[0]->add_observer("stray", stray);
+    train_watched(*assembly, watch);
+    assembly->stages[0]->remove_observer("stray");
     ASSERT_EQ(watch.moments.size(), want.moments.size());
     int found = 0;
     for (size_t i = 0; i < want.moments.size(); ++i) {
@@ -108,10 +108,10 @@ TEST(Trace, OperatorsAndCollectivesAreNamedInOrder) {
   const config::Config config = peak_config({"gpt", false, {2, 1, 1, 1, false}});
   const replay::RankTrace trace = forecast::trace_rank({config, 2, 0, 50});
   for (const replay::ActionTrace* action : {&trace.chunks.at(0).forward, &trace.chunks.at(0).backward}) {
-    for (const replay::IslandTrace& island : action->islands) {
-      if (island.block < 1 || island.block > 4) continue;
+    for (const replay::IslandTrace& region : action->regions) {
+      if (region.block < 1 || region.block > 4) continue;
       int reduced = 0, operators = 0;
-      for (const replay::TraceOperation& operation : island.operations) {
+      for (const replay::TraceOperation& operation : region.operations) {
         operators += operation.group.empty() ? 1 : 0;
         if (operation.group.empty()) continue;
         EXPECT_EQ(operation.name, "all_reduce");
@@ -119,7 +119,7 @@ TEST(Trace, OperatorsAndCollectivesAreNamedInOrder) {
         EXPECT_EQ(operation.bytes, hidden_bytes(config));
         ++reduced;
       }
-      EXPECT_EQ(reduced, 2) << "block " << island.block;
+      EXPECT_EQ(reduced, 2) << "block " << region.block;
       EXPECT_GE(operators, 3);
     }
   }
@@ -169,8 +169,8 @@ TEST(Trace, AGpusAttentionOfDocumentsIsTheLibrarysWithRoomForThem) {
     std::map<std::string, int> count;
     const replay::RankTrace trace = traced();
     for (const replay::ActionTrace* action : {&trace.chunks.at(0).forward, &trace.chunks.at(0).backward}) {
-      for (const replay::IslandTrace& island : action->islands) {
-        for (const replay::TraceOperation& operation : island.operations) ++count[operation.name];
+      for (const replay::IslandTrace& region : action->regions) {
+        for (const replay::TraceOperation& operation : region.operations) ++count[operation.name];
       }
     }
     return count;
@@ -186,10 +186,10 @@ TEST(Trace, AGpusAttentionOfDocumentsIsTheLibrarysWithRoomForThem) {
   // Each additional document takes 128 queries of 8 numbers in rows of 32, and a sum for each, in fp32 for every
   // head. Its offset takes 8 bytes in every microbatch, and 4: 160,000 bytes, ten times the bound. Fewer than 32
   // tensors grow, each in blocks of 512 bytes.
-  const config::Train& t = config.train;
+  const config::Train& train = config.train;
   const int64_t each =
-      128 * config.model.num_attention_heads * 33 * 4 + t.global_batch_size / t.micro_batch_size * 8 + 4;
-  EXPECT_NEAR(static_cast<double>(peak() - thousand), static_cast<double>(t.micro_batch_size * 10000 * each),
+      128 * config.model.num_attention_heads * 33 * 4 + train.global_batch_size / train.micro_batch_size * 8 + 4;
+  EXPECT_NEAR(static_cast<double>(peak() - thousand), static_cast<double>(train.micro_batch_size * 10000 * each),
               32 * 512.0);
   const config::Config alone = config;
   config.parallel.context_parallel_size = 2;

@@ -134,13 +134,13 @@ std::vector<double> losses_with(const char* impl, const std::string& modules) {
   config = cut(config, {});
   std::vector<double> losses;
   run_on(0, config, {}, [&](const comm::World& world) {
-    const auto a = step::assemble(config, world, kVocab);
+    const auto assembly = step::assemble(config, world, kVocab);
     for (int64_t step = 0; step < 8; ++step) {
-      std::vector<nn::Microbatch> batches = batches_of(*a, step);
+      std::vector<nn::Microbatch> batches = make_batches(*assembly, step);
       for (nn::Microbatch& batch : batches) batch = step::on_device(batch, world.device());
       if (step == 4 || step == 5) batches.resize(batches.size() / 2);
-      losses.push_back(step::train_step(*a, {batches, step + 1, 8 * step, false, {}}).loss);
-      losses.push_back(step::evaluate_step(*a, {batches.front()}).mean());
+      losses.push_back(step::train_step(*assembly, {batches, step + 1, 8 * step, false, {}}).loss);
+      losses.push_back(step::evaluate_step(*assembly, {batches.front()}).mean());
     }
   });
   return losses;
@@ -197,17 +197,17 @@ TEST(TrainOnGpu, ACheckpointOfTheGpuGoesOnOnTheCpu) {
   config = cut(config, {});
   std::map<std::string, at::Tensor> saved, loaded;
   run_on(0, config, {}, [&](const comm::World& world) {
-    const auto a = step::assemble(config, world, kVocab);
-    std::vector<nn::Microbatch> batches = batches_of(*a, 0);
+    const auto assembly = step::assemble(config, world, kVocab);
+    std::vector<nn::Microbatch> batches = make_batches(*assembly, 0);
     for (nn::Microbatch& batch : batches) batch = step::on_device(batch, world.device());
-    step::train_step(*a, {batches, 1, 0, false, {}});
-    EXPECT_TRUE(run::save_state(*a, {1, config.train.global_batch_size, 0}).saved);
-    saved = whole_state(*a);
+    step::train_step(*assembly, {batches, 1, 0, false, {}});
+    EXPECT_TRUE(run::save_state(*assembly, {1, config.train.global_batch_size, 0}).saved);
+    saved = whole_state(*assembly);
   });
   run_on(-1, config, {}, [&](const comm::World& world) {
-    const auto a = step::assemble(config, world, kVocab);
-    EXPECT_TRUE(run::load_state(*a, folder.path()).loaded);
-    loaded = whole_state(*a);
+    const auto assembly = step::assemble(config, world, kVocab);
+    EXPECT_TRUE(run::load_state(*assembly, folder.path()).loaded);
+    loaded = whole_state(*assembly);
   });
   ASSERT_EQ(saved.size(), loaded.size());
   for (const auto& [name, tensor] : saved) EXPECT_TRUE(at::equal(loaded.at(name), tensor)) << name;
@@ -226,19 +226,19 @@ TEST(TrainOnGpu, ASaveTakesOneTensorOnTheDeviceAndABufferOnTheHost) {
   config.checkpoint.save = folder.path();
   config = cut(config, {});
   run_on(0, config, {}, [&](const comm::World& world) {
-    const auto a = step::assemble(config, world, kVocab);
+    const auto assembly = step::assemble(config, world, kVocab);
     int64_t largest = 0, all = 0;
-    for (const optim::State& state : a->optimizer->state()) {
+    for (const optim::State& state : assembly->optimizer->state()) {
       const auto bytes = static_cast<int64_t>((state.end - state.begin) * c10::elementSize(state.dtype));
       largest = std::max(largest, bytes);
       all += bytes;
     }
     ASSERT_GT(largest, step::kHostBufferBytes) << "one buffer would hold a whole tensor";
     const device::MemoryMeter device(device::MemoryMeter::Of::gpu), host(device::MemoryMeter::Of::host);
-    EXPECT_TRUE(run::save_state(*a, {1, 8, 8}).saved);
+    EXPECT_TRUE(run::save_state(*assembly, {1, 8, 8}).saved);
     EXPECT_LE(device.peak_bytes(), largest + 512);
     EXPECT_LE(host.peak_bytes(), step::kHostBufferBytes + (1 << 20));
-    EXPECT_LT(4 * largest, all) << "too small to tell";
+    EXPECT_LT(4 * largest, all) << "too small to be conclusive";
   });
 }
 

@@ -14,7 +14,7 @@ using Lines = std::vector<std::string>;
 verify::LayoutRun run(const config::Config& base, const TestLayout& layout) {
   const config::Config config = cut(verify::verification_config(base, 2), layout);
   verify::LayoutRun result;
-  run_cut(config, layout, [&](const comm::World& world) {
+  run_sharded(config, layout, [&](const comm::World& world) {
     verify::LayoutRun mine = verify::run_layout(config, world, kVocab, 2);
     if (world.rank() == 0) result = std::move(mine);
   });
@@ -50,7 +50,7 @@ TEST(Verify, ComparesTheBatchThatRunsWhereTheLayoutMakesItSmaller) {
   unsaid.train.global_batch_size = 0;
   EXPECT_EQ(verify::with_running_batch(unsaid, 3).train.global_batch_size, 0);
   EXPECT_THROW(verify::with_running_batch(asked, 8), base::Error) << "too small";
-  const Lines lines = verify::left_out(asked, verify::with_running_batch(asked, 3));
+  const Lines lines = verify::dropped_settings(asked, verify::with_running_batch(asked, 3));
   EXPECT_EQ(lines, Lines{"train.global_batch_size: 7 (6 in the comparison)"});
 }
 
@@ -62,7 +62,7 @@ TEST(Verify, OneRankCanRunWhatWasSentOverNodes) {
       "train: {seq_length: 8, micro_batch_size: 1, global_batch_size: 8, train_iters: 2}\n"
       "optim: {lr: 1.0e-2}\ndata: {mock_data: true}\n");
   config::check(asked, 4);
-  EXPECT_NO_THROW(config::check(verify::one_rank_config(asked), 1));
+  EXPECT_NO_THROW(config::check(verify::single_rank_config(asked), 1));
 }
 
 TEST(Verify, OneRankHasNoClones) {
@@ -76,12 +76,12 @@ TEST(Verify, OneRankHasNoClones) {
       "train: {seq_length: 8, micro_batch_size: 1, global_batch_size: 8, train_iters: 2}\n"
       "optim: {lr: 1.0e-2}\ndata: {mock_data: true}\n");
   config::check(asked, 4);
-  EXPECT_NO_THROW(config::check(verify::one_rank_config(asked), 1));
+  EXPECT_NO_THROW(config::check(verify::single_rank_config(asked), 1));
   asked.model.moe_echo_planner = config::EchoPlanner::capfill;
   asked.model.moe_echo_reclaim = 0;
   asked.model.moe_echo_eps = 0.1;
   config::check(asked, 4);
-  EXPECT_NO_THROW(config::check(verify::one_rank_config(asked), 1));
+  EXPECT_NO_THROW(config::check(verify::single_rank_config(asked), 1));
 }
 
 TEST(Verify, TellsWhatItLeavesOutAndNothingElse) {
@@ -93,7 +93,7 @@ TEST(Verify, TellsWhatItLeavesOutAndNothingElse) {
   asked.checkpoint.save = "somewhere";
   asked.train.train_epochs = 2;
   EXPECT_EQ(verify::verification_config(asked, 3).train.train_epochs, 0);
-  EXPECT_EQ(verify::left_out(asked, verify::verification_config(asked, 3)), Lines{});
+  EXPECT_EQ(verify::dropped_settings(asked, verify::verification_config(asked, 3)), Lines{});
   asked.optim.adam_eps = 1e-8;
   asked.optim.lr_decay_style = "cosine";
   asked.optim.lr_warmup_iters = 5;
@@ -103,7 +103,7 @@ TEST(Verify, TellsWhatItLeavesOutAndNothingElse) {
   asked.model.sharded_initialization = true;
   const config::Config compared = verify::verification_config(asked, 3);
   EXPECT_EQ(compared.train.global_batch_size, 16);
-  const Lines lines = verify::left_out(asked, compared);
+  const Lines lines = verify::dropped_settings(asked, compared);
   for (const char* key : {"optim.adam_eps: ", "optim.lr_decay_style: cosine (constant in",
                           "optim.lr_warmup_iters: 5 (0", "train.step_batch_size_schedule: 0:8 100:16 (none",
                           "precision.params_dtype: bf16 (fp64", "model.sharded_initialization: true (false"})
@@ -113,52 +113,54 @@ TEST(Verify, TellsWhatItLeavesOutAndNothingElse) {
 }
 
 TEST(Verify, NamesWhatDependsOnTheLayoutByWhatItMeans) {
-  config::Config c = small_gpt();
-  c.model.num_moe_experts = 4;
-  c.model.moe_router_load_balancing_type = "aux_loss,global_aux_loss";
-  c.model.moe_aux_loss_coeff = "0.1,0.1";
-  c.model.moe_expert_capacity_factor = 1;
+  config::Config config = small_gpt();
+  config.model.num_moe_experts = 4;
+  config.model.moe_router_load_balancing_type = "aux_loss,global_aux_loss";
+  config.model.moe_aux_loss_coeff = "0.1,0.1";
+  config.model.moe_expert_capacity_factor = 1;
   const auto found = [&](int64_t tp, int64_t pp, int64_t world) {
-    c.parallel.tensor_model_parallel_size = tp;
-    c.parallel.pipeline_model_parallel_size = pp;
+    config.parallel.tensor_model_parallel_size = tp;
+    config.parallel.pipeline_model_parallel_size = pp;
     std::string keys;
-    for (const std::string& line : verify::layout_dependent(c, world)) keys += line.substr(0, line.find(' ')) + " ";
+    for (const std::string& line : verify::layout_dependent(config, world))
+      keys += line.substr(0, line.find(' ')) + " ";
     return keys;
   };
   EXPECT_EQ(found(1, 4, 4), "");
   EXPECT_EQ(found(1, 1, 2), "model.moe_router_load_balancing_type ");
   EXPECT_EQ(found(2, 1, 2), "model.moe_expert_capacity_factor ");
   EXPECT_EQ(found(2, 1, 4), "model.moe_router_load_balancing_type model.moe_expert_capacity_factor ");
-  c.model.moe_aux_loss_coeff = "0.1,0";
+  config.model.moe_aux_loss_coeff = "0.1,0";
   EXPECT_EQ(found(1, 1, 2), "");
-  c.model.moe_token_dispatcher_type = config::TokenDispatcher::static_buffer;
+  config.model.moe_token_dispatcher_type = config::TokenDispatcher::static_buffer;
   EXPECT_EQ(found(1, 1, 2), "");
-  c.model.moe_overflow_policy = config::OverflowPolicy::drop;
+  config.model.moe_overflow_policy = config::OverflowPolicy::drop;
   EXPECT_EQ(found(1, 1, 2), "model.moe_overflow_policy ");
-  c.model.moe_overflow_policy = config::OverflowPolicy::redo;
-  c.parallel.context_parallel_size = 2;
+  config.model.moe_overflow_policy = config::OverflowPolicy::redo;
+  config.parallel.context_parallel_size = 2;
   EXPECT_EQ(found(1, 1, 2), "model.moe_expert_capacity_factor ");
-  c.model.moe_expert_capacity_factor = 0;
+  config.model.moe_expert_capacity_factor = 0;
   EXPECT_EQ(found(1, 1, 2), "");
 }
 
 TEST(Verify, NamesForcedChoicesThatRanksMakeForThemselves) {
-  config::Config c = small_gpt();
-  c.model.num_moe_experts = 4;
+  config::Config config = small_gpt();
+  config.model.num_moe_experts = 4;
   const auto found = [&](int64_t tp, int64_t cp, int64_t pp, int64_t world) {
-    c.parallel.tensor_model_parallel_size = tp;
-    c.parallel.context_parallel_size = cp;
-    c.parallel.pipeline_model_parallel_size = pp;
+    config.parallel.tensor_model_parallel_size = tp;
+    config.parallel.context_parallel_size = cp;
+    config.parallel.pipeline_model_parallel_size = pp;
     std::string keys;
-    for (const std::string& line : verify::layout_dependent(c, world)) keys += line.substr(0, line.find(' ')) + " ";
+    for (const std::string& line : verify::layout_dependent(config, world))
+      keys += line.substr(0, line.find(' ')) + " ";
     return keys;
   };
-  c.model.moe_router_force_even = true;
+  config.model.moe_router_force_even = true;
   EXPECT_EQ(found(1, 1, 2, 4), "");
   EXPECT_EQ(found(2, 1, 1, 2), "model.moe_router_force_even ");
   EXPECT_EQ(found(1, 2, 1, 2), "model.moe_router_force_even ");
-  c.model.moe_router_force_even = false;
-  c.model.moe_router_force_trace = "trace.jsonl";
+  config.model.moe_router_force_even = false;
+  config.model.moe_router_force_trace = "trace.jsonl";
   EXPECT_EQ(found(1, 1, 4, 4), "");
   EXPECT_EQ(found(1, 1, 1, 2), "model.moe_router_force_trace ");
   EXPECT_EQ(found(1, 2, 1, 2), "model.moe_router_force_trace ");
@@ -187,18 +189,18 @@ TEST(Verify, NamesTheGradientOfNothingWhoseSignAnOptimizerTakes) {
            Case{"top query", false, false, false, "rope", "LayerNorm", 1, "the first row of top_query_embeddings",
                 "codegeex"},
        }) {
-    config::Config c = small_gpt();
-    c.optim.optimizer = "lion";
-    c.model.family = it.family;
-    c.model.add_bias_linear = it.bias;
-    c.model.add_qkv_bias = it.qkv_bias;
-    c.model.qk_layernorm = it.qk_norm;
-    c.model.position_embedding_type = it.positions;
-    c.model.normalization = it.normalization;
-    c.model.rotary_percent = it.rotary_percent;
-    const auto difference = verify::compare_runs(run(c, {2}), run(c, {}));
-    c.parallel.tensor_model_parallel_size = 2;
-    const Lines lines = verify::layout_dependent(c, 2);
+    config::Config config = small_gpt();
+    config.optim.optimizer = "lion";
+    config.model.family = it.family;
+    config.model.add_bias_linear = it.bias;
+    config.model.add_qkv_bias = it.qkv_bias;
+    config.model.qk_layernorm = it.qk_norm;
+    config.model.position_embedding_type = it.positions;
+    config.model.normalization = it.normalization;
+    config.model.rotary_percent = it.rotary_percent;
+    const auto difference = verify::compare_runs(run(config, {2}), run(config, {}));
+    config.parallel.tensor_model_parallel_size = 2;
+    const Lines lines = verify::layout_dependent(config, 2);
     EXPECT_EQ(difference.parameter > verify::kParameterTolerance, *it.named != 0)
         << it.what << ": " << difference.parameter << " at " << difference.parameter_name;
     ASSERT_EQ(lines.size(), *it.named != 0 ? 1U : 0U) << it.what;
@@ -210,18 +212,18 @@ TEST(Verify, NamesTheGradientOfNothingWhoseSignAnOptimizerTakes) {
 }
 
 TEST(Verify, ComparesSignsWhereEveryBitStaysAndOtherOptimizersEverywhere) {
-  config::Config c = small_gpt();
+  config::Config config = small_gpt();
   const auto named = [&](const char* optimizer, int64_t pp, int64_t world) {
-    c.optim.optimizer = optimizer;
-    c.parallel.pipeline_model_parallel_size = pp;
-    return verify::layout_dependent(c, world).size();
+    config.optim.optimizer = optimizer;
+    config.parallel.pipeline_model_parallel_size = pp;
+    return verify::layout_dependent(config, world).size();
   };
   EXPECT_EQ(named("lion", 4, 4), 0U);
   EXPECT_EQ(named("lion", 2, 4), 1U);
   EXPECT_EQ(named("lion", 1, 3), 1U);
   for (const char* other : {"adam", "sgd", "muon"}) EXPECT_EQ(named(other, 1, 4), 0U) << other;
-  c.optim.optimizer = "lion";
-  EXPECT_EQ(verify::compare_runs(run(c, {1, 4}), run(c, {})).parameter, 0.0);
+  config.optim.optimizer = "lion";
+  EXPECT_EQ(verify::compare_runs(run(config, {1, 4}), run(config, {})).parameter, 0.0);
 }
 
 }  // namespace

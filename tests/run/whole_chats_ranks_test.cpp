@@ -47,7 +47,7 @@ std::shared_ptr<const data::Dataset> packed(const Folder& folder) {
   return data::build_datasets(config, {kLength, 1234, {64, 0, 0}, -1, kVocab}, disk).train;
 }
 
-nn::Microbatch microbatch_of(data::Sample sample, int64_t number, int64_t step) {
+nn::Microbatch make_microbatch(data::Sample sample, int64_t number, int64_t step) {
   step::HostBatch host;
   host.numbers = {number, 1, step};
   host.vocab_size = kVocab;
@@ -65,7 +65,7 @@ config::Config chat_config(config::Config config) {
 }
 
 // The sum of losses of each chat alone, without a document mask.
-std::map<int64_t, double> losses_alone(step::Assembly& a) {
+std::map<int64_t, double> losses_alone(step::Assembly& assembly) {
   std::map<int64_t, double> sums;  // by the chat's first two tokens
   for (const OneChat& chat : some_chats()) {
     data::Sample sample;
@@ -78,7 +78,7 @@ std::map<int64_t, double> losses_alone(step::Assembly& a) {
       count += static_cast<double>(chat.learned[i + 1]);
     }
     const int64_t key = chat.tokens[0] * 1000 + chat.tokens[1] * 30 + static_cast<int64_t>(chat.tokens.size());
-    sums[key] = step::evaluate_step(a, {microbatch_of(std::move(sample), 0, 1)}).mean() * count;
+    sums[key] = step::evaluate_step(assembly, {make_microbatch(std::move(sample), 0, 1)}).mean() * count;
   }
   return sums;
 }
@@ -89,9 +89,9 @@ TEST(WholeChats, PackedTheyHaveTheLossesThatEachHasAlone) {
   const auto dataset = packed(folder);
   for (const config::Config& base : {small_gpt(), small_llama()}) {
     const config::Config config = cut(chat_config(base), {});
-    run_cut(config, {}, [&](const comm::World& world) {
-      const auto a = step::assemble(config, world, kVocab, true);
-      const std::map<int64_t, double> alone = losses_alone(*a);
+    run_sharded(config, {}, [&](const comm::World& world) {
+      const auto assembly = step::assemble(config, world, kVocab, true);
+      const std::map<int64_t, double> alone = losses_alone(*assembly);
       ASSERT_EQ(alone.size(), some_chats().size());
       int64_t several = 0;
       for (int64_t i = 0; i < dataset->size() && i < 12; ++i) {
@@ -107,7 +107,7 @@ TEST(WholeChats, PackedTheyHaveTheLossesThatEachHasAlone) {
           begin = at;
         }
         for (const float learned : sample.loss_mask) count += learned;
-        const double got = step::evaluate_step(*a, {microbatch_of(std::move(sample), i, 1)}).mean();
+        const double got = step::evaluate_step(*assembly, {make_microbatch(std::move(sample), i, 1)}).mean();
         EXPECT_NEAR(got, want / count, 1e-12 * want / count) << "sample " << i;
       }
       EXPECT_GT(several, 4);
@@ -115,30 +115,30 @@ TEST(WholeChats, PackedTheyHaveTheLossesThatEachHasAlone) {
   }
 }
 
-struct Trained {
+struct TrainResult {
   std::vector<double> losses;
   std::map<std::string, at::Tensor> state;
 };
 
-Trained train_on(const data::Dataset& dataset, const config::Config& config, const TestLayout& layout) {
-  Trained out;
+TrainResult train_on(const data::Dataset& dataset, const config::Config& config, const TestLayout& layout) {
+  TrainResult out;
   std::mutex lock;
-  run_cut(config, layout, [&](const comm::World& world) {
-    const auto a = step::assemble(config, world, kVocab);
-    const step::SequenceParts parts = step::sequence_parts(config.parallel, a->groups().cp);
-    const int64_t dp = a->groups().dp.size();
+  run_sharded(config, layout, [&](const comm::World& world) {
+    const auto assembly = step::assemble(config, world, kVocab);
+    const step::SequenceSharding parts = step::sequence_sharding(config.parallel, assembly->groups().cp);
+    const int64_t dp = assembly->groups().dp.size();
     std::vector<double> losses;
     for (int64_t step = 0; step < 3; ++step) {
       std::vector<nn::Microbatch> batches;
       for (int64_t m = 0; m < 4 / dp; ++m) {
-        const int64_t number = step * 4 + m * dp + a->groups().dp.index();
+        const int64_t number = step * 4 + m * dp + assembly->groups().dp.index();
         data::Sample sample;
         dataset.get(number, sample);
-        batches.push_back(step::part_of(microbatch_of(std::move(sample), number, step), parts));
+        batches.push_back(step::shard_sequence(make_microbatch(std::move(sample), number, step), parts));
       }
-      losses.push_back(step::train_step(*a, {batches, step + 1, step * 4, false, {}}).loss);
+      losses.push_back(step::train_step(*assembly, {batches, step + 1, step * 4, false, {}}).loss);
     }
-    const auto state = whole_state(*a);
+    const auto state = whole_state(*assembly);
     const std::lock_guard hold(lock);
     if (world.rank() == 0) out = {losses, state};
   });
@@ -150,7 +150,7 @@ TEST(WholeChats, EveryLayoutTrainsOnThemAsOneRank) {
   const Folder folder;
   const auto dataset = packed(folder);
   const config::Config base = chat_config(small_llama());
-  const Trained one = train_on(*dataset, cut(base, {}), {});
+  const TrainResult one = train_on(*dataset, cut(base, {}), {});
   ASSERT_EQ(one.losses.size(), 3u);
   for (const auto& [layout, cp] : {std::pair{TestLayout{2, 2, 1, 1, true}, 1},
                                    {TestLayout{1, 2, 2, 2, false}, 1},
@@ -161,7 +161,7 @@ TEST(WholeChats, EveryLayoutTrainsOnThemAsOneRank) {
     TestLayout ranks = layout;
     config.parallel.context_parallel_size = cp;
     if (cp > 1) ranks.dp *= cp;  // ranks of the test's layout; dp of the run excludes cp
-    const Trained many = train_on(*dataset, cut(config, ranks), ranks);
+    const TrainResult many = train_on(*dataset, cut(config, ranks), ranks);
     ASSERT_EQ(many.losses.size(), 3u);
     for (size_t i = 0; i < 3; ++i) EXPECT_NEAR(many.losses[i], one.losses[i], 1e-12 * one.losses[i]) << i;
     ASSERT_EQ(many.state.size(), one.state.size());

@@ -12,7 +12,7 @@ namespace {
 
 constexpr TestLayout kCut{1, 1, 1, 8, false};
 
-config::Config config_of(const std::string& dtype, bool llama, const std::string& more) {
+config::Config make_config(const std::string& dtype, bool llama, const std::string& more) {
   config::Config config =
       config::parse(std::string("model: {num_layers: 6, hidden_size: 128, num_attention_heads: 4, vocab_size: 50,"
                                 " make_vocab_size_divisible_by: 8, ") +
@@ -45,38 +45,39 @@ int64_t room_of_attention(const config::Config& config) {
 
 // Bound on the tensors of one segment for two tokens, less than a tenth of a unit. 40 values per feature (the widest
 // layers have 4 and 6) and four times the logits of the whole vocabulary; then 4 KB of scalars.
-int64_t bound_of_tensors(const config::Config& config) {
+int64_t max_tensor_bytes(const config::Config& config) {
   const int64_t tokens = config.train.seq_length * config.train.micro_batch_size;
   return tokens * 8 * (40 * config.model.hidden_size + 4 * 56) + 4096 + room_of_attention(config);
 }
 
-struct Held {
+struct HeldMemory {
   int64_t own, units, largest;  // bytes of parameters: this rank's shard, the two largest units, the whole model
 };
 // A unit is the bucket of one block, with its own padding.
-int64_t two_largest_units(const step::Assembly& a) {
-  const distributed::FlatLayout& layout = a.families.all().front().values->layout();
+int64_t two_largest_units(const step::Assembly& assembly) {
+  const distributed::FlatLayout& layout = assembly.families.all().front().values->layout();
   std::vector<int64_t> units;
   for (const distributed::FlatBucket& bucket : layout.buckets()) units.push_back(bucket.end - bucket.begin);
   std::sort(units.rbegin(), units.rend());
-  return (units.at(0) + units.at(1)) * static_cast<int64_t>(c10::elementSize(a.dtype));
+  return (units.at(0) + units.at(1)) * static_cast<int64_t>(c10::elementSize(assembly.dtype));
 }
-Held held_of(const step::Assembly& a) {
-  const replay::MemoryPrediction predicted = forecast::predicted_memory(a, 2);
+HeldMemory predict_held(const step::Assembly& assembly) {
+  const replay::MemoryPrediction predicted = forecast::predicted_memory(assembly, 2);
   int64_t all = 0;
-  for (const nn::Param* param : a.params) all += param->numel();
-  return {predicted.use.parameters, two_largest_units(a), all * static_cast<int64_t>(c10::elementSize(a.dtype))};
+  for (const nn::Param* param : assembly.params) all += param->numel();
+  return {predicted.use.parameters, two_largest_units(assembly),
+          all * static_cast<int64_t>(c10::elementSize(assembly.dtype))};
 }
 
 template <class Body>
-void over_configs(const Body& body) {
+void for_each_config(const Body& body) {
   const WithoutOneDnn without;
   const std::string recompute =
       "memory: {recompute_granularity: full, recompute_method: uniform, recompute_num_layers: 2}\n";
-  for (const config::Config& config : {config_of("fp64", false, ""), config_of("fp32", true, ""),
-                                       config_of("fp64", true, recompute), config_of("bf16", false, "")}) {
+  for (const config::Config& config : {make_config("fp64", false, ""), make_config("fp32", true, ""),
+                                       make_config("fp64", true, recompute), make_config("bf16", false, "")}) {
     SCOPED_TRACE(config.precision.params_dtype.text() + (" " + config.model.family));
-    run_cut(config, kCut, [&](const comm::World& world) {
+    run_sharded(config, kCut, [&](const comm::World& world) {
       SCOPED_TRACE("rank " + std::to_string(world.rank()));
       body(config, world);
     });
@@ -84,34 +85,34 @@ void over_configs(const Body& body) {
 }
 
 TEST(ZeroMemoryRanks, AnEighthAndTheTwoLargestUnitsAreHeldWhileEvaluating) {
-  over_configs([](const config::Config& config, const comm::World& world) {
+  for_each_config([](const config::Config& config, const comm::World& world) {
     device::MemoryMeter meter;
-    const auto a = step::assemble(config, world, kVocab);
-    const Held held = held_of(*a);
-    EXPECT_LT(8 * held.own, held.largest + held.largest / 50);  // an eighth, and little padding
-    step::evaluate_step(*a, batches_of(*a, 0));                 // grows the table of rotary positions
-    const auto batches = batches_of(*a, 0);
+    const auto assembly = step::assemble(config, world, kVocab);
+    const HeldMemory held = predict_held(*assembly);
+    EXPECT_LT(8 * held.own, held.largest + held.largest / 50);   // an eighth, and little padding
+    step::evaluate_step(*assembly, make_batches(*assembly, 0));  // grows the table of rotary positions
+    const auto batches = make_batches(*assembly, 0);
     const int64_t before = meter.bytes();
     meter.reset_peak();
-    step::evaluate_step(*a, batches);
+    step::evaluate_step(*assembly, batches);
     EXPECT_EQ(meter.bytes(), before);
     EXPECT_GE(meter.peak_bytes() - before, held.units);
-    EXPECT_LE(meter.peak_bytes() - before, held.units + bound_of_tensors(config));
+    EXPECT_LE(meter.peak_bytes() - before, held.units + max_tensor_bytes(config));
   });
 }
 
 TEST(ZeroMemoryRanks, AnEighthAndTheTwoLargestUnitsAreHeldWhileTraining) {
-  over_configs([](const config::Config& config, const comm::World& world) {
+  for_each_config([](const config::Config& config, const comm::World& world) {
     device::MemoryMeter meter;
-    const auto a = step::assemble(config, world, kVocab);
-    const Held held = held_of(*a);
-    const replay::MemoryPrediction predicted = forecast::predicted_memory(*a, 2);
-    step_at(*a, 0);
-    const auto batches = batches_of(*a, 1);
-    forecast::MemoryReport report(*a, meter);
+    const auto assembly = step::assemble(config, world, kVocab);
+    const HeldMemory held = predict_held(*assembly);
+    const replay::MemoryPrediction predicted = forecast::predicted_memory(*assembly, 2);
+    step_at(*assembly, 0);
+    const auto batches = make_batches(*assembly, 1);
+    forecast::MemoryReport report(*assembly, meter);
     report.begin_step();
     const int64_t before = meter.bytes();
-    step::train_step(*a, {batches, 2, config.train.global_batch_size, false, {}});
+    step::train_step(*assembly, {batches, 2, config.train.global_batch_size, false, {}});
     const forecast::MeasuredMemory measured = report.end_step();
     EXPECT_EQ(measured.gathered, held.units);  // at every moment of a segment and at every gradient
     EXPECT_EQ(measured.use.parameters, held.own);
@@ -119,7 +120,7 @@ TEST(ZeroMemoryRanks, AnEighthAndTheTwoLargestUnitsAreHeldWhileTraining) {
     // Bound of the whole step. It includes the units, the gradients of the current unit and of the one in reduction,
     // and the tensors that two blocks hold during recompute. Activations and the tensors of a segment are added.
     const int64_t most = held.units + predicted.gradient_buckets + predicted.use.activations +
-                         predicted.use.workspace + bound_of_tensors(config);
+                         predicted.use.workspace + max_tensor_bytes(config);
     EXPECT_LE(measured.peak - before, most);
     EXPECT_GE(measured.peak - before, held.units);
   });
@@ -127,7 +128,7 @@ TEST(ZeroMemoryRanks, AnEighthAndTheTwoLargestUnitsAreHeldWhileTraining) {
 
 // Parameters are initialized one at a time: their values, first in double, and the rank's shard of all parameters.
 TEST(ZeroMemoryRanks, AnEighthAndTheTwoLargestUnitsAreHeldWhileInitialising) {
-  over_configs([](const config::Config& config, const comm::World& world) {
+  for_each_config([](const config::Config& config, const comm::World& world) {
     device::MemoryMeter meter;
     models::ModelContext context(config.model);
     context.vocab_size = kVocab;
@@ -139,11 +140,11 @@ TEST(ZeroMemoryRanks, AnEighthAndTheTwoLargestUnitsAreHeldWhileInitialising) {
     std::vector<nn::Param*> params;
     distributed::FlatLayoutOptions options;
     options.sharded = true;
-    options.parts = 8;
+    options.num_shards = 8;
     options.index = world.groups().dp.index();
     for (const nn::Block& block : blocks) {
       const size_t known = params.size();
-      for (nn::Param* param : nn::params_of(block)) {
+      for (nn::Param* param : nn::list_params(block)) {
         if (std::find(params.begin(), params.end(), param) == params.end()) params.push_back(param);
       }
       options.units.push_back(params.size() - known);

@@ -38,7 +38,7 @@ std::string words(const Sharded& how) {
 
 LayoutRun run(const config::Config& config, const TestLayout& layout, int steps = 3) {
   LayoutRun result;
-  run_cut(config, layout, [&](const comm::World& world) {
+  run_sharded(config, layout, [&](const comm::World& world) {
     LayoutRun mine = verify::run_layout(config, world, kVocab, steps);
     if (world.rank() == 0) result = std::move(mine);
   });
@@ -100,7 +100,7 @@ config::Config six_layers(config::Config config) {
 }
 
 TEST(Zero, EveryStageOnOddLayoutsEqualsOneRank) {
-  expect_equal_to_one_rank(six_layers(small_gpt()), everyday(odd_layouts(), 2));
+  expect_equal_to_one_rank(six_layers(small_gpt()), sample_cases(odd_layouts(), 2));
 }
 
 TEST(Zero, ACodegeexOnOddLayoutsEqualsOneRank) {
@@ -108,7 +108,7 @@ TEST(Zero, ACodegeexOnOddLayoutsEqualsOneRank) {
   config.model.family = "codegeex";
   std::vector<Sharded> all = odd_layouts();
   std::erase_if(all, [](const Sharded& how) { return how.instances > 1 || how.stage == 2; });
-  expect_equal_to_one_rank(config, everyday(all, 2));
+  expect_equal_to_one_rank(config, sample_cases(all, 2));
 }
 
 TEST(Zero, EveryStageOfATiedGptEqualsOneRank) { expect_equal_to_one_rank(small_gpt(), every_layout()); }
@@ -168,7 +168,7 @@ TEST(Zero, EveryStageOnEveryLayoutWithRecomputeAndOffloadEqualsOneRank) {
       all.push_back(how);
     }
   }
-  expect_equal_to_one_rank(small_gpt(), everyday(all, 5));
+  expect_equal_to_one_rank(small_gpt(), sample_cases(all, 5));
 }
 
 TEST(Zero, LionEqualsOneRank) {
@@ -200,13 +200,13 @@ TEST(Zero, ParameterGroupsAndADecoupledRateEqualOneRank) {
 // Each of two stages has parameters that the other lacks; a group that matches no parameter of either is named.
 TEST(Zero, AParameterGroupThatFitsNothingIsAnError) {
   const TestLayout layout{1, 2, 1, 1, false};
-  const auto error_of = [&](const std::vector<std::string>& groups) {
+  const auto catch_error = [&](const std::vector<std::string>& groups) {
     config::Config config = small_gpt();
     config.optim.param_groups = groups;
     config = cut(config, layout);
     std::string error;
     std::mutex mutex;
-    run_cut(config, layout, [&](const comm::World& world) {
+    run_sharded(config, layout, [&](const comm::World& world) {
       try {
         step::assemble(config, world, kVocab);
       } catch (const base::Error& refused) {
@@ -216,8 +216,8 @@ TEST(Zero, AParameterGroupThatFitsNothingIsAnError) {
     });
     return error;
   };
-  EXPECT_EQ(error_of({"embedding.* wd_mult=0", "decoder.final_layernorm.* lr_mult=2"}), "");
-  const std::string error = error_of({"*.bias lr_mult=2", "*.baes wd_mult=0"});
+  EXPECT_EQ(catch_error({"embedding.* wd_mult=0", "decoder.final_layernorm.* lr_mult=2"}), "");
+  const std::string error = catch_error({"*.bias lr_mult=2", "*.baes wd_mult=0"});
   EXPECT_NE(error.find("[config] optim.param_groups: '*.baes wd_mult=0': no parameter"), std::string::npos) << error;
   EXPECT_EQ(std::count(error.begin(), error.end(), '\n'), 2) << "both ranks refuse";
 }

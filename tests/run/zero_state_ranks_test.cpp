@@ -20,7 +20,7 @@ void expect_something(const State& state) {
 }
 
 // ZeRO-1 at dp 4, ZeRO-3 at dp 2 x tp 2, none at one rank, ZeRO-2 in two instances.
-void wander(const config::Config& config) {
+void sweep_stages(const config::Config& config) {
   const Folder folder;
   const TestLayout dp4{1, 1, 1, 4, false}, dp2tp2{2, 1, 1, 2, true}, pp2{1, 2, 2, 2, false};
   const State first = run_leg(with_stage(config, 1), {dp4, "", folder.at("a"), 0, 2}).state;
@@ -34,11 +34,11 @@ void wander(const config::Config& config) {
   for (size_t i = 0; i < 2; ++i) EXPECT_NEAR(here.losses[i], there.losses[i], 1e-12 * there.losses[i]);
 }
 
-TEST(ZeroState, OfATiedGptWandersOverStagesUnchanged) { wander(small_gpt()); }
+TEST(ZeroState, OfATiedGptWandersOverStagesUnchanged) { sweep_stages(small_gpt()); }
 TEST(ZeroState, OfALlamaWithQkNormWandersOverStagesUnchanged) {
   config::Config config = small_llama();
   config.model.qk_layernorm = true;
-  wander(config);
+  sweep_stages(config);
 }
 
 config::Config bf16(config::Config config) {

@@ -16,6 +16,7 @@ BREACHES = [
     ("metroplex/core/step/batch.cpp", '#include "core/nn/linear.h"\n', "includes name the module without its layer core/"),
     ("metroplex/core/plan/layout.cpp", '#include "plan/layout.h"\n -> #include <string>\n', "the first include is the header that declares"),
     ("metroplex/core/plan/buckets.cpp", '#include "plan/buckets.h" -> #include "plan/layout.h"', "the first include is the header that declares"),
+    ("metroplex/core/plan/orphan.cpp", '#include "plan/layout.h"\n\n#include <string>\n', "after the header NAME.h that declares"),
     ("metroplex/core/optim/clip.cpp", '#include "models/registry.h"\n', "optim/ may not include models/"),
     ("metroplex/core/plan/buckets.cpp", "#include <ATen/ATen.h>\n", "plan/ is a module without torch"),
     ("metroplex/core/nn/linear.cpp", "#include <torch/torch.h>\n", "torch/torch.h is never included"),

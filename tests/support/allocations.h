@@ -23,7 +23,7 @@ namespace metroplex::test {
 using Allocations = std::vector<int64_t>;
 
 // Misses allocations that a parallel loop makes on other threads; the compared work must run on one thread.
-inline Allocations allocations_of(const std::function<void()>& work) {
+inline Allocations record_allocations(const std::function<void()>& work) {
   struct Host final : c10::MemoryReportingInfoBase {
     explicit Host(Allocations& to) : all(to) {}
     void reportMemoryUsage(void*, int64_t bytes, size_t, size_t, c10::Device device) override {
@@ -55,12 +55,12 @@ inline Allocations allocations_of(const std::function<void()>& work) {
   return all;
 }
 
-struct Held {
+struct HeldMemory {
   int64_t peak = 0, kept = 0;
-  bool operator==(const Held&) const = default;
+  bool operator==(const HeldMemory&) const = default;
 };
-inline Held held(const Allocations& all) {
-  Held held;
+inline HeldMemory held(const Allocations& all) {
+  HeldMemory held;
   for (const int64_t bytes : all) {
     held.kept += bytes;
     held.peak = std::max(held.peak, held.kept);

@@ -50,7 +50,8 @@ inline void check_type(const comm::Group& group, at::ScalarType type) {
     std::vector<at::Tensor> parts;
     for (int i = 0; i < size; ++i) parts.push_back(member_values(i, shape, type));
     EXPECT_TRUE(at::equal(comm::all_gather(mine, dim, group), at::cat(parts, dim))) << "dim " << dim;
-    EXPECT_TRUE(at::equal(comm::reduce_scatter(mine, dim, group), comm::own_slice(sum, dim, group))) << "dim " << dim;
+    EXPECT_TRUE(at::equal(comm::reduce_scatter(mine, dim, group), comm::select_shard(sum, dim, group)))
+        << "dim " << dim;
   }
 
   at::Tensor from_last = mine.clone();
@@ -102,7 +103,7 @@ inline void check_sum_order(const comm::Group& group) {
   EXPECT_TRUE(at::equal(x, expected));
   const at::Tensor whole = values(group.index()).narrow(0, 0, 4000 / group.size() * group.size());
   EXPECT_TRUE(at::equal(comm::reduce_scatter(whole, 0, group),
-                        comm::own_slice(expected.narrow(0, 0, whole.size(0)), 0, group)));
+                        comm::select_shard(expected.narrow(0, 0, whole.size(0)), 0, group)));
 }
 
 // A size that is no power of two and is above every threshold for splitting a message.

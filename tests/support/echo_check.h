@@ -16,20 +16,21 @@ class EchoCheck {
       : counts_(counts), sizes_(counts.sizes), options_(options), plan_(plan) {}
 
   std::string problem() {
-    const size_t clones = static_cast<size_t>(sizes_.clones()), ranks = static_cast<size_t>(sizes_.ranks);
-    if (!(plan_.sizes == sizes_) || plan_.owner.size() != clones || plan_.rows.size() != clones ||
-        plan_.source_rows.size() != ranks * clones || plan_.final_loads.size() != ranks)
+    const size_t replicas = static_cast<size_t>(sizes_.replicas()), ranks = static_cast<size_t>(sizes_.ranks);
+    if (!(plan_.sizes == sizes_) || plan_.owner.size() != replicas || plan_.rows.size() != replicas ||
+        plan_.source_rows.size() != ranks * replicas || plan_.final_loads.size() != ranks)
       return "the plan is of other sizes";
     sum();
-    for (const auto& part : {&EchoCheck::clones, &EchoCheck::experts, &EchoCheck::loads, &EchoCheck::of_planner}) {
+    for (const auto& part :
+         {&EchoCheck::replicas, &EchoCheck::experts, &EchoCheck::loads, &EchoCheck::check_planner}) {
       if (const std::string problem = (this->*part)(); !problem.empty()) return problem;
     }
     return "";
   }
 
  private:
-  int32_t owner(int clone) const { return plan_.owner[static_cast<size_t>(clone)]; }
-  int64_t rows(int clone) const { return plan_.rows[static_cast<size_t>(clone)]; }
+  int32_t owner(int replica) const { return plan_.owner[static_cast<size_t>(replica)]; }
+  int64_t rows(int replica) const { return plan_.rows[static_cast<size_t>(replica)]; }
   static int64_t& at(std::vector<int64_t>& values, int index) { return values[static_cast<size_t>(index)]; }
 
   void sum() {
@@ -44,28 +45,30 @@ class EchoCheck {
     }
   }
 
-  std::string clones() {
-    for (int clone = 0; clone < sizes_.clones(); ++clone) {
-      const int rank = sizes_.rank_of_clone(clone);
+  std::string replicas() {
+    for (int replica = 0; replica < sizes_.replicas(); ++replica) {
+      const int rank = sizes_.rank_of_replica(replica);
       int64_t sum = 0;
       for (int source = 0; source < sizes_.ranks; ++source) {
-        if (plan_.from(source, clone) < 0)
-          return base::concat("clone ", clone, " takes less than no rows of rank ", source);
-        sum += plan_.from(source, clone);
+        if (plan_.from(source, replica) < 0)
+          return base::concat("clone ", replica, " takes less than no rows of rank ", source);
+        sum += plan_.from(source, replica);
       }
-      if (sum != rows(clone)) return base::concat("clone ", clone, " has ", rows(clone), " rows, sources send ", sum);
-      if (owner(clone) < -1 || owner(clone) >= sizes_.experts) return base::concat("clone ", clone, " of no expert");
-      if ((owner(clone) < 0) != (rows(clone) == 0))
-        return base::concat("clone ", clone, " has an owner or rows, not both");
-      if (owner(clone) < 0) continue;
-      if (sizes_.home(owner(clone)) == rank) return base::concat("clone ", clone, " is at its home");
-      for (int other = rank * sizes_.slots; other < clone; ++other) {
-        if (owner(other) == owner(clone))
-          return base::concat("clones ", other, " and ", clone, " of one rank are alike");
+      if (sum != rows(replica))
+        return base::concat("clone ", replica, " has ", rows(replica), " rows, sources send ", sum);
+      if (owner(replica) < -1 || owner(replica) >= sizes_.experts)
+        return base::concat("clone ", replica, " of no expert");
+      if ((owner(replica) < 0) != (rows(replica) == 0))
+        return base::concat("clone ", replica, " has an owner or rows, not both");
+      if (owner(replica) < 0) continue;
+      if (sizes_.home(owner(replica)) == rank) return base::concat("clone ", replica, " is at its home");
+      for (int other = rank * sizes_.slots; other < replica; ++other) {
+        if (owner(other) == owner(replica))
+          return base::concat("clones ", other, " and ", replica, " of one rank are alike");
       }
-      at(given_, owner(clone)) += rows(clone);
-      at(sent_, sizes_.home(owner(clone))) += rows(clone);
-      at(received_, rank) += rows(clone);
+      at(given_, owner(replica)) += rows(replica);
+      at(sent_, sizes_.home(owner(replica))) += rows(replica);
+      at(received_, rank) += rows(replica);
     }
     return "";
   }
@@ -78,8 +81,8 @@ class EchoCheck {
     std::vector<int64_t> taken(static_cast<size_t>(sizes_.experts));
     for (int source = 0; source < sizes_.ranks; ++source) {
       std::fill(taken.begin(), taken.end(), 0);
-      for (int clone = 0; clone < sizes_.clones(); ++clone) {
-        if (owner(clone) >= 0) at(taken, owner(clone)) += plan_.from(source, clone);
+      for (int replica = 0; replica < sizes_.replicas(); ++replica) {
+        if (owner(replica) >= 0) at(taken, owner(replica)) += plan_.from(source, replica);
       }
       for (int expert = 0; expert < sizes_.experts; ++expert) {
         if (at(taken, expert) > counts_.at(source, expert))
@@ -104,11 +107,11 @@ class EchoCheck {
     return "";
   }
 
-  std::string of_planner() {
+  std::string check_planner() {
     if (options_.random) return "";
     const bool upstream =
         options_.planner == config::EchoPlanner::greedy || options_.planner == config::EchoPlanner::binpack;
-    if (upstream) return of_upstream();
+    if (upstream) return check_upstream();
     const int64_t mean = (work_.total + sizes_.ranks - 1) / sizes_.ranks;
     if (options_.planner == config::EchoPlanner::exact && sizes_.slots >= sizes_.home_experts() &&
         plan_.max_load() != mean)
@@ -119,7 +122,7 @@ class EchoCheck {
     return "";
   }
 
-  std::string of_upstream() {
+  std::string check_upstream() {
     plan::echo_spills({sizes_, options_, work_});
     std::vector<int64_t> spills(static_cast<size_t>(sizes_.ranks), 0);
     for (int expert = 0; expert < sizes_.experts; ++expert) {
@@ -130,7 +133,7 @@ class EchoCheck {
     const int64_t mean = work_.total / sizes_.ranks;
     for (int rank = 0; rank < sizes_.ranks; ++rank) {
       if (at(received_, rank) > at(work_.spare, rank))
-        return base::concat("rank ", rank, " receives more than it has room");
+        return base::concat("rank ", rank, " receives more rows than its capacity");
       if (at(spills, rank) != std::max<int64_t>(0, at(work_.loads, rank) - mean))
         return base::concat("the experts of rank ", rank, " spill ", at(spills, rank));
     }

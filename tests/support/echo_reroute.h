@@ -13,46 +13,48 @@
 namespace metroplex::plan {
 
 struct EchoRerouteWorkspace {
-  std::vector<int32_t> clone, next;  // [experts] current replica (`clone`) of an expert, -1: the owner; [replica
-                                     // slots] the replica after it
-  std::vector<int64_t> left;         // [experts] rows that the current replica still accepts
+  std::vector<int32_t> replica, next;  // [experts] current replica (`replica`) of an expert, -1: the owner; [replica
+                                       // slots] the replica after it
+  std::vector<int64_t> left;           // [experts] rows that the current replica still accepts
 };
 
-// Sets the expert's current replica to the first one from `clone` on that receives rows of `rank`, and its row count.
-inline void take_clone(const EchoPlan& plan, int rank, int32_t expert, int32_t clone, EchoRerouteWorkspace& work) {
-  while (clone >= 0 && plan.from(rank, clone) == 0) clone = work.next[static_cast<size_t>(clone)];
-  work.clone[static_cast<size_t>(expert)] = clone;
-  work.left[static_cast<size_t>(expert)] = clone < 0 ? 0 : plan.from(rank, clone);
+// Sets the expert's current replica to the first one from `replica` on that receives rows of `rank`, and its row
+// count.
+inline void take_replica(const EchoPlan& plan, int rank, int32_t expert, int32_t replica,
+                         EchoRerouteWorkspace& work) {
+  while (replica >= 0 && plan.from(rank, replica) == 0) replica = work.next[static_cast<size_t>(replica)];
+  work.replica[static_cast<size_t>(expert)] = replica;
+  work.left[static_cast<size_t>(expert)] = replica < 0 ? 0 : plan.from(rank, replica);
 }
 
-// experts [tokens, topk]: the distinct experts that each token of `rank` chose, -1: none. The first from(rank, clone)
-// tokens of an expert go to its first replica, the next ones to the second, the rest to the owner. columns [tokens,
-// topk]: the destination slot of each choice, at the same index as the choice and its probability.
+// experts [tokens, topk]: the distinct experts that each token of `rank` chose, -1: none. The first from(rank,
+// replica) tokens of an expert go to its first replica, the next ones to the second, the rest to the owner. columns
+// [tokens, topk]: the destination slot of each choice, at the same index as the choice and its probability.
 inline void echo_reroute(const EchoPlan& plan, int rank, std::span<const int32_t> experts, EchoRerouteWorkspace& work,
                          std::span<int32_t> columns) {
   MPX_ASSERT(experts.size() == columns.size(), experts.size(), " choices to ", columns.size(), " columns");
   const EchoSizes sizes = plan.sizes;
-  work.clone.assign(static_cast<size_t>(sizes.experts), -1);
+  work.replica.assign(static_cast<size_t>(sizes.experts), -1);
   work.left.resize(static_cast<size_t>(sizes.experts));
-  work.next.resize(static_cast<size_t>(sizes.clones()));
-  for (int32_t clone = sizes.clones() - 1; clone >= 0; --clone) {
-    const int32_t expert = plan.owner[static_cast<size_t>(clone)];
+  work.next.resize(static_cast<size_t>(sizes.replicas()));
+  for (int32_t replica = sizes.replicas() - 1; replica >= 0; --replica) {
+    const int32_t expert = plan.owner[static_cast<size_t>(replica)];
     if (expert < 0) continue;
-    work.next[static_cast<size_t>(clone)] = work.clone[static_cast<size_t>(expert)];
-    work.clone[static_cast<size_t>(expert)] = clone;
+    work.next[static_cast<size_t>(replica)] = work.replica[static_cast<size_t>(expert)];
+    work.replica[static_cast<size_t>(expert)] = replica;
   }
   for (int32_t expert = 0; expert < sizes.experts; ++expert)
-    take_clone(plan, rank, expert, work.clone[static_cast<size_t>(expert)], work);
+    take_replica(plan, rank, expert, work.replica[static_cast<size_t>(expert)], work);
   for (size_t i = 0; i < experts.size(); ++i) {
     const int32_t expert = experts[i];
     if (expert < 0) {
       columns[i] = -1;
       continue;
     }
-    const int32_t clone = work.clone[static_cast<size_t>(expert)];
-    columns[i] = clone < 0 ? sizes.column_of_expert(expert) : sizes.column_of_clone(clone);
-    if (clone >= 0 && --work.left[static_cast<size_t>(expert)] == 0)
-      take_clone(plan, rank, expert, work.next[static_cast<size_t>(clone)], work);
+    const int32_t replica = work.replica[static_cast<size_t>(expert)];
+    columns[i] = replica < 0 ? sizes.column_of_expert(expert) : sizes.column_of_replica(replica);
+    if (replica >= 0 && --work.left[static_cast<size_t>(expert)] == 0)
+      take_replica(plan, rank, expert, work.next[static_cast<size_t>(replica)], work);
   }
 }
 inline std::vector<int32_t> echo_reroute(const EchoPlan& plan, int rank, std::span<const int32_t> experts) {
@@ -67,8 +69,8 @@ inline std::vector<int32_t> echo_column_experts(const EchoPlan& plan) {
   std::vector<int32_t> experts(static_cast<size_t>(plan.sizes.columns()), -1);
   for (int32_t expert = 0; expert < plan.sizes.experts; ++expert)
     experts[static_cast<size_t>(plan.sizes.column_of_expert(expert))] = expert;
-  for (int clone = 0; clone < plan.sizes.clones(); ++clone)
-    experts[static_cast<size_t>(plan.sizes.column_of_clone(clone))] = plan.owner[static_cast<size_t>(clone)];
+  for (int replica = 0; replica < plan.sizes.replicas(); ++replica)
+    experts[static_cast<size_t>(plan.sizes.column_of_replica(replica))] = plan.owner[static_cast<size_t>(replica)];
   return experts;
 }
 

@@ -9,7 +9,7 @@ namespace metroplex::test {
 
 // The message of the base::Error that `body` throws; "" if it throws none.
 template <class Body>
-std::string error_of(const Body& body) {
+std::string catch_error(const Body& body) {
   try {
     body();
   } catch (const base::Error& error) { return error.what(); }

@@ -10,7 +10,7 @@
 
 namespace metroplex::test {
 
-inline bool whole_walks() {
+inline bool runs_full_sweep() {
   const char* const whole = std::getenv("METROPLEX_WHOLE_WALKS");
   return whole != nullptr && *whole != '\0';
 }
@@ -18,8 +18,8 @@ inline bool whole_walks() {
 // Samples one in `share` of the cases with a fixed seed and keeps their order. Every k-th case would always have the
 // same values of the innermost loop that generated the cases.
 template <class T>
-std::vector<T> everyday(const std::vector<T>& all, size_t share) {
-  if (whole_walks()) return all;
+std::vector<T> sample_cases(const std::vector<T>& all, size_t share) {
+  if (runs_full_sweep()) return all;
   std::vector<size_t> places(all.size());
   std::iota(places.begin(), places.end(), size_t{0});
   std::mt19937 draw(20250701);

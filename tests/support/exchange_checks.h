@@ -43,7 +43,7 @@ inline at::Tensor poison(int64_t length) {
 }
 
 // Row r of a member is 1000 member + r, times 1 to 3 by column; rows after the first `there` are NaN.
-inline at::Tensor rows_of(int member, int64_t there, int64_t length) {
+inline at::Tensor make_rows(int member, int64_t there, int64_t length) {
   const at::Tensor rows = poison(length);
   const at::Tensor first = at::arange(there, at::kDouble).add_(1000.0 * member).unsqueeze(1);
   rows.narrow(0, 0, there).copy_(first * at::arange(1, 4, at::kDouble));
@@ -63,16 +63,16 @@ inline void check_rows_as_all_to_all(const comm::Group& group, const RowCounts& 
   const int me = group.index();
   const std::vector<int64_t>& in = counts[static_cast<size_t>(me)];
   const std::vector<int64_t> out = sent_to(counts, me);
-  const int64_t sent = total(in), came = total(out);
+  const int64_t sent = total(in), received = total(out);
   int64_t capacity = 1;
   for (const auto& of : counts) capacity = std::max(capacity, *std::max_element(of.begin(), of.end()));
-  const at::Tensor rows = rows_of(me, sent, sent + 2);
-  ExchangedRows there(came + 3, group.size()), home(sent + 1, group.size());
+  const at::Tensor rows = make_rows(me, sent, sent + 2);
+  ExchangedRows there(received + 3, group.size()), home(sent + 1, group.size());
   comm::exchange_rows_async(there.place(), {rows, at::tensor(in)}, capacity, there.overflow, group).wait();
   EXPECT_TRUE(at::equal(there.counts, at::tensor(out))) << there.counts;
   const at::Tensor expected = comm::all_to_all(rows.narrow(0, 0, sent), out, in, group);
-  EXPECT_TRUE(at::equal(there.rows.narrow(0, 0, came), expected));
-  there.rows.narrow(0, came, 3).fill_(std::numeric_limits<double>::quiet_NaN());
+  EXPECT_TRUE(at::equal(there.rows.narrow(0, 0, received), expected));
+  there.rows.narrow(0, received, 3).fill_(std::numeric_limits<double>::quiet_NaN());
   comm::exchange_rows_async(home.place(), there.place(), capacity, home.overflow, group).wait();
   EXPECT_TRUE(at::equal(home.counts, at::tensor(in))) << "home again: " << home.counts;
   EXPECT_TRUE(at::equal(home.rows.narrow(0, 0, sent), rows.narrow(0, 0, sent))) << "home again";
@@ -100,15 +100,15 @@ inline void check_limited_rows(const comm::Group& group, const RowCounts& counts
     room -= delivered.back();
     overflow |= delivered.back() < sent;
     const int64_t length = limits.there[from];
-    rows.push_back(rows_of(static_cast<int>(from), length, length).narrow(0, begin, delivered.back()));
+    rows.push_back(make_rows(static_cast<int>(from), length, length).narrow(0, begin, delivered.back()));
   }
   int64_t left = limits.there[me];
-  for (const int64_t asked : counts[me]) {
-    overflow |= asked > std::min(limits.capacity, left);
-    left -= std::min(left, asked);
+  for (const int64_t requested : counts[me]) {
+    overflow |= requested > std::min(limits.capacity, left);
+    left -= std::min(left, requested);
   }
   ExchangedRows out(limits.room[me], group.size());
-  const at::Tensor in = rows_of(group.index(), limits.there[me], limits.there[me]);
+  const at::Tensor in = make_rows(group.index(), limits.there[me], limits.there[me]);
   comm::exchange_rows_async(out.place(), {in, at::tensor(counts[me])}, limits.capacity, out.overflow, group).wait();
   EXPECT_TRUE(at::equal(out.counts, at::tensor(delivered))) << out.counts << "instead of\n" << at::tensor(delivered);
   EXPECT_TRUE(at::equal(out.rows.narrow(0, 0, total(delivered)), at::cat(rows)));

@@ -41,7 +41,7 @@ class LaunchScripts : public ::testing::Test {
     return megatron::read_launch_script("run.sh", arguments);
   }
   std::string refused(const std::string& text, const Words& arguments = {}) {
-    return error_of([&] { read(text, arguments); });
+    return catch_error([&] { read(text, arguments); });
   }
   Words files() const {
     Words names;

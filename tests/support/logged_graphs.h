@@ -30,15 +30,15 @@ class LoggedGraphs final : public GraphDevice {
   size_t replays() const { return replays_.size(); }
 
  private:
-  class Logged;
+  class LoggedGraph;
   TapeRecorder& recorder_;
-  std::vector<const Logged*> captured_;  // in capture order
-  std::vector<const Logged*> replays_;
+  std::vector<const LoggedGraph*> captured_;  // in capture order
+  std::vector<const LoggedGraph*> replays_;
 };
 
-class LoggedGraphs::Logged final : public Graph {
+class LoggedGraphs::LoggedGraph final : public Graph {
  public:
-  Logged(LoggedGraphs& device, std::shared_ptr<TapePool> pool)
+  LoggedGraph(LoggedGraphs& device, std::shared_ptr<TapePool> pool)
       : device_(device), graph_(device.recorder_, std::move(pool)) {}
   void begin() override { graph_.begin(); }
   void end() override {
@@ -68,7 +68,7 @@ class LoggedGraphs::Logged final : public Graph {
 inline std::unique_ptr<Graph> LoggedGraphs::make_graph(std::shared_ptr<GraphPool> pool) {
   auto tape_pool = std::dynamic_pointer_cast<TapePool>(std::move(pool));
   MPX_ASSERT(tape_pool, "a pool of another device");
-  return std::make_unique<Logged>(*this, std::move(tape_pool));
+  return std::make_unique<LoggedGraph>(*this, std::move(tape_pool));
 }
 
 inline std::vector<tape_check::Finding> LoggedGraphs::findings() const {
@@ -79,12 +79,12 @@ inline std::vector<tape_check::Finding> LoggedGraphs::findings() const {
   std::vector<tape_check::Replayed> graphs;
   std::vector<size_t> order;
   std::set<const TapePool*> pools;
-  for (const Logged* graph : captured_) {
+  for (const LoggedGraph* graph : captured_) {
     add(tape_check::check_tape({graph->tape(), graph->pool()}, /*alone=*/false));
     graphs.push_back({base::concat(graphs.size()), &graph->tape(), {}});
     pools.insert(&graph->pool());
   }
-  for (const Logged* graph : replays_)
+  for (const LoggedGraph* graph : replays_)
     order.push_back(static_cast<size_t>(std::find(captured_.begin(), captured_.end(), graph) - captured_.begin()));
   add(tape_check::check_replays(graphs, order, {pools.begin(), pools.end()}));
   return found;

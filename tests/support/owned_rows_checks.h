@@ -121,14 +121,14 @@ inline void check_several_owned_rows(const comm::Group& group, const OwnedRows& 
     for (comm::Handle& handle : handles) handle.wait();
     for (size_t i = 0; i < widths.size(); ++i) {
       for (int64_t r = 0; r < kHome; ++r) {
-        const auto clones = std::count(owners.begin(), owners.end(), static_cast<int32_t>(me * kHome + r));
-        EXPECT_TRUE(at::equal(sums[i][r], row(me * kHome + r, widths[i]).mul_(static_cast<double>(clones))));
+        const auto replicas = std::count(owners.begin(), owners.end(), static_cast<int32_t>(me * kHome + r));
+        EXPECT_TRUE(at::equal(sums[i][r], row(me * kHome + r, widths[i]).mul_(static_cast<double>(replicas))));
       }
     }
   }
 }
 
-inline OwnedRows owned_rows_of(const comm::Group& group) {
+inline OwnedRows make_owned_rows(const comm::Group& group) {
   return {[&group](const auto& out, const auto& in, const auto& owners) {
             return comm::fetch_rows_async(out, in, owners, group);
           },

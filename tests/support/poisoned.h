@@ -6,12 +6,12 @@
 
 namespace metroplex::test {
 
-class Poisoned {
+class NanFillGuard {
  public:
-  Poisoned() { at::globalContext().setDeterministicAlgorithms(true, false); }
-  ~Poisoned() { at::globalContext().setDeterministicAlgorithms(false, false); }
-  Poisoned(const Poisoned&) = delete;
-  Poisoned& operator=(const Poisoned&) = delete;
+  NanFillGuard() { at::globalContext().setDeterministicAlgorithms(true, false); }
+  ~NanFillGuard() { at::globalContext().setDeterministicAlgorithms(false, false); }
+  NanFillGuard(const NanFillGuard&) = delete;
+  NanFillGuard& operator=(const NanFillGuard&) = delete;
 };
 
 }  // namespace metroplex::test

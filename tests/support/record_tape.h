@@ -37,13 +37,13 @@ inline RecordedTape record_tape(graph::TapeRecorder& recorder, const std::functi
 // diagnostics.
 inline void expect_finding(const std::vector<tape_check::Finding>& found, tape_check::FindingKind kind,
                            const std::string& operation, const std::string& place, const std::string& part = "") {
-  const auto fits = [&](const tape_check::Finding& f) {
-    return f.kind == kind && f.operation == operation && f.place == place;
+  const auto fits = [&](const tape_check::Finding& finding) {
+    return finding.kind == kind && finding.operation == operation && finding.place == place;
   };
   EXPECT_TRUE(std::all_of(found.begin(), found.end(), fits)) << tape_check::report(found);
   EXPECT_TRUE(std::any_of(found.begin(), found.end(),
                           [&](const auto& f) { return fits(f) && f.text.find(part) != std::string::npos; }))
-      << "no \"" << tape_check::words_of(kind) << "\" at " << operation << " of " << place << " with " << part
+      << "no \"" << tape_check::kind_name(kind) << "\" at " << operation << " of " << place << " with " << part
       << ":\n"
       << tape_check::report(found);
 }

@@ -43,12 +43,12 @@ inline Variables as_slurm(int rank, int num_ranks, int port) {
           base::concat("MASTER_PORT=", port),   "SLURM_STEP_NODELIST=localhost"};
 }
 
-struct Ended {
+struct ExitRecord {
   int code = -1;  // 128 + signal if killed
   Clock::time_point at;
 };
 
-inline std::vector<Ended> run_by_hand(int num_ranks, const std::function<Variables(int rank)>& variables) {
+inline std::vector<ExitRecord> run_by_hand(int num_ranks, const std::function<Variables(int rank)>& variables) {
   const testing::TestInfo* test = testing::UnitTest::GetInstance()->current_test_info();
   const std::string filter = std::string("--gtest_filter=") + test->test_suite_name() + "." + test->name();
   std::vector<pid_t> pids;
@@ -69,7 +69,7 @@ inline std::vector<Ended> run_by_hand(int num_ranks, const std::function<Variabl
     }
     pids.push_back(pid);
   }
-  std::vector<Ended> ended(static_cast<size_t>(num_ranks));
+  std::vector<ExitRecord> ended(static_cast<size_t>(num_ranks));
   for (int left = num_ranks; left > 0;) {
     for (size_t rank = 0; rank < pids.size(); ++rank) {
       int status = 0;

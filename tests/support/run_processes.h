@@ -21,7 +21,7 @@ struct ProcessesOptions {
 
 inline std::optional<comm::SpawnResult> run_processes(int num_ranks, const Layout& layout, const comm::RankBody& body,
                                                       const ProcessesOptions& options = {}) {
-  const topology::RankGrid grid = grid_of(num_ranks, layout);
+  const topology::RankGrid grid = make_grid(num_ranks, layout);
   if (const auto launch = comm::launch_from_environment()) {
     try {
       comm::run_process(*launch, grid, options.process, [&](const comm::World& world) {
@@ -30,7 +30,7 @@ inline std::optional<comm::SpawnResult> run_processes(int num_ranks, const Layou
       });
     } catch (...) {
       // The static destructors of libtorch would take longer than the test.
-      const std::string cause = comm::cause_of(std::current_exception()) + "\n";
+      const std::string cause = comm::failure_cause(std::current_exception()) + "\n";
       [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, cause.data(), cause.size());
       ::_exit(3);
     }
@@ -42,7 +42,7 @@ inline std::optional<comm::SpawnResult> run_processes(int num_ranks, const Layou
                    "--gtest_brief=1"};
   spawn.num_processes = num_ranks;
   spawn.grace = options.grace;
-  spawn.describe = comm::describe_in(grid);
+  spawn.rank_name = comm::rank_formatter(grid);
   return comm::spawn_processes(spawn);
 }
 

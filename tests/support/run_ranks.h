@@ -24,7 +24,7 @@ struct Layout {
   std::string context_levels = {};  // parallel.hierarchical_context_parallel_sizes
 };
 
-inline topology::RankGrid grid_of(int num_ranks, const Layout& layout) {
+inline topology::RankGrid make_grid(int num_ranks, const Layout& layout) {
   config::Parallel parallel;
   parallel.tensor_model_parallel_size = layout.tp;
   parallel.pipeline_model_parallel_size = layout.pp;
@@ -44,17 +44,17 @@ struct RunOptions {
 // num_ranks must be tp*pp*dp*cp. An exception in any rank fails the test.
 inline void run_ranks(int num_ranks, const Layout& layout, const comm::RankBody& body,
                       const RunOptions& options = {}) {
-  ASSERT_EQ(num_ranks, layout.tp * layout.pp * layout.dp * layout.cp) << "the layout wants another number of ranks";
-  const topology::RankGrid grid = grid_of(num_ranks, layout);
-  const comm::DescribeRank describe = comm::describe_in(grid);
+  ASSERT_EQ(num_ranks, layout.tp * layout.pp * layout.dp * layout.cp) << "the layout needs another number of ranks";
+  const topology::RankGrid grid = make_grid(num_ranks, layout);
+  const comm::RankFormatter rank_name = comm::rank_formatter(grid);
   try {
     comm::run_threads(num_ranks, grid,
                       {options.timeout, options.rendezvous, 1, options.traffic, -1, options.observer},
                       [&](const comm::World& world) {
-                        const testing::ScopedTrace trace(__FILE__, __LINE__, describe(world.rank()));
+                        const testing::ScopedTrace trace(__FILE__, __LINE__, rank_name(world.rank()));
                         body(world);
                       });
-  } catch (...) { ADD_FAILURE() << comm::cause_of(std::current_exception()); }
+  } catch (...) { ADD_FAILURE() << comm::failure_cause(std::current_exception()); }
 }
 
 // A single group: every rank is in tp.

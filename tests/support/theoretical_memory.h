@@ -59,8 +59,8 @@ inline double attention_parameters(const MegatronShape& shape) {
 inline ParameterCount operator+(const ParameterCount& a, const ParameterCount& b) {
   return {a.sharded + b.sharded, a.replicated + b.replicated, a.experts + b.experts};
 }
-inline ParameterCount operator*(const ParameterCount& a, double n) {
-  return {a.sharded * n, a.replicated * n, a.experts * n};
+inline ParameterCount operator*(const ParameterCount& count, double n) {
+  return {count.sharded * n, count.replicated * n, count.experts * n};
 }
 
 inline ParameterCount dense_layer(const MegatronShape& shape) {

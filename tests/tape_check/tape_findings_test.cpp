@@ -23,8 +23,8 @@ struct Scaling {
   int count = 0;  // padding follows
   double factor = 1;
 };
-void scale(const Scaling& s) {
-  for (int i = 0; i < s.count; ++i) s.out[i] = s.factor * s.in[i];
+void scale(const Scaling& scaling) {
+  for (int i = 0; i < scaling.count; ++i) scaling.out[i] = scaling.factor * scaling.in[i];
 }
 
 // For example a gather of the last step, whose event does not belong to a GPU's capture.

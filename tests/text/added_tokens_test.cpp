@@ -10,7 +10,7 @@
 namespace metroplex::text::added_tokens_test {
 namespace {
 
-using testing::error_of;
+using testing::catch_error;
 using testing::TemporaryFolder;
 using Ids = std::vector<int32_t>;
 
@@ -111,13 +111,13 @@ TEST(AddedTokens, MustNotTakeTheIdOfAnother) {
   for (const auto& [vector, name] :
        {std::pair{"sentencepiece_bpe", "tokenizer.model"}, {"llama2", "tokenizer.json"}}) {
     const Folder folder(vector, name, {{"tokenizer_config.json", config}});
-    const std::string error = error_of([&] { folder.load(); });
+    const std::string error = catch_error([&] { folder.load(); });
     EXPECT_NE(error.find("'<new>' = 5: this id belongs to"), std::string::npos) << error;
     EXPECT_NE(error.find("added_tokens_decoder"), std::string::npos) << error;
   }
   const Folder folder("llama2", "tokenizer.json",
                       {{"tokenizer_config.json", R"({"added_tokens_decoder": {"x": {}}})"}});
-  EXPECT_NE(error_of([&] { folder.load(); }).find("'x' is not an id"), std::string::npos);
+  EXPECT_NE(catch_error([&] { folder.load(); }).find("'x' is not an id"), std::string::npos);
 }
 
 }  // namespace

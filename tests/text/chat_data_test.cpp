@@ -13,7 +13,7 @@ namespace metroplex::text::chat_data_test {
 namespace {
 
 using Json = nlohmann::ordered_json;
-using testing::error_of;
+using testing::catch_error;
 using testing::TemporaryFolder;
 
 constexpr const char* kPlain =
@@ -40,7 +40,7 @@ std::vector<std::string> learned(const char* source, const std::string& chat, Le
 }
 
 std::string refusal(const std::string& chat) {
-  return error_of([&] { parse_chat(chat); });
+  return catch_error([&] { parse_chat(chat); });
 }
 
 TEST(ChatData, NullKeysAreDropped) {
@@ -178,7 +178,7 @@ TEST(ChatData, ArgumentsThatTheTemplateRefusesAreRead) {
   // A rejection for another reason stays.
   Chat plain = parse_chat(R"([{"role": "user", "content": "a"}])");
   const ChatTemplate refuses("{{ raise_exception('no') }}", "template", {});
-  EXPECT_NE(error_of([&] { read_learned_texts(refuses, plain, Learned::all); }).find("no"), std::string::npos);
+  EXPECT_NE(catch_error([&] { read_learned_texts(refuses, plain, Learned::all); }).find("no"), std::string::npos);
   // Texts that a template writes as JSON strings.
   const ChatTemplate quotes(
       "{% for m in messages %}{% for c in m.tool_calls or [] %}{{ c.function.arguments | tojson }}{% endfor %}"
@@ -219,7 +219,7 @@ TEST(ChatData, EachTurnIsLearnedAtItsEnd) {
       EXPECT_EQ(text.learned.back().second, text.text.size()) << source;
     }
   }
-  EXPECT_NE(error_of([&] { learned(kStrips, kThreeTurns); }).find("--learn each"), std::string::npos);
+  EXPECT_NE(catch_error([&] { learned(kStrips, kThreeTurns); }).find("--learn each"), std::string::npos);
   // A chat without a learned turn is one text, so that it is counted.
   for (const char* chat :
        {R"([{"role": "user", "content": "a"}])",
@@ -255,7 +255,7 @@ TEST(ChatData, EachTurnFollowsThePromptThatTheModelSees) {
     EXPECT_EQ(texts[i].text, wanted[i].first + wanted[i].second);
     EXPECT_EQ(texts[i].learned, (std::vector<LearnedRange>{{wanted[i].first.size(), texts[i].text.size()}})) << i;
   }
-  const std::string last = error_of([&] { learned(kStripsLater, chat, Learned::last); });
+  const std::string last = catch_error([&] { learned(kStripsLater, chat, Learned::last); });
   EXPECT_NE(last.find("(--learn each), or use a template"), std::string::npos) << last;
 }
 
@@ -269,7 +269,7 @@ TEST(ChatData, TurnWithoutItsGenerationPromptIsRefused) {
     {"role": "user", "content": "cc"}, {"role": "assistant", "content": "dd"}])";
   const ChatTemplate chat_template(source, "template", {});
   const auto refusal = [&] {
-    return error_of([&] { chat_template.learned_texts(parse_chat(chat), Learned::each); });
+    return catch_error([&] { chat_template.learned_texts(parse_chat(chat), Learned::each); });
   };
   EXPECT_NE(refusal().find("message 4"), std::string::npos) << refusal();
   EXPECT_NE(refusal().find("so the learned text is unknown; use a template with"), std::string::npos) << refusal();
@@ -313,10 +313,10 @@ TEST(ChatData, LearnsAfterTheCommonPrefixOfPromptAndTurn) {
   // A prompt that rewrites the messages before it has no common prefix with the turn.
   const char* rewrites =
       "{% for m in messages %}<{{ m.role }}>{{ m.content if not add_generation_prompt else '' }};{% endfor %}";
-  EXPECT_NE(error_of([&] { learned(rewrites, chat); }).find("differently"), std::string::npos);
+  EXPECT_NE(catch_error([&] { learned(rewrites, chat); }).find("differently"), std::string::npos);
 }
 
-std::vector<std::string> report_of(const char* source, const std::vector<const char*>& chats, bool cut = false) {
+std::vector<std::string> report_lines(const char* source, const std::vector<const char*>& chats, bool cut = false) {
   const auto tokenizer = load_tokenizer("", "tests/vectors/tokenizers/qwen2");
   const ChatTemplate chat_template(source, "template", {});
   std::vector<int32_t> ends = {*tokenizer->token_to_id("<|im_end|>")};
@@ -342,11 +342,11 @@ TEST(ChatData, ReportNamesUnusedData) {
       "{% endfor %}{% if add_generation_prompt %}assistant{% endif %}";
   const char* clean = R"({"id": 3, "messages": [{"role": "user", "content": "hi", "name": "x"},
     {"role": "assistant", "content": " arr "}]})";
-  EXPECT_TRUE(report_of(source, {clean}).empty());
+  EXPECT_TRUE(report_lines(source, {clean}).empty());
   const char* parts = R"({"category": "c", "tools": [], "chat_template_kwargs": {"deep": 1},
     "messages": [{"role": "user", "content": "hi", "mood": "x", "thinking": "y"},
     {"role": "assistant", "content": [{"type": "text", "text": "arr"}]}]})";
-  const auto lines = report_of(source, {clean, parts, parts});
+  const auto lines = report_lines(source, {clean, parts, parts});
   for (const char* wanted : {"2 chats have the key \"category\"", "2 chats have messages with the key \"mood\"",
                              "2 chats have messages with the key \"thinking\"", "2 chats have tools, which",
                              "2 chats set \"deep\"", "the text of 2 messages with the role assistant"}) {
@@ -361,9 +361,9 @@ TEST(ChatData, ReportNamesContentsThatAreNotText) {
       "{% for p in m.content %}{{ p.text }}{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
       "{% if add_generation_prompt %}assistant{% endif %}";
   const auto lines =
-      report_of(source, {R"([{"role": "user", "content": [{"type": "text", "text": "hi"},
+      report_lines(source, {R"([{"role": "user", "content": [{"type": "text", "text": "hi"},
     {"type": "image_url", "image_url": {"url": "x"}}]}, {"role": "assistant", "content": "arr"}])",
-                         R"([{"role": "user", "content": ["one", 2]}, {"role": "tool", "content": {"text": "zq"}},
+                            R"([{"role": "user", "content": ["one", 2]}, {"role": "tool", "content": {"text": "zq"}},
     {"role": "user", "text": "hi"}, {"role": "assistant", "content": "arr"}])"});
   for (const char* wanted :
        {"1 chats have content parts that are not text (type \"image_url\")",
@@ -381,11 +381,11 @@ constexpr const char* kChatMl =
 
 TEST(ChatData, ReportNamesContentsWrittenAsPythonSource) {
   const auto lines =
-      report_of(kChatMl, {R"([{"role": "user", "content": [{"type": "text", "text": "hi"}]},
+      report_lines(kChatMl, {R"([{"role": "user", "content": [{"type": "text", "text": "hi"}]},
     {"role": "assistant", "content": "arr"}])",
-                          R"([{"role": "user", "content": {"x": 1}}, {"role": "user", "content": ["a"]},
+                             R"([{"role": "user", "content": {"x": 1}}, {"role": "user", "content": ["a"]},
     {"role": "assistant", "content": "arr"}])",
-                          R"([{"role": "user", "content": "[{'type'"}, {"role": "user", "content": 5},
+                             R"([{"role": "user", "content": "[{'type'"}, {"role": "user", "content": 5},
     {"role": "assistant", "content": "arr"}])"});
   EXPECT_TRUE(
       has_line(lines, "2 chats have contents that are lists or objects, which the template writes as Python"));
@@ -394,9 +394,10 @@ TEST(ChatData, ReportNamesContentsWrittenAsPythonSource) {
 }
 
 TEST(ChatData, ReportNamesRolesThatAreNotKnown) {
-  const auto lines = report_of(kChatMl, {R"({"conversations": [{"from": "human", "value": "u"},
+  const auto lines =
+      report_lines(kChatMl, {R"({"conversations": [{"from": "human", "value": "u"},
     {"from": "bing", "value": "lost"}, {"from": "bing", "value": "lost"}, {"from": "gpt", "value": "z"}]})",
-                                         R"([{"role": "user", "content": "a"}, {"role": "model", "content": "lost"},
+                             R"([{"role": "user", "content": "a"}, {"role": "model", "content": "lost"},
     {"role": "assistant", "content": "b"}])"});
   EXPECT_TRUE(has_line(lines, "2 messages have the role bing, which is unknown"));
   EXPECT_TRUE(has_line(lines, "1 messages have the role model, which is unknown"));
@@ -407,8 +408,8 @@ TEST(ChatData, TurnMayEndWithSeveralSpecialTokens) {
   const char* chat = R"([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}])";
   const std::string closed = kChatMl;
   EXPECT_TRUE(
-      report_of((closed + "{% if not add_generation_prompt %}<|endoftext|>{% endif %}").c_str(), {chat}).empty());
-  EXPECT_TRUE(has_line(report_of((closed + "{% if not add_generation_prompt %}more{% endif %}").c_str(), {chat}),
+      report_lines((closed + "{% if not add_generation_prompt %}<|endoftext|>{% endif %}").c_str(), {chat}).empty());
+  EXPECT_TRUE(has_line(report_lines((closed + "{% if not add_generation_prompt %}more{% endif %}").c_str(), {chat}),
                        "in 1 of 1 turns the last learned token does not end the turn"));
 }
 
@@ -426,7 +427,7 @@ TEST(ChatData, LearnsTurnsBeforeTheClosingTextOfTheChat) {
   const char* same = R"([{"role": "user", "content": "a", "reasoning_content": "1"},
     {"role": "assistant", "content": "b", "reasoning_content": "1"}, {"role": "user", "content": "c"},
     {"role": "assistant", "content": "b", "reasoning_content": "1"}])";
-  EXPECT_NE(error_of([&] { learned(kStrips, same); }).find("differently"), std::string::npos);
+  EXPECT_NE(catch_error([&] { learned(kStrips, same); }).find("differently"), std::string::npos);
 }
 
 TEST(ChatData, DocumentsAreAVariableOfTheTemplate) {
@@ -440,11 +441,11 @@ TEST(ChatData, DocumentsAreAVariableOfTheTemplate) {
             "(K)a");
   EXPECT_EQ(text(R"({"chat_template_kwargs": "{\"x\": 1}", "messages": [{"role": "user", "content": "a"}]})"), "a1");
   EXPECT_EQ(text(R"([{"role": "user", "content": "a"}])"), "a");
-  EXPECT_NE(error_of([&] {
+  EXPECT_NE(catch_error([&] {
               text(R"({"documents": ["D"], "messages": [{"role": "user", "content": "a"}]})");
             }).find("\"documents\" = "),
             std::string::npos);
-  EXPECT_TRUE(has_line(report_of(kChatMl, {R"({"documents": [{"text": "D"}], "messages": [{"role": "user",
+  EXPECT_TRUE(has_line(report_lines(kChatMl, {R"({"documents": [{"text": "D"}], "messages": [{"role": "user",
     "content": "a"}, {"role": "assistant", "content": "b"}]})"}),
                        "1 chats have documents, which the template does not read"));
 }
@@ -458,10 +459,10 @@ TEST(ChatData, ReportCountsTurnsWithoutEnd) {
   const char* open =
       "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' %}{% generation %}{{ m.content }}"
       "{% endgeneration %}{% else %}{{ m.content }}{% endif %}<|im_end|>\n{% endfor %}";
-  EXPECT_TRUE(report_of(ends, {chat}).empty());
+  EXPECT_TRUE(report_lines(ends, {chat}).empty());
   EXPECT_TRUE(
-      has_line(report_of(open, {chat, chat}), "in 4 of 4 turns the last learned token does not end the turn"));
-  EXPECT_TRUE(has_line(report_of(ends, {chat}, true), "in 1 of 1 turns"));
+      has_line(report_lines(open, {chat, chat}), "in 4 of 4 turns the last learned token does not end the turn"));
+  EXPECT_TRUE(has_line(report_lines(ends, {chat}, true), "in 1 of 1 turns"));
 }
 
 TEST(ChatData, EndOfTurnOfATemplateThatIsNormalized) {
@@ -480,7 +481,7 @@ TEST(ChatData, SeveralTemplatesInAFolder) {
   folder.write("tokenizer_config.json", R"({"chat_template": "old"})");
   std::filesystem::create_directory(folder.path() + "/additional_chat_templates");
   folder.write("additional_chat_templates/tool_use.jinja", "T{% generation %}x{% endgeneration %}");
-  EXPECT_NE(error_of([&] { find_chat_template(folder.path()); }).find("'default'"), std::string::npos);
+  EXPECT_NE(catch_error([&] { find_chat_template(folder.path()); }).find("'default'"), std::string::npos);
   folder.write("chat_template.jinja", "D");
   const auto found = find_chat_template(folder.path());
   ASSERT_TRUE(found.has_value());

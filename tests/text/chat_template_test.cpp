@@ -12,7 +12,7 @@ namespace metroplex::text::chat_template_test {
 namespace {
 
 using Json = nlohmann::ordered_json;
-using testing::error_of;
+using testing::catch_error;
 using testing::TemporaryFolder;
 
 const std::string kVectors = "tests/vectors/chat/";
@@ -23,7 +23,7 @@ Json vectors(const std::string& name) {
 }
 
 // The text, or null if it is rejected.
-Json rendered(const std::string& source, const Json& variables, int64_t now) {
+Json render_chat(const std::string& source, const Json& variables, int64_t now) {
   try {
     const jinja::Template parsed(source, "template");
     return parsed.render(jinja::from_json(variables).dict(), now).text;
@@ -34,7 +34,7 @@ TEST(ChatTemplates, PiecesOfJinjaAreAsJinjaHasThem) {
   const Json file = vectors("pieces.json");
   int refused = 0;
   for (const Json& piece : file["cases"]) {
-    EXPECT_EQ(rendered(piece["template"], file["variables"], file["now"]), piece["text"]) << piece["template"];
+    EXPECT_EQ(render_chat(piece["template"], file["variables"], file["now"]), piece["text"]) << piece["template"];
     refused += piece["text"].is_null();
   }
   EXPECT_GE(file["cases"].size(), 246u);
@@ -49,7 +49,7 @@ TEST(ChatTemplates, OfEveryFamilyAreAsTransformersRendersThem) {
     const std::string name = one["template"];
     if (messages.empty()) {
       EXPECT_TRUE(one["text"].is_null()) << name;
-      EXPECT_FALSE(error_of([&] { chat_from_json(messages); }).empty());
+      EXPECT_FALSE(catch_error([&] { chat_from_json(messages); }).empty());
       continue;
     }
     messages = chat_from_json(messages).messages;
@@ -57,7 +57,7 @@ TEST(ChatTemplates, OfEveryFamilyAreAsTransformersRendersThem) {
         {"messages", messages}, {"tools", nullptr}, {"documents", nullptr}, {"add_generation_prompt", false}};
     variables.update(file["special"]);
     variables.update(file["extras"][one["extra"].get<std::string>()]);
-    EXPECT_EQ(rendered(file["templates"][name], variables, file["now"]), one["text"])
+    EXPECT_EQ(render_chat(file["templates"][name], variables, file["now"]), one["text"])
         << name << " " << one["conversation"] << " " << one["extra"];
     texts[name] += !one["text"].is_null();
   }
@@ -89,7 +89,7 @@ TEST(ChatTemplates, TokensAndMasksAreThoseOfTransformers) {
   EXPECT_GE(learned, 500);
 }
 
-Chat chat_of(const char* text) { return chat_from_json(Json::parse(text)); }
+Chat make_chat(const char* text) { return chat_from_json(Json::parse(text)); }
 
 constexpr const char* kTwoTurns = R"([{"role": "user", "content": "a"}, {"role": "assistant", "content": "bb"},
   {"role": "user", "content": "c"}, {"role": "assistant", "content": "dd"}])";
@@ -105,20 +105,20 @@ std::vector<std::string> pieces(const ChatText& chat) {
 
 TEST(ChatTemplates, WithoutGenerationBlocksTheTurnsAreFoundByRenderingPrefixes) {
   const ChatTemplate plain(kPlain, "plain", {});
-  const ChatText all = plain.learned_texts(chat_of(kTwoTurns), Learned::all)[0];
+  const ChatText all = plain.learned_texts(make_chat(kTwoTurns), Learned::all)[0];
   EXPECT_EQ(all.text, "<u>a.<a>bb.<u>c.<a>dd.");
   EXPECT_EQ(pieces(all), (std::vector<std::string>{"bb.", "dd."}));
-  EXPECT_EQ(pieces(plain.learned_texts(chat_of(kTwoTurns), Learned::last)[0]), std::vector<std::string>{"dd."});
+  EXPECT_EQ(pieces(plain.learned_texts(make_chat(kTwoTurns), Learned::last)[0]), std::vector<std::string>{"dd."});
   // A template that shortens earlier turns: they match no part of the text; the last turn does.
   const ChatTemplate rewrites(
       "{% for m in messages %}<{{ m.role[0] }}>{{ m.content if loop.last else m.content[0] }}.{% endfor %}"
       "{% if add_generation_prompt %}<a>{% endif %}",
       "rewrites", {});
-  const std::string error = error_of([&] { rewrites.learned_texts(chat_of(kTwoTurns), Learned::all); });
+  const std::string error = catch_error([&] { rewrites.learned_texts(make_chat(kTwoTurns), Learned::all); });
   EXPECT_NE(error.find("message 2"), std::string::npos) << error;
   EXPECT_NE(error.find("generation"), std::string::npos) << error;
   EXPECT_NE(error.find("--learn each"), std::string::npos) << error;
-  EXPECT_EQ(pieces(rewrites.learned_texts(chat_of(kTwoTurns), Learned::last)[0]), std::vector<std::string>{"dd."});
+  EXPECT_EQ(pieces(rewrites.learned_texts(make_chat(kTwoTurns), Learned::last)[0]), std::vector<std::string>{"dd."});
 }
 
 TEST(ChatTemplates, AreFoundInADirectoryAsTransformersLooksForThem) {
@@ -129,7 +129,7 @@ TEST(ChatTemplates, AreFoundInADirectoryAsTransformersLooksForThem) {
   auto found = find_chat_template(folder.path());
   ASSERT_TRUE(found.has_value());
   found->set_variable("more", 5);
-  Chat chat = chat_of(kTwoTurns);
+  Chat chat = make_chat(kTwoTurns);
   EXPECT_EQ(found->text(chat, false), "<s>d</s>5");
   chat.tools = Json::array({1, 2});
   EXPECT_EQ(found->text(chat, false), "t2");
@@ -138,12 +138,12 @@ TEST(ChatTemplates, AreFoundInADirectoryAsTransformersLooksForThem) {
 }
 
 TEST(ChatTemplates, ChatsComeInSeveralSpellings) {
-  const Chat shared = chat_of(
+  const Chat shared = make_chat(
       R"({"conversations": [{"from": "system", "value": "s"}, {"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]})");
   EXPECT_EQ(ChatTemplate(kPlain, "plain", {}).text(shared, false), "<s>s.<u>a.<a>b.");
   for (const char* wrong :
        {"{}", "[]", "3", R"({"messages": 1})", R"([{"content": "a"}])", R"({"conversations": [{"value": "a"}]})"}) {
-    EXPECT_NE(error_of([&] { chat_of(wrong); }).find("[text]"), std::string::npos) << wrong;
+    EXPECT_NE(catch_error([&] { make_chat(wrong); }).find("[text]"), std::string::npos) << wrong;
   }
 }
 
@@ -165,8 +165,8 @@ TEST(ChatTemplates, WhatTheyLackIsNamedWithItsLine) {
       {"{{ messages.append(1) }}", "line 1: 'append' would change a list"},
   };
   for (const auto& [source, wanted] : cases) {
-    const std::string error =
-        error_of([&, source = source] { ChatTemplate(source, "file.jinja", {}).text(chat_of(kTwoTurns), false); });
+    const std::string error = catch_error(
+        [&, source = source] { ChatTemplate(source, "file.jinja", {}).text(make_chat(kTwoTurns), false); });
     EXPECT_NE(error.find(std::string("file.jinja, ") + wanted), std::string::npos) << source << "\n" << error;
   }
 }
@@ -202,9 +202,9 @@ TEST(ChatTemplates, NoTemplateRunsOrGrowsWithoutEnd) {
       "{% macro m() %}{% endmacro %}{% set ns = namespace() %}{% set ns.x = [m] %}",
       "{% macro m() %}{% endmacro %}{% set ns = namespace(x=[[m]]) %}",
       "{{ '%9999999999d' % 1 }}"};
-  const Chat chat = chat_of(kTwoTurns);
+  const Chat chat = make_chat(kTwoTurns);
   for (const std::string& source : sources) {
-    const std::string error = error_of([&] {
+    const std::string error = catch_error([&] {
       jinja::Limits limits;
       limits.steps = 2'000'000;
       const jinja::Template parsed(source, "t");
@@ -252,7 +252,7 @@ TEST(ChatTemplates, EveryOperationIsPaidForBeforeItIsMade) {
     jinja::Limits limits;
     limits.steps = 2'000'000;
     const jinja::Template parsed(source, "t");
-    const std::string error = error_of([&] { parsed.render({}, 0, limits); });
+    const std::string error = catch_error([&] { parsed.render({}, 0, limits); });
     EXPECT_NE(error.find("takes more than 2000000 steps"), std::string::npos) << source << "\n" << error;
   }
 }
@@ -260,7 +260,7 @@ TEST(ChatTemplates, EveryOperationIsPaidForBeforeItIsMade) {
 // Substrings of more than 32 bytes use another search algorithm.
 TEST(ChatTemplates, LongPartsAreFoundWhereTheShortAre) {
   const Json variables = Json::parse(R"({"messages": []})");
-  const auto shows = [&](const std::string& source) { return rendered(source, variables, 0); };
+  const auto shows = [&](const std::string& source) { return render_chat(source, variables, 0); };
   const std::string set = "{% set p = 'ab'*20 ~ 'c' %}{% set s = 'x' ~ 'ab'*3 ~ p ~ 'y' ~ p ~ 'z' %}";
   EXPECT_EQ(shows(set + "{{ s.find(p) }} {{ s.rfind(p) }} {{ s.count(p) }} {{ p in s }} {{ s.find(p ~ 'q') }}"),
             "7 49 2 True -1");
@@ -279,7 +279,7 @@ TEST(ChatTemplates, LongPartsAreFoundWhereTheShortAre) {
 // A search that takes the product of both lengths would run for hours.
 TEST(ChatTemplates, SearchesAreLinearInTextsThatRepeatThemselves) {
   const std::string set = "{% set s = 'a'*8000000 %}{% set p = 'a'*4000000 %}";
-  const auto shows = [&](const std::string& source) { return rendered(set + source, Json::object(), 0); };
+  const auto shows = [&](const std::string& source) { return render_chat(set + source, Json::object(), 0); };
   EXPECT_EQ(shows("{{ s.find(p ~ 'b') }} {{ s.rfind('b' ~ p) }} {{ (p ~ 'b') in s }}"), "-1 -1 False");
   EXPECT_EQ(shows("{{ s.count(p ~ 'b') }} {{ s.split(p ~ 'b')|length }} {{ s.count(p) }}"), "0 1 2");
 }
@@ -287,14 +287,17 @@ TEST(ChatTemplates, SearchesAreLinearInTextsThatRepeatThemselves) {
 TEST(ChatTemplates, JsonOfUsersIsBoundedAndSaysWhereItEnds) {
   const std::string deep = R"({"messages":)" + std::string(100000, '[') + std::string(100000, ']') + "}";
   const std::string brackets = std::string(60000, '[') + std::string(60000, ']');
-  EXPECT_NE(error_of([&] { parse_chat(deep); }).find("nested deeper than 120 levels"), std::string::npos);
+  EXPECT_NE(catch_error([&] { parse_chat(deep); }).find("nested deeper than 120 levels"), std::string::npos);
   ChatTemplate plain(kPlain, "plain", {});
-  const auto refusal = [&](const std::string& variable) { return error_of([&] { plain.set_variable(variable); }); };
+  const auto refusal = [&](const std::string& variable) {
+    return catch_error([&] { plain.set_variable(variable); });
+  };
   EXPECT_NE(refusal("x=" + brackets).find("nested deeper than 120 levels"), std::string::npos);
-  EXPECT_NE(error_of([&] { parse_chat(R"({"messages": [{"role": "user", "con)"); }).find("too early, after byte 35"),
-            std::string::npos)
-      << error_of([&] { parse_chat(R"({"messages": [{"role": "user", "con)"); });
-  EXPECT_NE(error_of([&] { parse_chat("\x1f\x8b\x08"); }).find("at byte 1; it is compressed with gzip"),
+  EXPECT_NE(
+      catch_error([&] { parse_chat(R"({"messages": [{"role": "user", "con)"); }).find("too early, after byte 35"),
+      std::string::npos)
+      << catch_error([&] { parse_chat(R"({"messages": [{"role": "user", "con)"); });
+  EXPECT_NE(catch_error([&] { parse_chat("\x1f\x8b\x08"); }).find("at byte 1; it is compressed with gzip"),
             std::string::npos);
   for (const char* name : {"messages", "add_generation_prompt", "bos_token", "tools"})
     EXPECT_NE(refusal(std::string(name) + "=1").find("choose another name"), std::string::npos) << name;
@@ -306,9 +309,9 @@ TEST(ChatTemplates, JsonOfUsersIsBoundedAndSaysWhereItEnds) {
 TEST(ChatTemplates, AMessageWithoutATextIsNamedWhereATemplateFails) {
   const ChatTemplate adds("{% for m in messages %}{{ m.content + '.' }}{% endfor %}", "adds", {});
   const auto refusal = [&](const char* second) {
-    return error_of([&] {
+    return catch_error([&] {
       adds.text(
-          chat_of(
+          make_chat(
               (R"([{"role": "user", "content": "a"}, {"role": "assistant")" + std::string(second) + "}]").c_str()),
           false);
     });
@@ -320,7 +323,7 @@ TEST(ChatTemplates, AMessageWithoutATextIsNamedWhereATemplateFails) {
             std::string::npos);
   EXPECT_NE(refusal("").find("message 2, with the role assistant, has no content"), std::string::npos);
   const std::string texts =
-      error_of([&] { ChatTemplate("{{ messages[9].role }}", "t", {}).text(chat_of(kTwoTurns), false); });
+      catch_error([&] { ChatTemplate("{{ messages[9].role }}", "t", {}).text(make_chat(kTwoTurns), false); });
   EXPECT_EQ(texts.find("with the role"), std::string::npos) << texts;
 }
 

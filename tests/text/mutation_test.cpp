@@ -72,7 +72,7 @@ std::unique_ptr<Tokenizer> load_model(const std::string& content) {
 
 // A file of the vectors with few merges and only the tokens that they and the rest of the file need. Damage then hits
 // relevant content, and loading is fast.
-nlohmann::json reduced(const std::string& path, size_t num_merges) {
+nlohmann::json reduce_input(const std::string& path, size_t num_merges) {
   auto json = testing::read_json(path);
   auto& model = json["model"];
   const auto vocab = model["vocab"];
@@ -99,7 +99,7 @@ TEST(DamagedTokenizerJson, IsRefusedOrWorks) {
   Outcome outcome;
   for (const std::string& folder : testing::vector_folders()) {
     if (!testing::exists(folder + "/tokenizer.json")) continue;
-    const std::string content = reduced(folder + "/tokenizer.json", 20).dump();
+    const std::string content = reduce_input(folder + "/tokenizer.json", 20).dump();
     for (int i = 0; i < 300; ++i) try_one(mutate(content, random), load_json, outcome);
   }
   EXPECT_GT(outcome.accepted, 0);
@@ -123,7 +123,7 @@ TEST(DamagedTokenizerJson, IsRefusedOrWorksWithAnyValueReplaced) {
   Outcome outcome;
   for (const std::string& folder : testing::vector_folders()) {
     if (!testing::exists(folder + "/tokenizer.json")) continue;
-    const auto json = reduced(folder + "/tokenizer.json", 2);
+    const auto json = reduce_input(folder + "/tokenizer.json", 2);
     const auto places = json.flatten();
     for (const auto& [pointer, ignored] : places.items()) {
       for (const auto& value : replacements) {

@@ -46,7 +46,7 @@ TEST(ByteTrie, FindsTheLongestBeginning) {
 }
 
 TEST(TextCuts, CutsOnlyWhereNoTokenLeadsOver) {
-  TextCuts cuts;
+  SplitPoints cuts;
   cuts.join_all("ab\xE2\x96\x81");
   cuts.join_all("\xE6\x97\xA5\xE6\x9C\xAC");
   std::vector<std::string> parts;
@@ -243,7 +243,7 @@ std::string piece(const std::string& text, char type) { return field(1, field(1,
 
 TEST(SentencePieceFileReading, RefusesPiecesThatDoNotFitTogether) {
   const auto error = [](const std::string& model) {
-    return testing::error_of([&] { read_sentencepiece_file(model, "small.model"); });
+    return testing::catch_error([&] { read_sentencepiece_file(model, "small.model"); });
   };
   EXPECT_EQ(error(piece("<unk>", 2) + piece("a", 1)), "");
   EXPECT_NE(error(piece("a", 1)).find("unknown piece"), std::string::npos);
@@ -298,7 +298,7 @@ TEST(SentencePieceFileReading, AcceptsAnyFiniteScore) {
       EXPECT_EQ(tokenizer->encode(item.text), item.ids) << item.model << " " << score;
     }
     const std::string infinite = with_score(std::numeric_limits<float>::infinity());
-    EXPECT_NE(testing::error_of([&] { read_sentencepiece_file(infinite, "small.model"); }).find("finite"),
+    EXPECT_NE(testing::catch_error([&] { read_sentencepiece_file(infinite, "small.model"); }).find("finite"),
               std::string::npos);
   }
 }

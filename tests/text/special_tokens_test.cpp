@@ -184,7 +184,7 @@ TEST(TokenizerFolder, EqualsTransformers) {
 }
 
 TEST(TokenizerFolder, RefusesAddedIdsAfterAGap) {
-  const std::string where = testing::error_of([] {
+  const std::string where = testing::catch_error([] {
     load(vector_json("gpt2"), {{"added_tokens.json", R"({"<new>": 1010})"}});
   });
   EXPECT_NE(where.find("added_tokens.json: '<new>' = 1010: ids of added tokens must follow the vocabulary"),

@@ -35,6 +35,6 @@ class TemporaryFolder {
   std::string path_;
 };
 
-using test::error_of;
+using test::catch_error;
 
 }  // namespace metroplex::text::testing

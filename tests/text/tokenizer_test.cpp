@@ -18,7 +18,7 @@
 namespace metroplex::text::tokenizer_test {
 namespace {
 
-using testing::error_of;
+using testing::catch_error;
 using testing::TemporaryFolder;
 using Ids = std::vector<int32_t>;
 
@@ -165,7 +165,7 @@ TEST(JsonTokenizerFile, IsRefusedWithTheFileThePlaceAndTheRule) {
        "special_tokens"},
   };
   for (const auto& [json, expected] : cases) {
-    const std::string message = error_of([&json = json] { parse_tokenizer_json(json, "path/of.json"); });
+    const std::string message = catch_error([&json = json] { parse_tokenizer_json(json, "path/of.json"); });
     EXPECT_NE(message.find(expected), std::string::npos) << message << "\nfor " << json.substr(0, 100);
     EXPECT_NE(message.find("path/of.json"), std::string::npos) << message;
   }
@@ -177,14 +177,14 @@ TEST(InvalidText, IsRefusedWithItsOffsetOrReplaced) {
       "abc";
   for (const std::string& folder : testing::vector_folders()) {
     const auto strict = load_tokenizer("", folder);
-    const std::string message = error_of([&] { strict->encode(text); });
+    const std::string message = catch_error([&] { strict->encode(text); });
     EXPECT_NE(message.find("byte 3"), std::string::npos) << folder << ": " << message;
     const auto lenient = load_tokenizer("", folder, "", "", InvalidUtf8::replace);
     // A character map may change a U+FFFD of the text, but not one that replaces a bad byte (vectors).
     if (strict->encode(kBad) == strict->encode("")) continue;
     EXPECT_EQ(lenient->encode(text), strict->encode(std::string("abc") + kBad + "abc")) << folder;
   }
-  EXPECT_NE(error_of([] { invalid_utf8_from_name("ignore"); }), "");
+  EXPECT_NE(catch_error([] { invalid_utf8_from_name("ignore"); }), "");
 }
 
 TEST(Bytes, TakeAnythingAndGiveItBack) {
@@ -203,22 +203,22 @@ TEST(Numbers, AreTheirOwnIds) {
   EXPECT_EQ(tokenizer->encode(" 1 2\n50256 "), (Ids{1, 2, 50256}));
   EXPECT_EQ(tokenizer->decode({3, 4}), "3 4");
   EXPECT_EQ(tokenizer->eod(), 50256);
-  EXPECT_NE(error_of([&] { tokenizer->encode("1 50257"); }).find("byte 2"), std::string::npos);
-  EXPECT_NE(error_of([&] { tokenizer->encode("one"); }), "");
+  EXPECT_NE(catch_error([&] { tokenizer->encode("1 50257"); }).find("byte 2"), std::string::npos);
+  EXPECT_NE(catch_error([&] { tokenizer->encode("one"); }), "");
 }
 
 TEST(Loading, NamesWhatIsMissingOrMisspelled) {
   const TemporaryFolder folder;
-  EXPECT_NE(error_of([] { load_tokenizer("sentencpiece", ""); }).find("did you mean sentencepiece"),
+  EXPECT_NE(catch_error([] { load_tokenizer("sentencpiece", ""); }).find("did you mean sentencepiece"),
             std::string::npos);
-  EXPECT_NE(error_of([] { load_tokenizer("bpe", "/no/such.json"); }).find("does not exist"), std::string::npos);
-  EXPECT_NE(error_of([&] { load_tokenizer("", folder.path()); }).find("neither"), std::string::npos);
-  EXPECT_NE(error_of([&] { load_tokenizer("bpe", "", folder.write("v.json", "{}"), ""); }).find("merge file"),
+  EXPECT_NE(catch_error([] { load_tokenizer("bpe", "/no/such.json"); }).find("does not exist"), std::string::npos);
+  EXPECT_NE(catch_error([&] { load_tokenizer("", folder.path()); }).find("neither"), std::string::npos);
+  EXPECT_NE(catch_error([&] { load_tokenizer("bpe", "", folder.write("v.json", "{}"), ""); }).find("merge file"),
             std::string::npos);
   const std::string merges = folder.write("merges.txt", "#version: 0.2\na b\na b c\n");
   const std::string vocab = folder.write("vocab.json", R"({"a": 0, "b": 1, "ab": 2})");
-  EXPECT_NE(error_of([&] { load_tokenizer("bpe", "", vocab, merges); }).find("line 3"), std::string::npos);
-  EXPECT_NE(error_of([] { load_tokenizer("none", "many"); }), "");
+  EXPECT_NE(catch_error([&] { load_tokenizer("bpe", "", vocab, merges); }).find("line 3"), std::string::npos);
+  EXPECT_NE(catch_error([] { load_tokenizer("none", "many"); }), "");
 }
 
 TEST(Threads, ShareOneTokenizer) {
@@ -286,13 +286,13 @@ TEST(SentencePiece, GivesTheSameIdsAsTheLibrary) {
 }
 
 TEST(Training, RefusesWhatCannotBe) {
-  EXPECT_NE(error_of([] { train_small("bpe", 320, 0); }).find("no text"), std::string::npos);
-  EXPECT_NE(error_of([] { train_small("bpe", 100000, 20); }).find("smaller"), std::string::npos);
-  EXPECT_NE(error_of([] { train_small("bpe", 100, 20); }).find("261"), std::string::npos);
-  EXPECT_NE(error_of([] { train_small("wordpiece", 320, 20); }).find("unigram"), std::string::npos);
+  EXPECT_NE(catch_error([] { train_small("bpe", 320, 0); }).find("no text"), std::string::npos);
+  EXPECT_NE(catch_error([] { train_small("bpe", 100000, 20); }).find("smaller"), std::string::npos);
+  EXPECT_NE(catch_error([] { train_small("bpe", 100, 20); }).find("261"), std::string::npos);
+  EXPECT_NE(catch_error([] { train_small("wordpiece", 320, 20); }).find("unigram"), std::string::npos);
   const TemporaryFolder folder;
   const std::string bad = folder.write("bad.txt", "fine\nnot \xFF fine\n");
-  EXPECT_NE(error_of([&] { train_sentencepiece_on_files({}, {bad}); }).find("byte 9"), std::string::npos);
+  EXPECT_NE(catch_error([&] { train_sentencepiece_on_files({}, {bad}); }).find("byte 9"), std::string::npos);
 }
 
 // Leftmost first, then the longest; adjacent tokens without text between them.

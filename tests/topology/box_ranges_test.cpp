@@ -41,7 +41,7 @@ class Random {
 };
 
 // Some of the segments of `rows`, in any order, with padding before, between and after them.
-Cut random_cut(Random& random, int dim, int64_t rows) {
+DimShard random_shard(Random& random, int dim, int64_t rows) {
   std::vector<RowRange> segments;
   for (int64_t at = 0; at < rows;) {
     const int64_t size = 1 + random.upto(std::min<int64_t>(2, rows - at - 1));
@@ -49,15 +49,15 @@ Cut random_cut(Random& random, int dim, int64_t rows) {
     at += size;
   }
   std::shuffle(segments.begin(), segments.end(), random.engine());
-  Cut cut{dim, Axis::tp, {}, 0};
+  DimShard dim_shard{dim, Axis::tp, {}, 0};
   int64_t local = random.upto(3) == 0 ? 1 : 0;
   for (RowRange segment : segments) {
     segment.local = local;
     local += segment.size + (random.upto(3) == 0 ? 1 : 0);
-    cut.ranges.push_back(segment);
+    dim_shard.ranges.push_back(segment);
   }
-  cut.rows = local;
-  return cut;
+  dim_shard.rows = local;
+  return dim_shard;
 }
 
 struct Case {
@@ -66,43 +66,44 @@ struct Case {
 };
 
 Case random_case(Random& random) {
-  Case c;
-  for (int64_t d = 1 + random.upto(3); d > 0; --d) c.shape.push_back(1 + random.upto(5));
-  for (size_t d = 0; d < c.shape.size(); ++d) {
+  Case test_case;
+  for (int64_t d = 1 + random.upto(3); d > 0; --d) test_case.shape.push_back(1 + random.upto(5));
+  for (size_t d = 0; d < test_case.shape.size(); ++d) {
     if (random.upto(1) == 0) continue;
-    const Cut cut = random_cut(random, static_cast<int>(d), c.shape[d]);
-    if (cut.local_rows() > 0) c.placement.cuts.push_back(cut);
+    const DimShard dim_shard = random_shard(random, static_cast<int>(d), test_case.shape[d]);
+    if (dim_shard.local_rows() > 0) test_case.placement.cuts.push_back(dim_shard);
   }
-  std::shuffle(c.placement.cuts.begin(), c.placement.cuts.end(), random.engine());
-  return c;
+  std::shuffle(test_case.placement.cuts.begin(), test_case.placement.cuts.end(), random.engine());
+  return test_case;
 }
 
 // Local -> global for all elements except padding, with an index lookup dim by dim.
-std::map<int64_t, int64_t> right_places(const Case& c) {
-  const Shape local_sizes = local_shape(c.shape, c.placement);
-  std::map<int64_t, int64_t> places;
+std::map<int64_t, int64_t> map_elements(const Case& test_case) {
+  const Shape local_sizes = local_shape(test_case.shape, test_case.placement);
+  std::map<int64_t, int64_t> mapping;
   for (int64_t local = 0; local < product(local_sizes); ++local) {
     Shape index = unravel(local, local_sizes);
     bool valid = true;
-    for (const Cut& cut : c.placement.cuts) {
-      int64_t& row = index[static_cast<size_t>(cut.dim)];
-      const auto found = std::find_if(cut.ranges.begin(), cut.ranges.end(), [&](const RowRange& range) {
+    for (const DimShard& dim_shard : test_case.placement.cuts) {
+      int64_t& row = index[static_cast<size_t>(dim_shard.dim)];
+      const auto found = std::find_if(dim_shard.ranges.begin(), dim_shard.ranges.end(), [&](const RowRange& range) {
         return range.local <= row && row < range.local + range.size;
       });
-      valid = valid && found != cut.ranges.end();
+      valid = valid && found != dim_shard.ranges.end();
       if (valid) row += found->global - found->local;
     }
-    if (valid) places[local] = ravel(index, c.shape);
+    if (valid) mapping[local] = ravel(index, test_case.shape);
   }
-  return places;
+  return mapping;
 }
 
-std::string text_of(const Case& c) {
+std::string format_case(const Case& test_case) {
   std::ostringstream text;
-  for (const int64_t size : c.shape) text << size << " ";
-  for (const Cut& cut : c.placement.cuts) {
-    text << "| dim " << cut.dim << " of " << cut.rows << ":";
-    for (const RowRange& r : cut.ranges) text << " " << r.local << "<-" << r.global << "+" << r.size;
+  for (const int64_t size : test_case.shape) text << size << " ";
+  for (const DimShard& dim_shard : test_case.placement.cuts) {
+    text << "| dim " << dim_shard.dim << " of " << dim_shard.rows << ":";
+    for (const RowRange& range : dim_shard.ranges)
+      text << " " << range.local << "<-" << range.global << "+" << range.size;
   }
   return text.str();
 }
@@ -110,39 +111,42 @@ std::string text_of(const Case& c) {
 TEST(BoxRanges, EveryElementOfTenThousandRandomPlacementsLandsOnceAtItsPlace) {
   Random random;
   for (int number = 0; number < 10'000; ++number) {
-    const Case c = random_case(random);
-    const std::map<int64_t, int64_t> right = right_places(c);
-    const int64_t numel = product(local_shape(c.shape, c.placement));
+    const Case test_case = random_case(random);
+    const std::map<int64_t, int64_t> right = map_elements(test_case);
+    const int64_t numel = product(local_shape(test_case.shape, test_case.placement));
     const int64_t begin = random.upto(numel), end = begin + random.upto(numel - begin);
-    std::map<int64_t, int64_t> places;
+    std::map<int64_t, int64_t> mapping;
     int64_t last = begin;
-    for (const BoxRange& box : box_ranges(c.shape, c.placement, begin, end)) {
-      ASSERT_LT(box.begin, box.end) << text_of(c);
-      ASSERT_GE(box.local, last) << text_of(c);
+    for (const BoxRange& box : box_ranges(test_case.shape, test_case.placement, begin, end)) {
+      ASSERT_LT(box.begin, box.end) << format_case(test_case);
+      ASSERT_GE(box.local, last) << format_case(test_case);
       for (int64_t e = box.begin; e < box.end; ++e) {
         Shape index = unravel(e, box.size);
         for (size_t d = 0; d < index.size(); ++d) index[d] += box.offset[d];
-        ASSERT_TRUE(places.emplace(box.local + e - box.begin, ravel(index, c.shape)).second) << text_of(c);
+        ASSERT_TRUE(mapping.emplace(box.local + e - box.begin, ravel(index, test_case.shape)).second)
+            << format_case(test_case);
       }
       last = box.local + box.end - box.begin;
     }
     const std::map<int64_t, int64_t> expected(right.lower_bound(begin), right.lower_bound(end));
-    ASSERT_EQ(places, expected) << text_of(c) << " [" << begin << ", " << end << ")";
+    ASSERT_EQ(mapping, expected) << format_case(test_case) << " [" << begin << ", " << end << ")";
   }
 }
 
 TEST(BoxRanges, RunsOfRandomPlacementsAreAllElementsOnceAndPaddingIsTheRest) {
   Random random;
   for (int number = 0; number < 10'000; ++number) {
-    const Case c = random_case(random);
-    const std::map<int64_t, int64_t> right = right_places(c);
-    std::map<int64_t, int64_t> places;
-    for_each_run(c.shape, c.placement, [&](int64_t local, int64_t global, int64_t count) {
-      for (int64_t i = 0; i < count; ++i) ASSERT_TRUE(places.emplace(local + i, global + i).second) << text_of(c);
+    const Case test_case = random_case(random);
+    const std::map<int64_t, int64_t> right = map_elements(test_case);
+    std::map<int64_t, int64_t> mapping;
+    for_each_range(test_case.shape, test_case.placement, [&](int64_t local, int64_t global, int64_t count) {
+      for (int64_t i = 0; i < count; ++i)
+        ASSERT_TRUE(mapping.emplace(local + i, global + i).second) << format_case(test_case);
     });
-    ASSERT_EQ(places, right) << text_of(c);
-    const int64_t numel = product(local_shape(c.shape, c.placement));
-    ASSERT_EQ(padding_numel(c.shape, c.placement), numel - static_cast<int64_t>(right.size())) << text_of(c);
+    ASSERT_EQ(mapping, right) << format_case(test_case);
+    const int64_t numel = product(local_shape(test_case.shape, test_case.placement));
+    ASSERT_EQ(padding_numel(test_case.shape, test_case.placement), numel - static_cast<int64_t>(right.size()))
+        << format_case(test_case);
   }
 }
 

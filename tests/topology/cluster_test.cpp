@@ -43,7 +43,7 @@ TEST(Cluster, FamiliesOfOneMemberAndRepeatedFamiliesAreNotTold) {
   parallel.tensor_model_parallel_size = 2;
   const RankGrid grid(8, parallel);
   std::vector<std::string> names;
-  for (const auto& entry : reach_of_groups(Cluster(8, 4), grid)) names.push_back(to_string(entry.kind.axes));
+  for (const auto& entry : list_group_reach(Cluster(8, 4), grid)) names.push_back(to_string(entry.kind.axes));
   EXPECT_EQ(names, (std::vector<std::string>{"tp", "etp", "edp", "dp", "tp-dp"}));
 }
 

@@ -20,7 +20,7 @@ constexpr Fold kFolds[] = {{1, 1, 1, 1, 1, 1},  {8, 2, 1, 1, 4, 1},  {8, 2, 1, 2
                            {8, 2, 2, 1, 2, 2},  {16, 2, 2, 2, 4, 1}, {16, 4, 1, 2, 2, 2},
                            {16, 1, 2, 1, 8, 1}, {24, 2, 1, 3, 4, 1}, {16, 2, 2, 2, 2, 2, "tp-cp-ep-pp-dp"}};
 
-RankGrid grid_of(const Fold& fold) {
+RankGrid make_grid(const Fold& fold) {
   config::Parallel parallel;
   parallel.tensor_model_parallel_size = fold.tp;
   parallel.context_parallel_size = fold.cp;
@@ -42,22 +42,23 @@ const Form kForms[] = {{Grid::dense, {{}, {}}},         {Grid::dense, {Axis::tp,
                        {Grid::expert, {Axis::ep, {}}},  {Grid::expert, {Axis::ep, Axis::etp}},
                        {Grid::expert, {{}, Axis::etp}}, {Grid::expert, {{Axis::etp, Axis::ep}, {}}}};
 
-Placement placement_of(const Form& form, const RankGrid& grid, int rank) {
+Placement make_placement(const Form& form, const RankGrid& grid, int rank) {
   Placement placement{.grid = form.grid};
   for (int dim = 0; dim < 2; ++dim) {
     const AxisSet axes = form.axes[dim];
     if (axes.empty()) continue;
-    placement.cuts.push_back(even_cut(dim, axes, kRows, grid.size(axes), grid.index_in_group(rank, axes)));
+    placement.cuts.push_back(even_shard(dim, axes, kRows, grid.size(axes), grid.index_in_group(rank, axes)));
   }
   return placement;
 }
 
-std::set<int64_t> elements_of(const Placement& placement) {
+std::set<int64_t> list_elements(const Placement& placement) {
   std::set<int64_t> elements;
   std::vector<int64_t> rows[2];
   for (int dim = 0; dim < 2; ++dim) {
-    const Cut* cut = cut_of(placement, dim);
-    const std::vector<RowRange> ranges = cut != nullptr ? cut->ranges : std::vector<RowRange>{{0, 0, kRows}};
+    const DimShard* dim_shard = find_shard(placement, dim);
+    const std::vector<RowRange> ranges =
+        dim_shard != nullptr ? dim_shard->ranges : std::vector<RowRange>{{0, 0, kRows}};
     for (const RowRange& range : ranges) {
       for (int64_t row = 0; row < range.size; ++row) rows[dim].push_back(range.global + row);
     }
@@ -69,9 +70,9 @@ std::set<int64_t> elements_of(const Placement& placement) {
 }
 
 template <class Body>
-void over_folds(const Body& body) {
+void for_each_fold(const Body& body) {
   for (const Fold& fold : kFolds) {
-    const RankGrid grid = grid_of(fold);
+    const RankGrid grid = make_grid(fold);
     for (const Form& form : kForms) {
       SCOPED_TRACE(testing::Message() << "world " << fold.world << " tp " << fold.tp << " cp " << fold.cp << " pp "
                                       << fold.pp << " ep " << fold.ep << " etp " << fold.etp << " cut over '"
@@ -82,24 +83,24 @@ void over_folds(const Body& body) {
 }
 
 TEST(Placement, OfAllRanksThatHoldAnElementAtOneDataParallelPlaceExactlyOneCounts) {
-  over_folds([](const RankGrid& grid, const Form& form) {
+  for_each_fold([](const RankGrid& grid, const Form& form) {
     // Stage and data-parallel position -> element -> ranks that count it, and ranks that hold it.
     std::map<std::pair<int, int>, std::map<int64_t, int>> counting, holding;
     for (int rank = 0; rank < grid.world_size(); ++rank) {
-      const Placement placement = placement_of(form, grid, rank);
-      const auto place =
+      const Placement placement = make_placement(form, grid, rank);
+      const auto position =
           std::make_pair(grid.coordinates(rank).pp, grid.index_in_group(rank, data_parallel_axes(form.grid)));
-      for (const int64_t element : elements_of(placement)) {
-        ++holding[place][element];
-        counting[place][element] += counts(placement, grid.coordinates(rank)) ? 1 : 0;
+      for (const int64_t element : list_elements(placement)) {
+        ++holding[position][element];
+        counting[position][element] += counts(placement, grid.coordinates(rank)) ? 1 : 0;
       }
     }
-    for (const auto& [place, elements] : counting) {
+    for (const auto& [position, elements] : counting) {
       ASSERT_EQ(elements.size(), kRows * kRows);
       for (const auto& [element, ranks] : elements) ASSERT_EQ(ranks, 1) << "element " << element;
     }
-    const int copies = grid.size(replicating_axes(placement_of(form, grid, 0)));
-    for (const auto& [place, elements] : holding) {
+    const int copies = grid.size(replicating_axes(make_placement(form, grid, 0)));
+    for (const auto& [position, elements] : holding) {
       for (const auto& [element, ranks] : elements) ASSERT_EQ(ranks, copies) << "element " << element;
     }
   });
@@ -107,15 +108,15 @@ TEST(Placement, OfAllRanksThatHoldAnElementAtOneDataParallelPlaceExactlyOneCount
 
 // As in a save: the data-parallel position i modulo their number writes entry i.
 TEST(Placement, EveryElementOfAStageIsWrittenByExactlyOneRank) {
-  over_folds([](const RankGrid& grid, const Form& form) {
+  for_each_fold([](const RankGrid& grid, const Form& form) {
     const AxisSet data = data_parallel_axes(form.grid);
     for (int ordinal = 0; ordinal < 3; ++ordinal) {
       std::map<std::pair<int, int64_t>, int> writers;
       for (int rank = 0; rank < grid.world_size(); ++rank) {
-        const Placement placement = placement_of(form, grid, rank);
+        const Placement placement = make_placement(form, grid, rank);
         const bool writes =
             counts(placement, grid.coordinates(rank)) && ordinal % grid.size(data) == grid.index_in_group(rank, data);
-        for (const int64_t element : elements_of(placement))
+        for (const int64_t element : list_elements(placement))
           writers[{grid.coordinates(rank).pp, element}] += writes ? 1 : 0;
       }
       for (const auto& [element, ranks] : writers) ASSERT_EQ(ranks, 1) << "element " << element.second;
@@ -125,13 +126,13 @@ TEST(Placement, EveryElementOfAStageIsWrittenByExactlyOneRank) {
 
 // A partial gradient may be summed along replicating axes, and only ranks with the same elements meet there.
 TEST(Placement, RanksThatDifferInReplicatingAxesHoldTheSameElements) {
-  over_folds([](const RankGrid& grid, const Form& form) {
+  for_each_fold([](const RankGrid& grid, const Form& form) {
     for (int rank = 0; rank < grid.world_size(); ++rank) {
-      const Placement placement = placement_of(form, grid, rank);
+      const Placement placement = make_placement(form, grid, rank);
       for (const AxisInfo& axis : kAxes) {
         if (axis.axis == Axis::gtp || !replicating_axes(placement).contains(axis.axis)) continue;
-        for (const int other : grid.group_of(rank, axis.axis)) {
-          EXPECT_EQ(elements_of(placement_of(form, grid, other)), elements_of(placement));
+        for (const int other : grid.group_ranks(rank, axis.axis)) {
+          EXPECT_EQ(list_elements(make_placement(form, grid, other)), list_elements(placement));
           EXPECT_EQ(grid.coordinates(other).pp, grid.coordinates(rank).pp);
         }
       }
@@ -149,19 +150,19 @@ TEST(Placement, ReplicatingAxesAreThoseOfTheGridWithoutCutsPipelineAndData) {
 }
 
 TEST(Placement, WeightsOfTwoDimsDecayAndBiasesOfAnyNumberDoNot) {
-  EXPECT_TRUE(decays({}, 2));
-  EXPECT_TRUE(decays({}, 3));
-  EXPECT_TRUE(decays({.role = Role::embedding}, 2));
-  EXPECT_FALSE(decays({}, 1));
-  EXPECT_FALSE(decays({.role = Role::norm}, 1));
-  EXPECT_FALSE(decays({.grid = Grid::expert, .role = Role::bias}, 2)) << "a stack of biases";
+  EXPECT_TRUE(has_weight_decay({}, 2));
+  EXPECT_TRUE(has_weight_decay({}, 3));
+  EXPECT_TRUE(has_weight_decay({.role = Role::embedding}, 2));
+  EXPECT_FALSE(has_weight_decay({}, 1));
+  EXPECT_FALSE(has_weight_decay({.role = Role::norm}, 1));
+  EXPECT_FALSE(has_weight_decay({.grid = Grid::expert, .role = Role::bias}, 2)) << "a stack of biases";
 }
 
 TEST(Placement, MatricesAreWeightsOfTwoDimsAndPartsThatAreMatrices) {
   EXPECT_TRUE(has_matrices({}, 2));
   EXPECT_TRUE(has_matrices({.role = Role::router}, 2));
-  EXPECT_TRUE(has_matrices({.parts = {{"gate", 0, 0, 4}}}, 2));
-  EXPECT_TRUE(has_matrices({.parts = expert_parts("experts", 2, "linear_fc1.weight")}, 3));
+  EXPECT_TRUE(has_matrices({.regions = {{"gate", 0, 0, 4}}}, 2));
+  EXPECT_TRUE(has_matrices({.regions = expert_regions("experts", 2, "linear_fc1.weight")}, 3));
   EXPECT_FALSE(has_matrices({}, 3));
   EXPECT_FALSE(has_matrices({}, 1));
   EXPECT_FALSE(has_matrices({.role = Role::embedding}, 2));
@@ -171,11 +172,11 @@ TEST(Placement, MatricesAreWeightsOfTwoDimsAndPartsThatAreMatrices) {
 
 TEST(Placement, ExpertsAreCalledAsMegatronCallsThem) {
   std::vector<std::string> names;
-  for (const Part& part : expert_parts("decoder.layers.3.mlp.experts", 11, "linear_fc1.weight")) {
-    names.push_back(part.name);
-    EXPECT_EQ(part.begin, static_cast<int64_t>(names.size()) - 1);
-    EXPECT_EQ(part.size, 1);
-    EXPECT_EQ(part.matrix, part.name);
+  for (const Region& region : expert_regions("decoder.layers.3.mlp.experts", 11, "linear_fc1.weight")) {
+    names.push_back(region.name);
+    EXPECT_EQ(region.begin, static_cast<int64_t>(names.size()) - 1);
+    EXPECT_EQ(region.size, 1);
+    EXPECT_EQ(region.matrix, region.name);
   }
   ASSERT_EQ(names.size(), 11u);
   EXPECT_EQ(names[0], "decoder.layers.3.mlp.experts.local_experts.0.linear_fc1.weight");
@@ -184,7 +185,7 @@ TEST(Placement, ExpertsAreCalledAsMegatronCallsThem) {
 
 TEST(Placement, AnUnevenSplitNamesTheRowsTheRanksAndTheAxis) {
   try {
-    even_cut(0, Axis::tp, 10, 4, 0);
+    even_shard(0, Axis::tp, 10, 4, 0);
     FAIL() << "10 rows over 4 ranks";
   } catch (const base::Error& error) {
     const std::string text = error.what();

@@ -50,7 +50,7 @@ TEST(RankGrid, ModelParallelGroupsJoinTensorAndPipelineRanks) {
 
 TEST(RankGrid, ContextAndExpertsFoldOntoTheSameEightRanks) {
   const RankGrid grid(8, layout(1, 8, 1, 8));
-  EXPECT_EQ(grid.group_of(5, Axis::cp), grid.group_of(5, Axis::ep));
+  EXPECT_EQ(grid.group_ranks(5, Axis::cp), grid.group_ranks(5, Axis::ep));
   EXPECT_EQ(grid.size(Axis::dp), 1);
   EXPECT_EQ(grid.size(Axis::edp), 1);
 }
@@ -58,12 +58,12 @@ TEST(RankGrid, ContextAndExpertsFoldOntoTheSameEightRanks) {
 TEST(RankGrid, GroupsOfAnyFamilyPartitionTheWorldAndAgreeWithTheLookups) {
   const RankGrid grid(96, layout(2, 3, 2, 4, 3));
   std::vector<AxisSet> families{{}};
-  for (Axis a : {Axis::tp, Axis::cp, Axis::dp, Axis::pp}) {
-    families.push_back({a});
-    for (Axis b : {Axis::tp, Axis::cp, Axis::dp, Axis::pp}) families.push_back({a, b});
+  for (Axis axis : {Axis::tp, Axis::cp, Axis::dp, Axis::pp}) {
+    families.push_back({axis});
+    for (Axis b : {Axis::tp, Axis::cp, Axis::dp, Axis::pp}) families.push_back({axis, b});
   }
   for (Axis a : {Axis::etp, Axis::ep, Axis::edp, Axis::pp}) {
-    for (Axis b : {Axis::etp, Axis::ep, Axis::edp, Axis::pp}) families.push_back({a, b});
+    for (Axis axis : {Axis::etp, Axis::ep, Axis::edp, Axis::pp}) families.push_back({a, axis});
   }
   for (AxisSet family : families) {
     std::set<int> seen;
@@ -71,7 +71,7 @@ TEST(RankGrid, GroupsOfAnyFamilyPartitionTheWorldAndAgreeWithTheLookups) {
       EXPECT_EQ(static_cast<int>(group.size()), grid.size(family)) << to_string(family);
       for (size_t k = 0; k < group.size(); ++k) {
         EXPECT_TRUE(seen.insert(group[k]).second) << to_string(family);
-        ASSERT_EQ(grid.group_of(group[k], family), group) << to_string(family);
+        ASSERT_EQ(grid.group_ranks(group[k], family), group) << to_string(family);
         ASSERT_EQ(grid.index_in_group(group[k], family), static_cast<int>(k));
         for (const AxisInfo& axis : kAxes) {
           if (axis.dense && !axis.expert && !family.contains(axis.axis) && !family.contains(Axis::etp) &&
@@ -104,14 +104,14 @@ TEST(RankGrid, TheFirstAxisOfTheOrderVariesFastest) {
   config::Parallel parallel = layout(2, 1, 2);
   parallel.order = "dp-tp-cp-ep-pp";
   const RankGrid grid(8, parallel);
-  EXPECT_EQ(grid.group_of(0, Axis::dp), (Ranks{0, 1}));
-  EXPECT_EQ(grid.group_of(0, Axis::tp), (Ranks{0, 2}));
-  EXPECT_EQ(grid.group_of(0, Axis::pp), (Ranks{0, 4}));
+  EXPECT_EQ(grid.group_ranks(0, Axis::dp), (Ranks{0, 1}));
+  EXPECT_EQ(grid.group_ranks(0, Axis::tp), (Ranks{0, 2}));
+  EXPECT_EQ(grid.group_ranks(0, Axis::pp), (Ranks{0, 4}));
 }
 
 TEST(RankGrid, DescribeNamesTheAxesThatMatter) {
-  EXPECT_EQ(RankGrid(16, layout(2, 1, 2)).describe(7), "tp 1 pp 0 dp 3");
-  EXPECT_EQ(RankGrid(16, layout(2, 2, 2, 4, 1)).describe(15), "tp 1 pp 1 dp 1 cp 1 ep 3 etp 0 edp 1");
+  EXPECT_EQ(RankGrid(16, layout(2, 1, 2)).format_coordinates(7), "tp 1 pp 0 dp 3");
+  EXPECT_EQ(RankGrid(16, layout(2, 2, 2, 4, 1)).format_coordinates(15), "tp 1 pp 1 dp 1 cp 1 ep 3 etp 0 edp 1");
 }
 
 TEST(RankGrid, WeightShardsVaryRightAfterTensorParallel) {
@@ -125,7 +125,7 @@ TEST(RankGrid, AnOrderMayPlaceTheWeightShards) {
   parallel.order = "tp-dp-gtp_remat-cp-ep-pp";
   const RankGrid grid(8, parallel, 2);
   EXPECT_EQ(grid.groups(Axis::gtp), (RankGroups{{0, 4}, {1, 5}, {2, 6}, {3, 7}}));
-  EXPECT_EQ(grid.group_of(0, Axis::dp), (Ranks{0, 2}));
+  EXPECT_EQ(grid.group_ranks(0, Axis::dp), (Ranks{0, 2}));
 }
 
 TEST(RankGrid, AWorldThatIsNotAMultipleOfTheDegreesIsRefusedWithBothNumbers) {
@@ -190,7 +190,7 @@ TEST(RankGrid, VirtualStagesNeedPipelineStagesAndInstancesNeedDivisors) {
 TEST(RankGrid, FamiliesThatMixTheGridsAndRanksOutsideTheWorldAreRefused) {
   const RankGrid grid(16, layout(2, 2, 2, 4, 1));
   EXPECT_THROW(grid.groups({Axis::tp, Axis::ep}), base::Error);
-  EXPECT_THROW(grid.group_of(16, Axis::tp), base::Error);
+  EXPECT_THROW(grid.group_ranks(16, Axis::tp), base::Error);
   EXPECT_THROW(grid.coordinates(-1), base::Error);
   EXPECT_THROW(grid.rank({.tp = 2}), base::Error);
 }
@@ -205,7 +205,7 @@ TEST(Axes, FamilyNamesAreReadInAnyOrderAndCaseAndWrittenInOneWay) {
 TEST(OrderedGrid, ARankOffsetMovesEveryRank) {
   const OrderedGrid grid({.tp = 2, .dp = 2, .pp = 2, .order = "tp-dp-pp", .rank_offset = 8});
   EXPECT_EQ(grid.groups(Axis::pp), (RankGroups{{8, 12}, {9, 13}, {10, 14}, {11, 15}}));
-  EXPECT_EQ(grid.group_of(13, Axis::pp), (Ranks{9, 13}));
+  EXPECT_EQ(grid.group_ranks(13, Axis::pp), (Ranks{9, 13}));
   EXPECT_EQ(grid.coordinate(13, Axis::pp), 1);
 }
 

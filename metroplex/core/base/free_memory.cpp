@@ -24,7 +24,7 @@ std::optional<int64_t> number_in(const std::string& path) {
   return number(word);
 }
 
-int64_t sum_of(const std::string& path, const std::array<const char*, 2>& names) {
+int64_t sum_files(const std::string& path, const std::array<const char*, 2>& names) {
   std::ifstream file(path);
   int64_t sum = 0;
   for (std::string name, value; file >> name >> value;) {
@@ -94,7 +94,7 @@ void walk_up(const std::string& root, const Version& version, std::string path, 
     const std::string folder = root + version.folder + path + "/";
     const auto limit = number_in(folder + version.limit), usage = number_in(folder + version.usage);
     if (limit && usage) {
-      const int64_t held = *usage - sum_of(folder + "memory.stat", version.cache);
+      const int64_t held = *usage - sum_files(folder + "memory.stat", version.cache);
       lower_to(least, *limit - std::max<int64_t>(0, held), version.folder + path + "/" + version.limit);
     }
     if (path.empty()) return;

@@ -12,16 +12,16 @@ using PhiloxBlock = std::array<uint32_t, 4>;
 
 constexpr PhiloxBlock philox4x32(uint64_t key, uint64_t counter_low, uint64_t counter_high) {
   uint32_t k0 = static_cast<uint32_t>(key), k1 = static_cast<uint32_t>(key >> 32);
-  PhiloxBlock c{static_cast<uint32_t>(counter_low), static_cast<uint32_t>(counter_low >> 32),
-                static_cast<uint32_t>(counter_high), static_cast<uint32_t>(counter_high >> 32)};
+  PhiloxBlock block{static_cast<uint32_t>(counter_low), static_cast<uint32_t>(counter_low >> 32),
+                    static_cast<uint32_t>(counter_high), static_cast<uint32_t>(counter_high >> 32)};
   for (int round = 0; round < 10; ++round) {
-    const uint64_t p0 = uint64_t{0xD2511F53} * c[0], p1 = uint64_t{0xCD9E8D57} * c[2];
-    c = {static_cast<uint32_t>(p1 >> 32) ^ c[1] ^ k0, static_cast<uint32_t>(p1),
-         static_cast<uint32_t>(p0 >> 32) ^ c[3] ^ k1, static_cast<uint32_t>(p0)};
+    const uint64_t p0 = uint64_t{0xD2511F53} * block[0], p1 = uint64_t{0xCD9E8D57} * block[2];
+    block = {static_cast<uint32_t>(p1 >> 32) ^ block[1] ^ k0, static_cast<uint32_t>(p1),
+             static_cast<uint32_t>(p0 >> 32) ^ block[3] ^ k1, static_cast<uint32_t>(p0)};
     k0 += 0x9E3779B9u;
     k1 += 0xBB67AE85u;
   }
-  return c;
+  return block;
 }
 
 // Returns two independent standard normals from one block (Box-Muller, in double so that float and double runs

@@ -39,10 +39,10 @@ void compare_slab(files::Dtype a_type, const std::vector<std::byte>& a, files::D
   }
 }
 
-void compare_values(TensorSource& first, const TensorForm& a, TensorSource& second, const TensorForm& b,
+void compare_values(TensorSource& first, const TensorForm& a, TensorSource& second, const TensorForm& form,
                     TensorDifference& difference) {
   Dims offset(a.shape.size(), 0), size = a.shape;
-  const int64_t width = std::max(files::dtype_bits(a.dtype), files::dtype_bits(b.dtype)) / 8;
+  const int64_t width = std::max(files::dtype_bits(a.dtype), files::dtype_bits(form.dtype)) / 8;
   const int64_t rows = a.shape.empty() ? 1 : a.shape[0];
   const int64_t row_bytes = rows == 0 ? 0 : difference.elements / rows * width;
   const int64_t step = std::max<int64_t>(1, kSlabBytes / std::max<int64_t>(1, row_bytes));
@@ -51,7 +51,8 @@ void compare_values(TensorSource& first, const TensorForm& a, TensorSource& seco
       offset[0] = row;
       size[0] = std::min(step, rows - row);
     }
-    compare_slab(a.dtype, read_slab(first, a, offset, size), b.dtype, read_slab(second, b, offset, size), difference);
+    compare_slab(a.dtype, read_slab(first, a, offset, size), form.dtype, read_slab(second, form, offset, size),
+                 difference);
   }
 }
 
@@ -65,17 +66,18 @@ std::vector<TensorDifference> compare(TensorSource& first, TensorSource& second)
   std::vector<TensorDifference> differences;
   for (const auto& [name, kind] : keys) {
     TensorDifference difference{name, kind};
-    const TensorForm* const a = first.find(name, kind);
-    const TensorForm* const b = second.find(name, kind);
-    if (a != nullptr) difference.first = *a;
-    if (b != nullptr) difference.second = *b;
-    if (a == nullptr || b == nullptr) {
-      difference.problem = a == nullptr ? "only in the second" : "only in the first";
-    } else if (a->shape != b->shape) {
-      difference.problem = base::concat("shape ", describe_shape(a->shape), " and ", describe_shape(b->shape));
+    const TensorForm* const form = first.find(name, kind);
+    const TensorForm* const tensor_form = second.find(name, kind);
+    if (form != nullptr) difference.first = *form;
+    if (tensor_form != nullptr) difference.second = *tensor_form;
+    if (form == nullptr || tensor_form == nullptr) {
+      difference.problem = form == nullptr ? "only in the second" : "only in the first";
+    } else if (form->shape != tensor_form->shape) {
+      difference.problem =
+          base::concat("shape ", describe_shape(form->shape), " and ", describe_shape(tensor_form->shape));
     } else {
-      difference.elements = files::element_count(a->shape);
-      compare_values(first, *a, second, *b, difference);
+      difference.elements = files::element_count(form->shape);
+      compare_values(first, *form, second, *tensor_form, difference);
       difference.norm = std::sqrt(difference.norm);
     }
     differences.push_back(std::move(difference));

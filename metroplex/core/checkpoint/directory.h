@@ -58,7 +58,6 @@ inline constexpr const char* kLock = ".lock";
 // Divides the checkpoints of a folder into ancestors of the current one and abandoned branches. Each checkpoint
 // stores its parent, from which its run resumed. Older program versions store none; then the next lower iteration
 // counts as the parent.
-
 struct History {
   std::vector<CheckpointName> past;   // the current checkpoint, its parent, and so on
   std::vector<CheckpointName> left;   // on abandoned branches, newest first
@@ -67,8 +66,8 @@ struct History {
 
 // `names` may have any order and must contain `latest`. Reads one manifest per ancestor; a damaged one has no parent.
 // Limits `past` to `most` names.
-History history_of(files::FileSystem& disk, const std::string& root, std::vector<CheckpointName> names,
-                   const CheckpointName& latest, size_t most = std::numeric_limits<size_t>::max());
+History read_history(files::FileSystem& disk, const std::string& root, std::vector<CheckpointName> names,
+                     const CheckpointName& latest, size_t most = std::numeric_limits<size_t>::max());
 
 struct Retention {
   int64_t keep_last = 0;        // the current checkpoint and n - 1 ancestors; 0: all, or one with retain_interval

@@ -26,7 +26,7 @@ using Json = nlohmann::json;
 using Clock = std::chrono::steady_clock;
 
 // The processes of a killed run may need a moment to end.
-constexpr std::chrono::seconds kPatience{5};
+constexpr std::chrono::seconds kTrialTimeout{5};
 constexpr std::chrono::milliseconds kPause{50};
 
 // Returns field 22 of /proc/PID/stat, parsed after the name, which may contain blanks and brackets. 0: no such
@@ -117,7 +117,7 @@ FolderLock::FolderLock(files::FileSystem& disk, const std::string& folder)
   disk_.make_directories(folder);
   const Holder me = this_process();
   for (const auto begin = Clock::now(); !take(me); std::this_thread::sleep_for(kPause)) {
-    if (Clock::now() - begin > kPatience) refuse(folder, parse_holder(disk_.read(path_)));
+    if (Clock::now() - begin > kTrialTimeout) refuse(folder, parse_holder(disk_.read(path_)));
   }
   const auto file = disk_.create(path_);  // truncates the file in place, so the lock stays on it
   const std::string text = to_text(me);

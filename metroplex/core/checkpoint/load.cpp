@@ -78,7 +78,7 @@ const std::byte* Reader::checked_data(size_t tensor, size_t piece) {
 void Reader::check_cover(size_t tensor) const {
   if (covered_[tensor]) return;
   const ManifestTensor& entry = manifest_.tensors[tensor];
-  const std::string problem = cover_problem(entry.shape, pieces_of(entry));
+  const std::string problem = cover_problem(entry.shape, manifest_pieces(entry));
   MPX_CHECK(problem.empty(), "checkpoint", "'", directory(), "', ", label(entry.name, entry.kind), ": ", problem);
   covered_[tensor] = true;
 }
@@ -87,7 +87,7 @@ void Reader::read(size_t tensor, const Piece& region, void* data) {
   check_cover(tensor);
   const ManifestTensor& entry = manifest_.tensors[tensor];
   const int64_t element_bytes = files::dtype_bits(entry.dtype) / 8;
-  const std::vector<Piece> sources = pieces_of(entry);
+  const std::vector<Piece> sources = manifest_pieces(entry);
   int64_t filled = 0;
   for (size_t i = 0; i < sources.size() && filled < region.count(); ++i) {
     if (!boxes_meet(sources[i], region)) continue;
@@ -176,13 +176,13 @@ std::vector<std::string> later_candidates(FileSystem& disk, const std::string& r
   const Latest latest = read_latest(disk, root);
   History history;
   if (latest.name) {
-    history = history_of(disk, root, names, *latest.name);
+    history = read_history(disk, root, names, *latest.name);
     history.past.erase(history.past.begin());
     // An abandoned branch with lower iterations comes before one with higher iterations.
     std::stable_partition(history.left.begin(), history.left.end(),
                           [&](const CheckpointName& name) { return name.iteration <= latest.name->iteration; });
   } else {
-    history = history_of(disk, root, names, names.back());
+    history = read_history(disk, root, names, names.back());
   }
   std::vector<std::string> lines;
   for (const CheckpointName& name : history.past) lines.push_back(to_string(name));
@@ -194,7 +194,7 @@ std::string of_a_left_branch(FileSystem& disk, const std::string& root, const st
   const Latest latest = read_latest(disk, root);
   const auto name = parse_name(used);
   if (!latest.name || !name) return "";
-  const History history = history_of(disk, root, list_checkpoints(disk, root), *latest.name);
+  const History history = read_history(disk, root, list_checkpoints(disk, root), *latest.name);
   const bool left = std::find(history.left.begin(), history.left.end(), *name) != history.left.end();
   return left ? base::concat(used, " belongs to a branch that ", to_string(*latest.name), " does not continue") : "";
 }

@@ -11,7 +11,7 @@
 namespace metroplex::checkpoint {
 namespace {
 
-Dims strides_of(const Dims& size) {
+Dims row_strides(const Dims& size) {
   Dims strides(size.size(), 1);
   for (size_t d = size.size(); d-- > 1;) strides[d - 1] = strides[d] * size[d];
   return strides;
@@ -118,7 +118,7 @@ std::string describe(const Piece& piece) {
   return text;
 }
 
-std::vector<Piece> boxes_of(const Piece& piece) {
+std::vector<Piece> split_into_boxes(const Piece& piece) {
   std::vector<Piece> boxes;
   split(piece, {}, piece.begin, piece.end, boxes);
   return boxes;
@@ -131,11 +131,11 @@ bool boxes_meet(const Piece& a, const Piece& b) {
 
 int64_t copy_overlap(const Piece& source, const void* source_data, const Piece& target, void* target_data,
                      int64_t element_bytes) {
-  const Side from{source, strides_of(source.size)}, to{target, strides_of(target.size)};
-  const std::vector<Piece> target_boxes = boxes_of(target);
+  const Side from{source, row_strides(source.size)}, to{target, row_strides(target.size)};
+  const std::vector<Piece> target_boxes = split_into_boxes(target);
   int64_t copied = 0;
   Piece common;
-  for (const Piece& box : boxes_of(source)) {
+  for (const Piece& box : split_into_boxes(source)) {
     for (const Piece& target_box : target_boxes) {
       if (!intersect(box, target_box, common)) continue;
       copy_box(common, from, static_cast<const char*>(source_data), to, static_cast<char*>(target_data),
@@ -155,7 +155,7 @@ std::string cover_problem(const Dims& shape, const std::vector<Piece>& pieces) {
   int64_t covered = 0;
   for (size_t i = 0; i < pieces.size(); ++i) {
     covered += pieces[i].count();
-    for (Piece& box : boxes_of(pieces[i])) boxes.push_back({std::move(box), i});
+    for (Piece& box : split_into_boxes(pieces[i])) boxes.push_back({std::move(box), i});
   }
   // Sweeps along the dimension with the most distinct starts, so few boxes are open at once.
   size_t axis = 0, most = 0;
@@ -190,7 +190,7 @@ std::string label(const std::string& name, const std::string& kind) {
   return base::concat("tensor '", files::printable(name), "' (", files::printable(kind), ")");
 }
 
-std::vector<Piece> pieces_of(const files::ManifestTensor& tensor) {
+std::vector<Piece> manifest_pieces(const files::ManifestTensor& tensor) {
   std::vector<Piece> pieces;
   for (const files::ManifestPiece& piece : tensor.pieces)
     pieces.push_back({piece.offset, piece.size, piece.begin, piece.end});

@@ -29,7 +29,7 @@ std::string describe(const Piece& piece);
 std::string describe_shape(const Dims& shape);
 
 // Returns the region as disjoint complete boxes, at most 2 * dimensions - 1.
-std::vector<Piece> boxes_of(const Piece& piece);
+std::vector<Piece> split_into_boxes(const Piece& piece);
 
 // True if the boxes overlap; the regions may still be disjoint.
 bool boxes_meet(const Piece& a, const Piece& b);
@@ -44,7 +44,7 @@ std::string cover_problem(const Dims& shape, const std::vector<Piece>& pieces);
 
 std::string label(const std::string& name, const std::string& kind);
 
-std::vector<Piece> pieces_of(const files::ManifestTensor& tensor);
+std::vector<Piece> manifest_pieces(const files::ManifestTensor& tensor);
 
 // Returns the elements [part.begin, part.end) of the box of a LocalPiece or Target. Asserts that they are inside the
 // tensor.

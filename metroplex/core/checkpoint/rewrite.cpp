@@ -52,9 +52,9 @@ class MeetingExchange final : public Exchange {
   int rank_, size_;
 };
 
-int64_t rows_of(const files::TensorForm& tensor) { return tensor.shape.empty() ? 1 : tensor.shape[0]; }
+int64_t row_count(const files::TensorForm& tensor) { return tensor.shape.empty() ? 1 : tensor.shape[0]; }
 int64_t row_bytes(const files::TensorForm& tensor) {
-  const int64_t rows = rows_of(tensor);
+  const int64_t rows = row_count(tensor);
   return rows == 0 ? 0 : files::element_count(tensor.shape) / rows * (files::dtype_bits(tensor.dtype) / 8);
 }
 
@@ -71,7 +71,7 @@ void produce(TensorSource& source, const files::TensorForm& tensor, int64_t from
   }
 }
 
-LocalPiece piece_of(TensorSource& source, const files::TensorForm& tensor, int64_t from, int64_t to) {
+LocalPiece make_piece(TensorSource& source, const files::TensorForm& tensor, int64_t from, int64_t to) {
   LocalPiece piece{tensor.name, tensor.kind, tensor.shape, Dims(tensor.shape.size(), 0), tensor.shape, tensor.dtype};
   if (!tensor.shape.empty()) piece.offset[0] = from, piece.size[0] = to - from;
   piece.produce = [&source, &tensor, from, to](const Sink& sink) { produce(source, tensor, from, to, sink); };
@@ -84,21 +84,21 @@ std::vector<LocalPiece> share(TensorSource& source, int rank, int ranks,
                               const std::function<bool(const files::TensorForm&)>& wanted) {
   int64_t total = 0;
   for (const files::TensorForm& tensor : source.tensors())
-    total += wanted(tensor) ? rows_of(tensor) * row_bytes(tensor) : 0;
+    total += wanted(tensor) ? row_count(tensor) * row_bytes(tensor) : 0;
   const int64_t each = total / ranks + (total % ranks != 0 ? 1 : 0);
   const int64_t begin = each * rank, end = each * (rank + 1);
   std::vector<LocalPiece> pieces;
   int64_t at = 0;
   for (const files::TensorForm& tensor : source.tensors()) {
     if (!wanted(tensor)) continue;
-    const int64_t rows = rows_of(tensor), bytes = row_bytes(tensor);
-    if (rows * bytes == 0 && rank == 0) pieces.push_back(piece_of(source, tensor, 0, rows));
+    const int64_t rows = row_count(tensor), bytes = row_bytes(tensor);
+    if (rows * bytes == 0 && rank == 0) pieces.push_back(make_piece(source, tensor, 0, rows));
     if (rows * bytes == 0) continue;
     const auto row_at = [&](int64_t place) {
       return place <= at ? 0 : std::min((place - at + bytes - 1) / bytes, rows);
     };
     const int64_t from = row_at(begin), to = row_at(end);
-    if (from < to) pieces.push_back(piece_of(source, tensor, from, to));
+    if (from < to) pieces.push_back(make_piece(source, tensor, from, to));
     at += rows * bytes;
   }
   return pieces;

@@ -25,7 +25,7 @@ const std::string kOk = "ok\n";
 
 // Returns "ok\n" + the result of `work`, or the first line of its exception. Later lines may be a stack trace.
 template <class Work>
-std::string outcome_of(const Work& work) {
+std::string make_outcome(const Work& work) {
   try {
     return kOk + work();
   } catch (const std::exception& error) {
@@ -138,7 +138,7 @@ Manifest combine(const RunState& state, const std::vector<std::string>& outcomes
     return std::tie(a.name, a.kind) < std::tie(b.name, b.kind);
   });
   for (const ManifestTensor& tensor : all.tensors) {
-    const std::string problem = cover_problem(tensor.shape, pieces_of(tensor));
+    const std::string problem = cover_problem(tensor.shape, manifest_pieces(tensor));
     MPX_CHECK(problem.empty(), "checkpoint", label(tensor.name, tensor.kind), " cannot be saved: ", problem);
   }
   return all;
@@ -235,19 +235,19 @@ SaveResult save(FileSystem& disk, const std::string& root, const RunState& state
                 const std::function<std::vector<LocalPiece>()>& pieces, Exchange& exchange) {
   std::optional<Coordinator> coordinator;
   if (exchange.rank() == 0) coordinator.emplace(disk, root, state.iteration);
-  const std::string begun = exchange.broadcast(coordinator ? outcome_of([&] { return coordinator->begin(); }) : "");
+  const std::string begun = exchange.broadcast(coordinator ? make_outcome([&] { return coordinator->begin(); }) : "");
   if (!is_ok(begun)) {
     if (coordinator) coordinator->abort();
     return {false, begun, "", 0, ""};
   }
-  const std::string written = outcome_of([&] {
+  const std::string written = make_outcome([&] {
     const std::vector<LocalPiece> mine = pieces();
     return files::write_manifest(Shard(mine, exchange.rank()).write(disk, begun.substr(kOk.size())));
   });
   const std::vector<std::string> outcomes = exchange.gather(written);
   SaveResult result;
   if (coordinator) {
-    const std::string failure = outcome_of([&] {
+    const std::string failure = make_outcome([&] {
       result = coordinator->commit(state, outcomes);
       return "";
     });

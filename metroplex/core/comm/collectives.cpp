@@ -31,7 +31,7 @@ class CopyBack final : public Pending {
 };
 
 template <class Issue>
-Handle in_place(const at::Tensor& tensor, const Issue& issue) {
+Handle run_in_place(const at::Tensor& tensor, const Issue& issue) {
   const at::Tensor data = tensor.detach();
   if (data.is_contiguous()) return Handle(issue(data));
   const at::Tensor packed = data.contiguous();
@@ -49,7 +49,7 @@ int64_t wrap_dim(const at::Tensor& x, int64_t dim) {
   return dim < 0 ? dim + x.dim() : dim;
 }
 
-int64_t part_of(const at::Tensor& x, int64_t dim, const Group& group) {
+int64_t even_shard_size(const at::Tensor& x, int64_t dim, const Group& group) {
   MPX_CHECK(x.size(dim) % group.size() == 0, "comm", "size ", x.size(dim), " of dim ", dim,
             " is not a multiple of the ", group.size(), " ranks of group ", group.name(),
             "; choose sizes divisible by the group size");
@@ -64,7 +64,7 @@ void all_reduce(const at::Tensor& tensor, const Group& group, ReduceOp op) {
 
 Handle all_reduce_async(const at::Tensor& tensor, const Group& group, ReduceOp op) {
   if (group.size() == 1) return Handle();
-  return in_place(tensor, [&](const at::Tensor& data) { return group.backend().all_reduce(data, op); });
+  return run_in_place(tensor, [&](const at::Tensor& data) { return group.backend().all_reduce(data, op); });
 }
 
 at::Tensor all_gather(const at::Tensor& x, int64_t dim, const Group& group) {
@@ -90,11 +90,11 @@ Handle all_gather_into_async(const at::Tensor& out, const at::Tensor& x, const G
 at::Tensor reduce_scatter(const at::Tensor& x, int64_t dim, const Group& group) {
   if (group.size() == 1) return x;
   dim = wrap_dim(x, dim);
-  const int64_t part = part_of(x, dim, group);
+  const int64_t shard_size = even_shard_size(x, dim, group);
   const at::NoGradGuard no_grad;
-  const at::Tensor parts = x.detach().unflatten(dim, {group.size(), part}).movedim(dim, 0).contiguous();
-  const at::Tensor out = at::empty(parts.sizes().slice(1), parts.options());
-  Handle(group.backend().reduce_scatter(out, parts, ReduceOp::sum)).wait();
+  const at::Tensor shards = x.detach().unflatten(dim, {group.size(), shard_size}).movedim(dim, 0).contiguous();
+  const at::Tensor out = at::empty(shards.sizes().slice(1), shards.options());
+  Handle(group.backend().reduce_scatter(out, shards, ReduceOp::sum)).wait();
   return out;
 }
 
@@ -111,7 +111,7 @@ Handle reduce_scatter_into_async(const at::Tensor& out, const at::Tensor& x, con
 void broadcast(const at::Tensor& tensor, int root, const Group& group) {
   if (group.size() == 1) return;
   MPX_ASSERT(root >= 0 && root < group.size(), "root ", root, " of group ", group.name());
-  in_place(tensor, [&](const at::Tensor& data) { return group.backend().broadcast(data, root); }).wait();
+  run_in_place(tensor, [&](const at::Tensor& data) { return group.backend().broadcast(data, root); }).wait();
 }
 
 at::Tensor all_to_all(const at::Tensor& x, const std::vector<int64_t>& out_splits,
@@ -147,11 +147,11 @@ void check_rows(const CountedRows& at, const Group& group) {
 }
 
 // In a group of one, rows are dropped only when they exceed `capacity`, the length of `in` or the length of `out`.
-void keep_rows(const CountedRows& out, const CountedRows& in, int64_t capacity, const at::Tensor& overflow) {
-  const int64_t most = std::min({capacity, in.rows.size(0), out.rows.size(0)});
-  out.rows.narrow(0, 0, most).copy_(in.rows.narrow(0, 0, most));
-  overflow.bitwise_or_(in.counts.gt(most).to(at::kInt).view_as(overflow));
-  out.counts.copy_(in.counts.clamp_max(most));
+void copy_rows(const CountedRows& out, const CountedRows& in, int64_t capacity, const at::Tensor& overflow) {
+  const int64_t num_rows = std::min({capacity, in.rows.size(0), out.rows.size(0)});
+  out.rows.narrow(0, 0, num_rows).copy_(in.rows.narrow(0, 0, num_rows));
+  overflow.bitwise_or_(in.counts.gt(num_rows).to(at::kInt).view_as(overflow));
+  out.counts.copy_(in.counts.clamp_max(num_rows));
 }
 
 }  // namespace
@@ -168,7 +168,7 @@ Handle exchange_rows_async(const CountedRows& out, const CountedRows& in, int64_
   const at::NoGradGuard no_grad;
   const CountedRows to{out.rows.detach(), out.counts}, from{in.rows.detach(), in.counts};
   if (group.size() > 1) return Handle(group.backend().exchange_rows(to, from, capacity, overflow));
-  keep_rows(to, from, capacity, overflow);
+  copy_rows(to, from, capacity, overflow);
   return Handle();
 }
 
@@ -203,11 +203,11 @@ void barrier(const Group& group) {
   if (group.size() > 1) group.backend().barrier();
 }
 
-at::Tensor own_slice(const at::Tensor& x, int64_t dim, const Group& group) {
+at::Tensor select_shard(const at::Tensor& x, int64_t dim, const Group& group) {
   if (group.size() == 1) return x;
   dim = wrap_dim(x, dim);
-  const int64_t part = part_of(x, dim, group);
-  return x.narrow(dim, group.index() * part, part);
+  const int64_t shard_size = even_shard_size(x, dim, group);
+  return x.narrow(dim, group.index() * shard_size, shard_size);
 }
 
 std::vector<std::string> all_gather_strings(const std::string& mine, const Group& group) {
@@ -257,6 +257,15 @@ std::string broadcast_string(const std::string& text, const Group& group) {
   if (group.first() && !text.empty()) std::memcpy(bytes.mutable_data_ptr(), text.data(), text.size());
   if (bytes.numel() > 0) broadcast(bytes, 0, group);
   return {static_cast<const char*>(bytes.const_data_ptr()), static_cast<size_t>(bytes.numel())};
+}
+
+Handle batch_p2p(std::vector<P2pOp> ops, const Group& group) {
+  if (ops.empty() && group.size() == 1) return Handle();
+  for (P2pOp& op : ops) {
+    MPX_ASSERT(op.tensor.defined() && op.tensor.is_contiguous(), "p2p requires contiguous tensors");
+    op.tensor = op.tensor.detach();
+  }
+  return Handle(group.backend().batch_p2p(std::move(ops)));
 }
 
 }  // namespace metroplex::comm

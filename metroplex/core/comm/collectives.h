@@ -69,7 +69,7 @@ struct Exchange {
 void barrier(const Group& group);
 
 // Returns this member's shard along `dim` of a tensor that every member holds in full. No communication.
-at::Tensor own_slice(const at::Tensor& x, int64_t dim, const Group& group);
+at::Tensor select_shard(const at::Tensor& x, int64_t dim, const Group& group);
 
 // Returns the bytes of every member, in group order; lengths may differ. Every member receives all texts, so use it
 // for few members or short texts.
@@ -82,7 +82,7 @@ std::string broadcast_string(const std::string& text, const Group& group);
 // Point-to-point transfers between the ranks of a group. The transfers of one call are issued together. Forward and
 // backward of a pipeline use separate channels. Two ranks that are both neighbors of each other (pipeline size 2)
 // therefore never mix them up.
-
+//
 // Tensors must be contiguous. An empty batch moves nothing but still counts as a call of the group. Over NCCL all
 // ranks of a group must take part in its first call, so a rank without transfers calls this with an empty batch.
 [[nodiscard]] Handle batch_p2p(std::vector<P2pOp> ops, const Group& group);

@@ -9,7 +9,7 @@
 
 namespace metroplex::comm {
 
-std::string describe_plainly(int rank) { return "rank " + std::to_string(rank); }
+std::string format_rank(int rank) { return "rank " + std::to_string(rank); }
 
 // libtorch's CPU allocator has no error type of its own, so the message is compared.
 static bool is_out_of_memory(const c10::Error& error) {
@@ -29,7 +29,7 @@ bool is_peer_failure(const std::exception_ptr& exception) {
   }
 }
 
-std::string cause_of(const std::exception_ptr& exception) {
+std::string failure_cause(const std::exception_ptr& exception) {
   try {
     std::rethrow_exception(exception);
   } catch (const c10::Error& error) {
@@ -42,8 +42,8 @@ std::string cause_of(const std::exception_ptr& exception) {
   }
 }
 
-std::exception_ptr with_rank(const std::exception_ptr& exception, const std::string& rank_in_words) {
-  const std::string message = rank_in_words + " failed: ";
+std::exception_ptr with_rank(const std::exception_ptr& exception, const std::string& rank_name) {
+  const std::string message = rank_name + " failed: ";
   try {
     std::rethrow_exception(exception);
   } catch (const PeerFailure&) { return exception; } catch (const base::Error& error) {
@@ -52,18 +52,18 @@ std::exception_ptr with_rank(const std::exception_ptr& exception, const std::str
     if (text.rfind(prefix, 0) == 0) text.erase(0, prefix.size());
     return std::make_exception_ptr(base::Error(error.room(), message + text));
   } catch (const std::bad_alloc&) {
-    return std::make_exception_ptr(base::Error("memory", message + cause_of(exception)));
+    return std::make_exception_ptr(base::Error("memory", message + failure_cause(exception)));
   } catch (const std::system_error& error) {
     const char* const room = is_no_more_threads(error) ? "memory" : "internal";
-    return std::make_exception_ptr(base::Error(room, message + cause_of(exception)));
+    return std::make_exception_ptr(base::Error(room, message + failure_cause(exception)));
   } catch (const c10::Error& error) {
     const char* const room = is_out_of_memory(error) ? "memory" : "internal";
-    const std::string text = message + cause_of(exception);
+    const std::string text = message + failure_cause(exception);
     const std::string stack = std::string(error.what()).substr(std::string(error.what_without_backtrace()).size());
     return std::make_exception_ptr(TorchFailure(room, text, base::concat("[", room, "] ", text, stack)));
   } catch (const std::logic_error& error) {
-    return std::make_exception_ptr(std::logic_error(message + cause_of(exception)));
-  } catch (...) { return std::make_exception_ptr(base::Error("internal", message + cause_of(exception))); }
+    return std::make_exception_ptr(std::logic_error(message + failure_cause(exception)));
+  } catch (...) { return std::make_exception_ptr(base::Error("internal", message + failure_cause(exception))); }
 }
 
 }  // namespace metroplex::comm

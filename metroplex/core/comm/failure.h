@@ -19,8 +19,8 @@ class PeerFailure final : public base::Error {
 // A libtorch error on a rank. what() is one line; trace() is the same text with libtorch's backtrace.
 class TorchFailure final : public base::Error {
  public:
-  TorchFailure(const char* room, const std::string& message, std::string trace)
-      : base::Error(room, message), trace_(std::move(trace)) {}
+  TorchFailure(const char* module, const std::string& message, std::string trace)
+      : base::Error(module, message), trace_(std::move(trace)) {}
   const std::string& trace() const { return trace_; }
 
  private:
@@ -28,16 +28,16 @@ class TorchFailure final : public base::Error {
 };
 
 // Formats a global rank, e.g. "rank 3 (tp 1 pp 0 dp 1)".
-using DescribeRank = std::function<std::string(int rank)>;
-std::string describe_plainly(int rank);
+using RankFormatter = std::function<std::string(int rank)>;
+std::string format_rank(int rank);
 
 bool is_peer_failure(const std::exception_ptr& exception);
 
 // Returns the message of an exception, without libtorch's backtrace.
-std::string cause_of(const std::exception_ptr& exception);
+std::string failure_cause(const std::exception_ptr& exception);
 
 // Prefixes the message with the rank: "rank 3 (tp 1) failed: <cause>". A base::Error keeps its module, a libtorch
 // error becomes a TorchFailure. A PeerFailure is returned unchanged, because it already names the failed rank.
-std::exception_ptr with_rank(const std::exception_ptr& exception, const std::string& rank_in_words);
+std::exception_ptr with_rank(const std::exception_ptr& exception, const std::string& rank_name);
 
 }  // namespace metroplex::comm

@@ -14,7 +14,7 @@ const char* to_string(Purpose purpose) {
       return "layers";
     case Purpose::experts:
       return "experts";
-    case Purpose::clones:
+    case Purpose::replicas:
       return "clones";
     case Purpose::gradients:
       return "gradients";

@@ -21,7 +21,7 @@ enum class Purpose {
   run,         // agreement between ranks before the first step and between steps
   layers,      // collectives in a layer: tensor and context parallelism, router loss sums
   experts,     // token rows to experts and back
-  clones,      // expert weights to their replicas, and gradients back
+  replicas,    // expert weights to their replicas, and gradients back
   gradients,   // gradients, sharded parameters, norms, optimizer all-gathers
   pipeline,    // messages between stages; each pair of ranks issues them in its own order
   batch,       // broadcast of data
@@ -35,7 +35,6 @@ struct GroupSpec {
   std::string name;
   Purpose purpose = Purpose::run;
   std::vector<int> ranks;  // global, in group order
-  bool nvshmem = false;    // NCCL only: exchange_rows uses NVSHMEM; the group must contain all ranks
   friend auto operator<=>(const GroupSpec&, const GroupSpec&) = default;
 };
 

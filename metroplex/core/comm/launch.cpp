@@ -30,16 +30,16 @@ void check_world(int world_size, const topology::RankGrid& grid) {
             grid.world_size(), " ranks; start tp*cp*pp*dp ranks");
 }
 
-c10::Device device_of(int gpu) {
+c10::Device to_device(int gpu) {
   return gpu < 0 ? c10::Device(c10::kCPU) : c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(gpu));
 }
 
 GroupFactory rank_factory(const Hub& hub, int rank, const ThreadsOptions& options) {
-  GroupFactory factory = shared([&hub, rank, &options](const GroupSpec& spec) {
+  GroupFactory factory = share_communicators([&hub, rank, &options](const GroupSpec& spec) {
     std::shared_ptr<GroupBackend> backend = hub.backend(spec, rank);
     return options.observer ? options.observer->wrap(spec, rank, options, std::move(backend)) : backend;
   });
-  return options.traffic ? counted(std::move(factory), options.traffic) : factory;
+  return options.traffic ? count_traffic(std::move(factory), options.traffic) : factory;
 }
 
 // Keeps the first failure. A rank's own failure takes precedence over one received from another rank.
@@ -66,7 +66,7 @@ class FirstFailure {
 // MKL detects the processor in the first call of its matrix products and of its vector functions. Two threads in that
 // call at once may get different kernels, and results then differ in the last bits. One thread therefore makes the
 // first call.
-void call_mkl_once() {
+void warm_up_mkl() {
   static std::once_flag called;
   std::call_once(called, [] {
     for (const at::ScalarType type : {at::kFloat, at::kDouble}) {
@@ -79,7 +79,7 @@ void call_mkl_once() {
 }
 
 // Process-wide: otherwise cuBLAS may accumulate partial sums of fp16 and bf16 products in that type.
-void sum_halves_in_fp32() {
+void use_fp32_reductions() {
   at::globalContext().setAllowBF16ReductionCuBLAS(/*allow_reduced_precision=*/false);
   at::globalContext().setAllowFP16ReductionCuBLAS(/*allow_reduced_precision=*/false);
 }
@@ -102,24 +102,24 @@ void run_threads(int world_size, const topology::RankGrid& grid, const ThreadsOp
   check_world(world_size, grid);
   if (options.observer) options.observer->check(world_size, options);
   check_threads(world_size * options.threads_per_rank);
-  sum_halves_in_fp32();
-  const Hub hub(world_size, {options.timeout, options.rendezvous, describe_in(grid)});
+  use_fp32_reductions();
+  const Hub hub(world_size, {options.timeout, options.rendezvous, rank_formatter(grid)});
   FirstFailure failure;
   const auto run_rank = [&](int rank) {
     try {
-      prepare_rank_thread(options.threads_per_rank, device_of(options.gpu));
-      const World world = make_world(rank, grid, rank_factory(hub, rank, options), device_of(options.gpu));
+      prepare_rank_thread(options.threads_per_rank, to_device(options.gpu));
+      const World world = make_world(rank, grid, rank_factory(hub, rank, options), to_device(options.gpu));
       if (options.observer) options.observer->start(rank);
       body(world);
       if (options.observer) options.observer->stop(rank);
       hub.leave(rank);
     } catch (...) {
       const std::exception_ptr exception = std::current_exception();
-      failure.add(with_rank(exception, describe_in(grid)(rank)));
-      hub.abort(rank, cause_of(exception));
+      failure.add(with_rank(exception, rank_formatter(grid)(rank)));
+      hub.abort(rank, failure_cause(exception));
     }
   };
-  call_mkl_once();
+  warm_up_mkl();
   base::run_together(world_size, run_rank);
   failure.rethrow();
 }
@@ -130,7 +130,7 @@ void report_cause(const LaunchEnvironment& launch, const ProcessOptions& options
                   const std::exception_ptr& exception) {
   if (launch.cause_fd < 0) return;
   const int code = options.exit_code ? options.exit_code(exception) : 1;
-  const std::string text = encode(Report{!is_peer_failure(exception), code, cause_of(exception)});
+  const std::string text = encode(Report{!is_peer_failure(exception), code, failure_cause(exception)});
   [[maybe_unused]] const ssize_t written = ::write(launch.cause_fd, text.data(), text.size());
 }
 
@@ -141,7 +141,7 @@ void quiet_c10d() {
 }
 
 // Store server, limit of its client, watch, monitor, and gloo's device, event loop and worker.
-constexpr int kThreadsOfConnections = 7;
+constexpr int kConnectionThreads = 7;
 
 GlooOptions store_options(const LaunchEnvironment& launch) {
   GlooOptions gloo;
@@ -158,18 +158,18 @@ GlooOptions store_options(const LaunchEnvironment& launch) {
 }
 
 GlooOptions control_options(const LaunchEnvironment& launch, const ProcessOptions& options,
-                            const DescribeRank& describe) {
+                            const RankFormatter& rank_name) {
   GlooOptions gloo = store_options(launch);
   gloo.full_mesh = options.backend == ProcessBackend::gloo;
   gloo.interface = options.interface.empty() ? launch.interface : options.interface;
   gloo.interface_source = options.interface.empty() ? "GLOO_SOCKET_IFNAME" : "run.network_interface";
   gloo.other_machines = launch.local_size < launch.world_size;
   gloo.timeout = options.timeout;
-  gloo.describe = describe;
+  gloo.rank_name = rank_name;
   if (options.on_stuck) {
-    gloo.on_stuck = [launch, options, describe](const std::exception_ptr& failure) {
+    gloo.on_stuck = [launch, options, rank_name](const std::exception_ptr& failure) {
       report_cause(launch, options, failure);
-      options.on_stuck(with_rank(failure, describe(launch.rank)));
+      options.on_stuck(with_rank(failure, rank_name(launch.rank)));
     };
   }
   return gloo;
@@ -181,45 +181,45 @@ void refuse_to_start(const LaunchEnvironment& launch, const std::string& cause) 
   const GlooOptions options = store_options(launch);
   if (!options.meet_first || launch.world_size == 1) return;
   quiet_c10d();
-  tell_refusal(options, cause);
+  publish_refusal(options, cause);
 }
 
 void run_process(const LaunchEnvironment& launch, const topology::RankGrid& grid, const ProcessOptions& options,
                  const RankBody& body) {
-  const DescribeRank describe = describe_in(grid);
-  bool told = false;
+  const RankFormatter rank_name = rank_formatter(grid);
+  bool reported = false;
   try {
     check_world(launch.world_size, grid);
-    check_threads(options.threads_per_rank + kThreadsOfConnections);
-    sum_halves_in_fp32();
-    prepare_rank_thread(options.threads_per_rank, device_of(options.gpu));
+    check_threads(options.threads_per_rank + kConnectionThreads);
+    use_fp32_reductions();
+    prepare_rank_thread(options.threads_per_rank, to_device(options.gpu));
     if (options.backend == ProcessBackend::nccl && !options.interface.empty())
       ::setenv("NCCL_SOCKET_IFNAME", ("=" + options.interface).c_str(),
                /*overwrite=*/0);  // =: match the exact name, not a prefix
     quiet_c10d();
-    GlooContext control(control_options(launch, options, describe));
+    GlooContext control(control_options(launch, options, rank_name));
     // Outlives the failure report below, because destroying communicators may block.
     std::shared_ptr<NcclContext> nccl;
     try {
       if (options.backend == ProcessBackend::nccl)
         nccl =
             options.make_nccl ? options.make_nccl(control) : make_nccl_context(control, options.gpu, options.timeout);
-      GroupFactory factory =
-          shared([&](const GroupSpec& spec) { return nccl ? nccl->backend(spec) : control.backend(spec); });
-      if (options.traffic) factory = counted(std::move(factory), options.traffic);
-      body(make_world(launch.rank, grid, factory, device_of(options.gpu)));
+      GroupFactory factory = share_communicators(
+          [&](const GroupSpec& spec) { return nccl ? nccl->backend(spec) : control.backend(spec); });
+      if (options.traffic) factory = count_traffic(std::move(factory), options.traffic);
+      body(make_world(launch.rank, grid, factory, to_device(options.gpu)));
       if (nccl) nccl->shutdown();
     } catch (...) {
       control.fail(std::current_exception());
       report_cause(launch, options, std::current_exception());
-      told = true;
+      reported = true;
       throw;
     }
   } catch (...) {
     const std::exception_ptr exception = std::current_exception();
-    if (!told) report_cause(launch, options, exception);
-    std::rethrow_exception(with_rank(
-        exception, launch.rank < grid.world_size() ? describe(launch.rank) : describe_plainly(launch.rank)));
+    if (!reported) report_cause(launch, options, exception);
+    std::rethrow_exception(
+        with_rank(exception, launch.rank < grid.world_size() ? rank_name(launch.rank) : format_rank(launch.rank)));
   }
 }
 

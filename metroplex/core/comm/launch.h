@@ -72,7 +72,7 @@ std::optional<LaunchEnvironment> launch_from_environment(const Environment& envi
 
 // Returns the task count of the job if this process has Slurm's variables but was not started by srun. That is a
 // batch script or the shell of salloc; it is one process. Returns 0 otherwise.
-int tasks_of_slurm_batch(const Environment& environment = process_environment);
+int slurm_batch_tasks(const Environment& environment = process_environment);
 
 enum class ProcessBackend { gloo, nccl };
 

@@ -87,7 +87,7 @@ int tasks_on_node(const std::string& list, int node) {
 
 // Reads torchrun's six variables, or ours with the prefix METROPLEX_. With `alone`, missing local variables mean that
 // all ranks run on one machine.
-LaunchEnvironment read_six(Variables& variables, const std::string& prefix, bool alone) {
+LaunchEnvironment read_variables(Variables& variables, const std::string& prefix, bool alone) {
   LaunchEnvironment launch;
   launch.rank = variables.number(prefix + "RANK", 0, kMaxRanks);
   launch.world_size = variables.number(prefix + "WORLD_SIZE", 1, kMaxRanks);
@@ -98,9 +98,9 @@ LaunchEnvironment read_six(Variables& variables, const std::string& prefix, bool
   return launch;
 }
 
-LaunchEnvironment read_own(const Environment& environment) {
+LaunchEnvironment read_metroplex(const Environment& environment) {
   Variables variables("an explicit METROPLEX_RANK", environment);
-  LaunchEnvironment launch = read_six(variables, "METROPLEX_", /*alone=*/true);
+  LaunchEnvironment launch = read_variables(variables, "METROPLEX_", /*alone=*/true);
   launch.launcher = "metroplex";
   launch.listen_fd = variables.number_or("METROPLEX_LISTEN_FD", -1, kMaxRanks);
   launch.cause_fd = variables.number_or("METROPLEX_CAUSE_FD", -1, kMaxRanks);
@@ -110,7 +110,7 @@ LaunchEnvironment read_own(const Environment& environment) {
 
 LaunchEnvironment read_torchrun(const Environment& environment) {
   Variables variables("torchrun (RANK is set)", environment);
-  LaunchEnvironment launch = read_six(variables, "", /*alone=*/false);
+  LaunchEnvironment launch = read_variables(variables, "", /*alone=*/false);
   launch.launcher = "torchrun";
   const std::string agent = environment("TORCHELASTIC_USE_AGENT_STORE").value_or("");
   launch.agent_store = agent == "True" || agent == "true" || agent == "1";
@@ -180,7 +180,7 @@ struct Launcher {
   const char* marker;
   LaunchEnvironment (*read)(const Environment&);
 };
-constexpr Launcher kLaunchers[] = {{"METROPLEX_RANK", read_own},
+constexpr Launcher kLaunchers[] = {{"METROPLEX_RANK", read_metroplex},
                                    {"RANK", read_torchrun},
                                    {"OMPI_COMM_WORLD_RANK", read_open_mpi},
                                    {"SLURM_PROCID", read_slurm}};
@@ -192,7 +192,7 @@ std::optional<std::string> process_environment(const std::string& name) {
   return value ? std::optional<std::string>(value) : std::nullopt;
 }
 
-int tasks_of_slurm_batch(const Environment& environment) {
+int slurm_batch_tasks(const Environment& environment) {
   for (const Launcher& launcher : kLaunchers) {
     if (!environment(launcher.marker)) continue;
     if (launcher.read != read_slurm || is_task_of_srun(environment)) return 0;

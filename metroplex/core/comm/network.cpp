@@ -32,18 +32,18 @@ std::string numeric(const sockaddr* address) {
   return text;
 }
 
-struct Freed {
+struct FreeList {
   void operator()(addrinfo* list) const { ::freeaddrinfo(list); }
   void operator()(ifaddrs* list) const { ::freeifaddrs(list); }
 };
-using Addresses = std::unique_ptr<addrinfo, Freed>;
+using Addresses = std::unique_ptr<addrinfo, FreeList>;
 
 Addresses resolve(const std::string& host, uint16_t port, int type, int flags) {
-  addrinfo wanted{};
-  wanted.ai_socktype = type;
-  wanted.ai_flags = flags;
+  addrinfo hints{};
+  hints.ai_socktype = type;
+  hints.ai_flags = flags;
   addrinfo* list = nullptr;
-  const int error = ::getaddrinfo(host.c_str(), std::to_string(port).c_str(), &wanted, &list);
+  const int error = ::getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &list);
   return Addresses(error == 0 ? list : nullptr);
 }
 
@@ -56,7 +56,7 @@ bool is_loopback(const std::string& host) {
 std::vector<Interface> network_interfaces() {
   ifaddrs* first = nullptr;
   if (::getifaddrs(&first) != 0) return {};
-  const std::unique_ptr<ifaddrs, Freed> list(first);
+  const std::unique_ptr<ifaddrs, FreeList> list(first);
   std::vector<Interface> found;
   for (const int family : {AF_INET, AF_INET6}) {
     for (const ifaddrs* entry = first; entry != nullptr; entry = entry->ifa_next) {
@@ -70,7 +70,7 @@ std::vector<Interface> network_interfaces() {
   return found;
 }
 
-std::vector<std::string> addresses_of(const std::string& names, const std::string& source) {
+std::vector<std::string> interface_addresses(const std::string& names, const std::string& source) {
   const std::vector<Interface> interfaces = network_interfaces();
   std::vector<std::string> addresses;
   std::istringstream list(names);
@@ -88,24 +88,24 @@ std::vector<std::string> addresses_of(const std::string& names, const std::strin
   return addresses;
 }
 
-std::string address_towards(const std::string& master, bool others) {
-  std::string own = "127.0.0.1";
+std::string route_address(const std::string& master, bool multi_machine) {
+  std::string local_address = "127.0.0.1";
   const Addresses list = resolve(master, 9, SOCK_DGRAM, 0);  // no packet is sent: the kernel only chooses the route
   const int fd = list ? ::socket(list->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0) : -1;
   sockaddr_storage address{};
   socklen_t size = sizeof address;
   if (fd >= 0 && ::connect(fd, list->ai_addr, list->ai_addrlen) == 0 &&
       ::getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size) == 0)
-    own = numeric(reinterpret_cast<sockaddr*>(&address));
+    local_address = numeric(reinterpret_cast<sockaddr*>(&address));
   if (fd >= 0) ::close(fd);
-  if (!others || !is_loopback(own)) return own;
+  if (!multi_machine || !is_loopback(local_address)) return local_address;
   for (const Interface& interface : network_interfaces()) {
     if (!is_loopback(interface.address)) return interface.address;
   }
-  return own;
+  return local_address;
 }
 
-std::string why_unknown(const std::string& host, std::chrono::milliseconds patience) {
+std::string resolve_error(const std::string& host, std::chrono::milliseconds patience) {
   constexpr std::chrono::milliseconds kPause{500};
   const auto end = std::chrono::steady_clock::now() + patience;
   for (;; std::this_thread::sleep_for(kPause)) {
@@ -117,17 +117,17 @@ std::string why_unknown(const std::string& host, std::chrono::milliseconds patie
   }
 }
 
-void allow_open_files(int64_t world_size) {
+void raise_file_limit(int64_t world_size) {
   // Rank 0 opens the most files: one connection to each other rank, plus one store and one watch connection from
   // each. 22 further files were counted in training with saves; 10 more are reserved for data and reports.
-  constexpr int64_t kOfARank = 32, kOfAPeer = 3;
+  constexpr int64_t kFilesPerRank = 32, kFilesPerPeer = 3;
   rlimit limit{};
   if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
   if (limit.rlim_cur < limit.rlim_max) {
     const rlimit raised{limit.rlim_max, limit.rlim_max};
     if (::setrlimit(RLIMIT_NOFILE, &raised) == 0) limit = raised;
   }
-  const int64_t needed = kOfARank + kOfAPeer * world_size;
+  const int64_t needed = kFilesPerRank + kFilesPerPeer * world_size;
   MPX_CHECK(limit.rlim_cur >= static_cast<rlim_t>(needed), "config", "RLIMIT_NOFILE = ", limit.rlim_cur, ": with ",
             world_size, " ranks over gloo, a process needs up to ", needed,
             " files and connections; raise the limit (ulimit -Hn, or LimitNOFILE of the service), start fewer "
@@ -147,7 +147,7 @@ std::string peer_address(int fd) {
   return numeric(reinterpret_cast<sockaddr*>(&address));
 }
 
-static int listening_on(const addrinfo& at, int& error) {
+static int listen_on(const addrinfo& at, int& error) {
   const int one = 1, zero = 0;
   const int fd = ::socket(at.ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
   if (fd >= 0) ::setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
@@ -158,12 +158,12 @@ static int listening_on(const addrinfo& at, int& error) {
   return -1;
 }
 
-int listen_at_name(const std::string& host, uint16_t port, bool others) {
+int listen_at_name(const std::string& host, uint16_t port, bool multi_machine) {
   int error = 0;
   const auto listen_at_first = [&](const Addresses& list) {
     for (const addrinfo* at = list.get(); at != nullptr; at = at->ai_next) {
-      if (others && is_loopback(numeric(at->ai_addr))) return -1;
-      const int fd = listening_on(*at, error);
+      if (multi_machine && is_loopback(numeric(at->ai_addr))) return -1;
+      const int fd = listen_on(*at, error);
       if (fd >= 0 || error == EADDRINUSE) return fd;
     }
     return -1;

@@ -19,22 +19,22 @@ std::vector<Interface> network_interfaces();
 
 // Returns the addresses of `names` ("eth0" or "eth0,eth1"). Throws base::Error("config") with `source` (a key or
 // variable), the unknown name and the existing names.
-std::vector<std::string> addresses_of(const std::string& names, const std::string& source);
+std::vector<std::string> interface_addresses(const std::string& names, const std::string& source);
 
 // Returns the local address of the route to `master`. Some hosts resolve their own name to 127.0.1.1, which other
-// machines cannot reach. If the route uses the loopback and `others` is true (ranks on other machines), returns the
-// first other address.
-std::string address_towards(const std::string& master, bool others);
+// machines cannot reach. If the route uses the loopback and `multi_machine` is true (ranks on other machines),
+// returns the first other address.
+std::string route_address(const std::string& master, bool multi_machine);
 
 bool is_loopback(const std::string& host);
 
 // Returns why `host` cannot be resolved, or "" if it can. Retries for `patience`, because a name server may learn of
 // a machine after its ranks have started.
-std::string why_unknown(const std::string& host, std::chrono::milliseconds patience);
+std::string resolve_error(const std::string& host, std::chrono::milliseconds patience);
 
 // Raises RLIMIT_NOFILE to its hard limit. Throws base::Error("config") if that is less than a rank of `world_size`
 // ranks opens over gloo.
-void allow_open_files(int64_t world_size);
+void raise_file_limit(int64_t world_size);
 
 std::string host_name();
 
@@ -45,9 +45,9 @@ int connect_to(const std::string& address, uint16_t port, std::chrono::milliseco
 // Returns the numeric address of the peer; empty if there is none.
 std::string peer_address(int fd);
 // Listens on `port` of the first address of `host` that belongs to this machine. Listens on all addresses if none
-// does (address translation), or if `others` (ranks on other machines) could not reach a loopback name. Throws
+// does (address translation), or if `multi_machine` (ranks on other machines) could not reach a loopback name. Throws
 // base::Error("comm").
-int listen_at_name(const std::string& host, uint16_t port, bool others);
+int listen_at_name(const std::string& host, uint16_t port, bool multi_machine);
 // Connects to the first address of `host` that accepts on `port`. Retries for `timeout`, then returns -1 with the
 // last error in `error`.
 int connect_by_name(const std::string& host, uint16_t port, std::chrono::milliseconds timeout, std::string& error);

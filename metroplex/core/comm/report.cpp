@@ -8,7 +8,7 @@
 namespace metroplex::comm {
 namespace {
 
-constexpr const char* kNoteWords[] = {"ready", "signal", "again"};  // indexed by NoteKind
+constexpr const char* kNoteNames[] = {"ready", "signal", "again"};  // indexed by NoteKind
 
 struct StopSignal {
   int number;
@@ -59,7 +59,7 @@ void write_note(int fd, Note note) {
   if (fd < 0) return;
   char line[16];
   size_t size = 0;
-  for (const char* word = kNoteWords[static_cast<size_t>(note.kind)]; *word != '\0'; ++word) line[size++] = *word;
+  for (const char* word = kNoteNames[static_cast<size_t>(note.kind)]; *word != '\0'; ++word) line[size++] = *word;
   line[size++] = ' ';
   line[size++] = static_cast<char>('0' + note.signal / 10 % 10);
   line[size++] = static_cast<char>('0' + note.signal % 10);
@@ -67,7 +67,7 @@ void write_note(int fd, Note note) {
   [[maybe_unused]] const ssize_t written = ::write(fd, line, size);
 }
 
-std::vector<Note> take_notes(std::string& text) {
+std::vector<Note> parse_notes(std::string& text) {
   std::vector<Note> notes;
   for (size_t line = text.find('\n'); line != std::string::npos; line = text.find('\n')) {
     std::istringstream head(text.substr(0, line));
@@ -76,7 +76,7 @@ std::vector<Note> take_notes(std::string& text) {
     head >> word >> note.signal;
     bool known = false;
     for (const NoteKind kind : {NoteKind::ready, NoteKind::signal, NoteKind::again}) {
-      if (word != kNoteWords[static_cast<size_t>(kind)]) continue;
+      if (word != kNoteNames[static_cast<size_t>(kind)]) continue;
       note.kind = kind;
       known = true;
     }

@@ -33,7 +33,7 @@ struct Note {
 // Async-signal-safe. No-op if fd is -1 (no launcher).
 void write_note(int fd, Note note);
 // Removes the complete notes from the front of `text` and returns them.
-std::vector<Note> take_notes(std::string& text);
+std::vector<Note> parse_notes(std::string& text);
 
 // Returns the signals that request a stop: from supervisors, terminal, hang-up, and Slurm's --signal=USR1. Signals
 // that are ignored at process start (nohup) stay ignored.
@@ -62,18 +62,18 @@ struct SignalCount {
 class StopRequests {
  public:
   StopAction signal(int64_t now_ms) { return once(own_.next(now_ms)); }
-  StopAction told(bool again) { return once(again ? StopAction::end : StopAction::stop); }
-  bool ending() const { return asked_ == StopAction::end; }
+  StopAction on_rank_signal(bool again) { return once(again ? StopAction::end : StopAction::stop); }
+  bool ending() const { return requested_ == StopAction::end; }
 
  private:
   StopAction once(StopAction action) {
-    if (action <= asked_) return StopAction::none;
-    asked_ = action;
+    if (action <= requested_) return StopAction::none;
+    requested_ = action;
     return action;
   }
 
   SignalCount own_;
-  StopAction asked_ = StopAction::none;
+  StopAction requested_ = StopAction::none;
 };
 
 }  // namespace metroplex::comm

@@ -72,7 +72,7 @@ void limit_calls(uint16_t port, std::chrono::seconds limit) {
 CallLimit::CallLimit(uint16_t port, std::chrono::seconds limit)
     : thread_([this, port, limit] {
         std::unique_lock lock(mutex_);
-        while (!changed_.wait_for(lock, limit, [this] { return over_; })) {
+        while (!changed_.wait_for(lock, limit, [this] { return stopping_; })) {
           for (const int fd : connections_to(port)) ::shutdown(fd, SHUT_RDWR);
         }
       }) {}
@@ -80,7 +80,7 @@ CallLimit::CallLimit(uint16_t port, std::chrono::seconds limit)
 CallLimit::~CallLimit() {
   {
     const std::lock_guard lock(mutex_);
-    over_ = true;
+    stopping_ = true;
   }
   changed_.notify_all();
   thread_.join();

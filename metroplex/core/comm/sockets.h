@@ -51,7 +51,7 @@ class CallLimit {
  private:
   std::mutex mutex_;
   std::condition_variable changed_;
-  bool over_ = false;
+  bool stopping_ = false;
   std::thread thread_;
 };
 

@@ -56,13 +56,13 @@ class WatchedSignals {
 };
 
 // Reads new messages of a rank. Stores its report and returns its notes about signals.
-std::vector<Note> read_words(Child& child) {
+std::vector<Note> read_messages(Child& child) {
   char buffer[4096];
   ssize_t size = 0;
   while ((size = ::read(child.cause_fd, buffer, sizeof buffer)) > 0)
     child.text.append(buffer, static_cast<size_t>(size));
   if (child.report) return {};
-  std::vector<Note> notes = take_notes(child.text);
+  std::vector<Note> notes = parse_notes(child.text);
   child.ready =
       child.ready || std::erase_if(notes, [](const Note& note) { return note.kind == NoteKind::ready; }) > 0;
   child.report = decode_report(child.text);
@@ -81,18 +81,18 @@ void read_state(Child& child) {
 }
 
 // Updates which ranks have ended or reported a failure. Returns the notes about signals of all ranks.
-std::vector<Note> look_after(std::vector<Child>& children, int64_t round, int stopped_code) {
+std::vector<Note> poll_children(std::vector<Child>& children, int64_t round, int stopped_code) {
   std::vector<Note> all;
   for (Child& child : children) {
     if (child.ended) continue;
     read_state(child);
-    const std::vector<Note> notes = read_words(child);
+    const std::vector<Note> notes = read_messages(child);
     all.insert(all.end(), notes.begin(), notes.end());
     if (child.ended) {
       ::close(child.cause_fd);
       child.stopped = WIFEXITED(child.status) && WEXITSTATUS(child.status) == stopped_code;
     }
-    if (child.noticed < 0 && child.fails()) child.noticed = round;
+    if (child.noticed < 0 && child.is_failing()) child.noticed = round;
   }
   return all;
 }
@@ -107,10 +107,10 @@ void kill_all(std::vector<Child>& children) {
 
 // Ends ranks that a signal has stopped for too long. `elapsed` is since the last call.
 void end_paused(std::vector<Child>& children, const SpawnOptions& options, Clock::duration elapsed) {
-  constexpr std::chrono::milliseconds kLongestRound{100};  // a longer one: the launcher was stopped too
+  constexpr std::chrono::milliseconds kMaxRound{100};  // a longer one: the launcher was stopped too
   for (Child& child : children) {
     if (child.ended || !child.paused || child.ready || child.report) continue;
-    child.paused_for += std::min(std::chrono::duration_cast<std::chrono::milliseconds>(elapsed), kLongestRound);
+    child.paused_for += std::min(std::chrono::duration_cast<std::chrono::milliseconds>(elapsed), kMaxRound);
     if (child.paused_for < options.pause_limit) continue;
     child.report = Report{true, options.pause_code,
                           base::concat("a signal such as SIGSTOP stopped it for ",
@@ -129,12 +129,12 @@ int64_t milliseconds() {
 class Orders {
  public:
   Orders(const SpawnOptions& options, std::vector<Child>& children) : options_(options), children_(children) {}
-  void heard(int signal) {
+  void on_own_signal(int signal) {
     if (options_.dialog && signal == SIGINT && !any_unready()) return;
     if (signal > 0 && signal != SIGCHLD) act(signal, requests_.signal(milliseconds()));
   }
-  void told(const std::vector<Note>& notes) {
-    for (const Note& note : notes) act(note.signal, requests_.told(note.kind == NoteKind::again));
+  void on_rank_signal(const std::vector<Note>& notes) {
+    for (const Note& note : notes) act(note.signal, requests_.on_rank_signal(note.kind == NoteKind::again));
   }
   int ended_by() const { return ended_by_; }
 
@@ -152,7 +152,8 @@ class Orders {
     }
   }
   bool any_unready() const {
-    return std::any_of(children_.begin(), children_.end(), [](const Child& c) { return !c.ended && !c.ready; });
+    return std::any_of(children_.begin(), children_.end(),
+                       [](const Child& child) { return !child.ended && !child.ready; });
   }
 
   const SpawnOptions& options_;
@@ -172,18 +173,19 @@ bool any(const std::vector<Child>& children, Which which) {
 // Returns the rank that failed first. Independent failures take precedence over failures caused by other ranks.
 int first_to_fail(const std::vector<Child>& children) {
   constexpr int kBecauseOfAnother = 3;
-  const auto place = [](const Child& child) {
+  const auto failure_order = [](const Child& child) {
     return std::tuple(child.blame() >= kBecauseOfAnother, child.noticed, child.blame());
   };
   int first = -1;
   for (size_t i = 0; i < children.size(); ++i) {
-    if (!children[i].failed()) continue;
-    if (first < 0 || place(children[i]) < place(children[static_cast<size_t>(first)])) first = static_cast<int>(i);
+    if (!children[i].has_failed()) continue;
+    if (first < 0 || failure_order(children[i]) < failure_order(children[static_cast<size_t>(first)]))
+      first = static_cast<int>(i);
   }
   return first;
 }
 
-SpawnResult result_of(const std::vector<Child>& children, const SpawnOptions& options) {
+SpawnResult make_result(const std::vector<Child>& children, const SpawnOptions& options) {
   SpawnResult result;
   result.rank = first_to_fail(children);
   if (result.rank < 0) {
@@ -202,7 +204,7 @@ SpawnResult result_of(const std::vector<Child>& children, const SpawnOptions& op
           ? base::concat("killed by signal ", WTERMSIG(child.status), " (", strsignal(WTERMSIG(child.status)), ")")
           : base::concat("exit code ", result.exit_code);
   const std::string cause = child.report ? child.report->cause : "";
-  result.message = options.describe(result.rank) + " failed: " + (cause.empty() ? end : cause + " (" + end + ")");
+  result.message = options.rank_name(result.rank) + " failed: " + (cause.empty() ? end : cause + " (" + end + ")");
   return result;
 }
 
@@ -225,15 +227,16 @@ SpawnResult spawn_processes(const SpawnOptions& options) {
   std::optional<Clock::time_point> failed_at;
   auto last_round = Clock::now();
   for (int64_t round = 0; any(children, [](const Child& child) { return !child.ended; }); ++round) {
-    orders.heard(signals.next());
-    orders.told(look_after(children, round, options.stopped_code));
+    orders.on_own_signal(signals.next());
+    orders.on_rank_signal(poll_children(children, round, options.stopped_code));
     const auto now = Clock::now();
     end_paused(children, options, now - std::exchange(last_round, now));
-    const bool fails = orders.ended_by() != 0 || any(children, [](const Child& child) { return child.failed(); });
-    if (!failed_at && fails) failed_at = Clock::now();
+    const bool is_failing =
+        orders.ended_by() != 0 || any(children, [](const Child& child) { return child.has_failed(); });
+    if (!failed_at && is_failing) failed_at = Clock::now();
     if (failed_at && Clock::now() - *failed_at > options.grace) kill_all(children);
   }
-  SpawnResult result = result_of(children, options);
+  SpawnResult result = make_result(children, options);
   if (orders.ended_by() != 0 && result.rank >= 0) {
     result.signal = orders.ended_by();
     result.exit_code = 128 + result.signal;

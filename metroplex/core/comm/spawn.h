@@ -31,7 +31,7 @@ struct SpawnOptions {
   std::chrono::milliseconds pause_limit{15000};
   int pause_code = 1;     // exit code after pause_limit
   int stopped_code = -1;  // exit code of a requested stop, which is not a failure: no time limit for the other ranks
-  DescribeRank describe = describe_plainly;
+  RankFormatter rank_name = format_rank;
   // The ranks read from a terminal, which sends SIGINT to each of them. Once all ranks are ready (report.h), they
   // handle SIGINT and the launcher ignores it.
   bool dialog = false;

@@ -41,8 +41,8 @@ Listener::~Listener() { ::close(fd_); }
 
 namespace {
 
-std::vector<std::string> environment_of(int rank, const SpawnOptions& options, const Listener& listener,
-                                        int cause_fd) {
+std::vector<std::string> make_environment(int rank, const SpawnOptions& options, const Listener& listener,
+                                          int cause_fd) {
   std::vector<std::string> variables;
   bool has_threads = false;
   for (char** entry = environ; *entry; ++entry) {
@@ -73,7 +73,7 @@ std::vector<char*> pointers(std::vector<std::string>& strings) {
   return list;
 }
 
-void keep_over_exec(int fd) { ::fcntl(fd, F_SETFD, 0); }
+void clear_cloexec(int fd) { ::fcntl(fd, F_SETFD, 0); }
 
 }  // namespace
 
@@ -81,7 +81,7 @@ Child start_child(int rank, const SpawnOptions& options, const Listener& listene
   int pipe_ends[2];
   MPX_CHECK(::pipe2(pipe_ends, O_CLOEXEC) == 0, "comm", "cannot create a pipe: ", std::strerror(errno));
   std::vector<std::string> command = options.command;
-  std::vector<std::string> variables = environment_of(rank, options, listener, pipe_ends[1]);
+  std::vector<std::string> variables = make_environment(rank, options, listener, pipe_ends[1]);
   const std::vector<char*> argv = pointers(command);
   const std::vector<char*> envp = pointers(variables);
   const std::string not_started = encode(Report{true, 127, "the program could not be started"});
@@ -91,8 +91,8 @@ Child start_child(int rank, const SpawnOptions& options, const Listener& listene
     ::prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (::getppid() != parent) ::_exit(127);
     pthread_sigmask(SIG_SETMASK, &mask, nullptr);
-    keep_over_exec(pipe_ends[1]);
-    if (rank == 0) keep_over_exec(listener.fd());
+    clear_cloexec(pipe_ends[1]);
+    if (rank == 0) clear_cloexec(listener.fd());
     ::execvpe(argv[0], argv.data(), envp.data());
     [[maybe_unused]] const ssize_t written = ::write(pipe_ends[1], not_started.data(), not_started.size());
     ::_exit(127);

@@ -29,8 +29,8 @@ struct Child {
   std::chrono::milliseconds paused_for{0};
   int64_t noticed = -1;  // polling round in which the launcher first noticed the failure
 
-  bool failed() const { return ended && status != 0 && !stopped; }
-  bool fails() const { return failed() || report; }
+  bool has_failed() const { return ended && status != 0 && !stopped; }
+  bool is_failing() const { return has_failed() || report; }
   // Order of failures noticed in one round; the smallest is the cause. A rank that something outside killed comes
   // first, because its peers then fail too. Failures caused by other ranks come last.
   int blame() const {

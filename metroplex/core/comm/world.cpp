@@ -13,28 +13,28 @@ namespace metroplex::comm {
 
 namespace {
 
-Group make_one(int rank, const GroupSpec& spec, const GroupFactory& factory) {
+Group make_rank_group(int rank, const GroupSpec& spec, const GroupFactory& factory) {
   const auto index = static_cast<int>(std::find(spec.ranks.begin(), spec.ranks.end(), rank) - spec.ranks.begin());
   return Group(spec, index, spec.ranks.size() > 1 ? factory(spec) : nullptr);
 }
 
-struct Span {
+struct AxesGroup {
   topology::AxisSet axes;
   Group Groups::*group;
 };
-constexpr Span kSpans[] = {{topology::Axis::tp, &Groups::tp_gradients},
-                           {topology::Axis::dp, &Groups::dp},
-                           {{topology::Axis::dp, topology::Axis::cp}, &Groups::dp_cp},
-                           {{topology::Axis::tp, topology::Axis::pp}, &Groups::model_parallel},
-                           {topology::Axis::etp, &Groups::etp},
-                           {topology::Axis::ep, &Groups::ep},
-                           {topology::Axis::edp, &Groups::edp}};
+constexpr AxesGroup kGradientGroups[] = {{topology::Axis::tp, &Groups::tp_gradients},
+                                         {topology::Axis::dp, &Groups::dp},
+                                         {{topology::Axis::dp, topology::Axis::cp}, &Groups::dp_cp},
+                                         {{topology::Axis::tp, topology::Axis::pp}, &Groups::model_parallel},
+                                         {topology::Axis::etp, &Groups::etp},
+                                         {topology::Axis::ep, &Groups::ep},
+                                         {topology::Axis::edp, &Groups::edp}};
 
 }  // namespace
 
-const Group& Groups::gradients_over(topology::AxisSet axes) const {
-  for (const Span& span : kSpans) {
-    if (span.axes == axes) return this->*span.group;
+const Group& Groups::gradient_group(topology::AxisSet axes) const {
+  for (const AxesGroup& entry : kGradientGroups) {
+    if (entry.axes == axes) return this->*entry.group;
   }
   MPX_ASSERT(false, "no group for gradients spans '", topology::to_string(axes), "'");
 }
@@ -46,15 +46,15 @@ World::World(int rank, topology::RankGrid grid, GroupFactory factory, c10::Devic
       groups_(make_groups(rank, grid_, factory_)),
       target_{device} {}
 
-Group World::make_group(const GroupSpec& spec) const { return make_one(rank_, spec, factory_); }
+Group World::make_group(const GroupSpec& spec) const { return make_rank_group(rank_, spec, factory_); }
 
 Groups make_groups(int rank, const topology::RankGrid& grid, const GroupFactory& factory) {
   using topology::Axis;
   const auto make = [&](const std::string& name, Purpose purpose, const std::vector<int>& ranks) {
-    return make_one(rank, {name, purpose, ranks}, factory);
+    return make_rank_group(rank, {name, purpose, ranks}, factory);
   };
   const auto family = [&](const std::string& name, Purpose purpose, topology::AxisSet axes) {
-    return make(name, purpose, grid.group_of(rank, axes));
+    return make(name, purpose, grid.group_ranks(rank, axes));
   };
   Groups groups;
   // Created first, so its communicator has this name in every layout. Ranks with different hand-written layouts meet
@@ -115,7 +115,7 @@ World World::recorded(device::Recorder& recorder) const {
   return world;
 }
 
-GroupFactory shared(GroupFactory factory) {
+GroupFactory share_communicators(GroupFactory factory) {
   using Made = std::map<std::pair<Purpose, std::vector<int>>, std::shared_ptr<GroupBackend>>;
   return [factory = std::move(factory), made = std::make_shared<Made>()](const GroupSpec& spec) {
     std::shared_ptr<GroupBackend>& backend = (*made)[{spec.purpose, spec.ranks}];
@@ -138,14 +138,14 @@ World make_meta_world(int rank, const topology::RankGrid& grid, c10::Device devi
   return world;
 }
 
-GroupFactory counted(GroupFactory factory, std::shared_ptr<Traffic> traffic) {
+GroupFactory count_traffic(GroupFactory factory, std::shared_ptr<Traffic> traffic) {
   return [factory = std::move(factory), traffic = std::move(traffic)](const GroupSpec& spec) {
     return make_counting_backend(spec.name, traffic, factory ? factory(spec) : nullptr);
   };
 }
 
-DescribeRank describe_in(const topology::RankGrid& grid) {
-  return [grid](int rank) { return describe_plainly(rank) + " (" + grid.describe(rank) + ")"; };
+RankFormatter rank_formatter(const topology::RankGrid& grid) {
+  return [grid](int rank) { return format_rank(rank) + " (" + grid.format_coordinates(rank) + ")"; };
 }
 
 }  // namespace metroplex::comm

@@ -36,7 +36,7 @@ struct Groups {
   Group etp, ep, edp;  // expert grid
 
   // Returns the gradient group that spans `axes`, one of tp, dp, dp-cp, tp-pp, etp, ep, edp.
-  const Group& gradients_over(topology::AxisSet axes) const;
+  const Group& gradient_group(topology::AxisSet axes) const;
 };
 
 // Creates the communicator of a group of two or more ranks for the calling rank.
@@ -82,11 +82,11 @@ Groups make_groups(int rank, const topology::RankGrid& grid, const GroupFactory&
 World make_world(int rank, const topology::RankGrid& grid, const GroupFactory& factory,
                  c10::Device device = c10::kCPU);
 // Groups with equal members and equal purpose get one communicator, named after the first group that requests it.
-GroupFactory shared(GroupFactory factory);
+GroupFactory share_communicators(GroupFactory factory);
 // Counts the traffic of the groups. With an empty `factory` the groups move nothing.
-GroupFactory counted(GroupFactory factory, std::shared_ptr<Traffic> traffic);
+GroupFactory count_traffic(GroupFactory factory, std::shared_ptr<Traffic> traffic);
 
 // Returns a formatter for "rank 3 (tp 1 pp 0 dp 1)". It keeps a copy of the grid.
-DescribeRank describe_in(const topology::RankGrid& grid);
+RankFormatter rank_formatter(const topology::RankGrid& grid);
 
 }  // namespace metroplex::comm

@@ -93,17 +93,17 @@ std::optional<std::vector<BatchStep>> read_batch_steps(const std::string& text, 
   return steps;
 }
 
-std::string rampup_problem(const BatchRampup& r) {
-  if (r.start < 1 || r.increment < 1 || r.global_batch_size < 1 || r.samples < 1) {
-    return concat("start ", r.start, ", increment ", r.increment, ", samples ", r.samples, " and global batch size ",
-                  r.global_batch_size, " must be positive");
+std::string rampup_problem(const BatchRampup& rampup) {
+  if (rampup.start < 1 || rampup.increment < 1 || rampup.global_batch_size < 1 || rampup.samples < 1) {
+    return concat("start ", rampup.start, ", increment ", rampup.increment, ", samples ", rampup.samples,
+                  " and global batch size ", rampup.global_batch_size, " must be positive");
   }
-  const int64_t grow = r.global_batch_size - r.start;
-  if (grow < 1 || grow % r.increment != 0) {
-    return concat("train.global_batch_size = ", r.global_batch_size, " is not reached from ", r.start,
-                  " in steps of ", r.increment);
+  const int64_t grow = rampup.global_batch_size - rampup.start;
+  if (grow < 1 || grow % rampup.increment != 0) {
+    return concat("train.global_batch_size = ", rampup.global_batch_size, " is not reached from ", rampup.start,
+                  " in steps of ", rampup.increment);
   }
-  return grow / r.increment > 1000000 ? "more than a million steps" : "";
+  return grow / rampup.increment > 1000000 ? "more than a million steps" : "";
 }
 
 std::optional<BatchRampup> read_batch_rampup(const std::string& text, int64_t global_batch_size,

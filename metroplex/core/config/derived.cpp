@@ -61,10 +61,10 @@ std::vector<int64_t> context_levels(const Parallel& parallel) {
 int64_t context_multiple(const Parallel& parallel) { return parallel.sequence_parallel ? parallel.tp() : 1; }
 
 int64_t most_context_tokens(const Config& config) {
-  const Parallel& p = config.parallel;
-  const int64_t multiple = context_multiple(p);
-  const auto mean = static_cast<double>(config.train.seq_length) / static_cast<double>(p.cp());
-  const double most = mean * (1 + p.context_parallel_token_slack);
+  const Parallel& parallel = config.parallel;
+  const int64_t multiple = context_multiple(parallel);
+  const auto mean = static_cast<double>(config.train.seq_length) / static_cast<double>(parallel.cp());
+  const double most = mean * (1 + parallel.context_parallel_token_slack);
   return static_cast<int64_t>(most + 1e-6) / multiple * multiple;
 }
 
@@ -75,10 +75,12 @@ std::vector<int> hybrid_context_sizes(int64_t ranks) {
 }
 
 int64_t most_hybrid_tokens(const Config& config) {
-  const Parallel& p = config.parallel;
-  const int64_t multiple = context_multiple(p), seq = config.train.seq_length;
-  const int64_t most = p.max_seqlen_per_dp_cp_rank > 0 ? p.max_seqlen_per_dp_cp_rank : (seq + p.cp() - 1) / p.cp();
-  return p.max_seqlen_per_dp_cp_rank > 0 ? most / multiple * multiple : (most + multiple - 1) / multiple * multiple;
+  const Parallel& parallel = config.parallel;
+  const int64_t multiple = context_multiple(parallel), seq = config.train.seq_length;
+  const int64_t most = parallel.max_seqlen_per_dp_cp_rank > 0 ? parallel.max_seqlen_per_dp_cp_rank
+                                                              : (seq + parallel.cp() - 1) / parallel.cp();
+  return parallel.max_seqlen_per_dp_cp_rank > 0 ? most / multiple * multiple
+                                                : (most + multiple - 1) / multiple * multiple;
 }
 
 int64_t default_bucket_size(int64_t dp) { return std::max<int64_t>(40'000'000, 1'000'000 * dp); }

@@ -16,7 +16,7 @@ bool uses_gpus(const Run& run, const Machine& m) {
   return m.num_gpus > 0 && (run.backend == Backend::threads ? m.local_ranks == 1 : each_has_a_gpu(m));
 }
 
-Backend backend_of(const Run& run, const Machine& m, bool gpus) {
+Backend choose_backend(const Run& run, const Machine& m, bool gpus) {
   if (run.backend != Backend::automatic) return run.backend;
   const bool alone = m.launcher.empty() && m.local_ranks == 1;
   if (gpus) return alone ? Backend::threads : Backend::nccl;
@@ -27,7 +27,7 @@ Backend backend_of(const Run& run, const Machine& m, bool gpus) {
 
 DeviceChoice choose_device(const Run& run, const Machine& m) {
   const bool gpus = uses_gpus(run, m);
-  DeviceChoice choice{backend_of(run, m, gpus), -1};
+  DeviceChoice choice{choose_backend(run, m, gpus), -1};
   if (!gpus) return choice;
   const std::string asked = run.device == Device::cuda ? "run.device = cuda" : "run.backend = nccl";
   MPX_CHECK(m.num_gpus > 0, "config", asked, " computes on GPUs, but ", m.no_gpu,

@@ -350,7 +350,7 @@ constexpr DispatcherTraits kDispatcherTraits[] = {{TokenDispatcher::local, false
 bool dispatcher_reads_counts(const Model& model, int64_t expert_ranks) {
   const TokenDispatcher type = token_dispatcher(model, expert_ranks);
   const auto* traits = std::find_if(std::begin(kDispatcherTraits), std::end(kDispatcherTraits),
-                                    [&](const DispatcherTraits& t) { return t.type == type; });
+                                    [&](const DispatcherTraits& traits) { return traits.type == type; });
   MPX_ASSERT(traits != std::end(kDispatcherTraits), "a token dispatcher without traits: ", text_of(type));
   return traits->sends_counted_rows && expert_ranks > 1 && !pads_to_capacity(model);
 }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <sstream>
 
 #include <yaml-cpp/eventhandler.h>
@@ -95,8 +96,11 @@ namespace {
 
 // Obsolete keys; accepted only with their default value.
 bool is_retired(const std::string& key, const YAML::Node& value) {
-  const bool known = key == "model.num_tokentypes" || key == "parallel.variable_seq_lengths";
-  return known && value.IsScalar() && (value.Scalar() == "0" || value.Scalar() == "false");
+  static const std::map<std::string, std::string> kDefaults{{"model.num_tokentypes", "0"},
+                                                            {"parallel.variable_seq_lengths", "false"},
+                                                            {"model.moe_static_buffer_exchange", "equal_capacity"}};
+  const auto found = kDefaults.find(key);
+  return found != kDefaults.end() && value.IsScalar() && value.Scalar() == found->second;
 }
 
 class YamlReader {
@@ -129,7 +133,7 @@ class YamlReader {
     if (!name.IsScalar()) return problem(name, "a section's name must be a word");
     const std::string section = name.Scalar();
     if (std::find(names.begin(), names.end(), section) == names.end()) {
-      if (const std::string home = section_of(section); !home.empty())
+      if (const std::string home = find_section(section); !home.empty())
         return problem(name, "'" + section + "' is a key of section " + home + "; write it under " + home + ":");
       const std::string nearest = section.size() < 200 ? base::nearest_name(section, names) : "";
       return problem(name,
@@ -165,7 +169,7 @@ class YamlReader {
     given_.insert(key);
   }
 
-  std::string section_of(const std::string& name) const {
+  std::string find_section(const std::string& name) const {
     for (const Field& field : list_) {
       if (field.name == name || newer_keys(field.section + "." + name, {}).known) return field.section;
     }

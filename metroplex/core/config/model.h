@@ -76,12 +76,6 @@ template <>
 inline constexpr Word<OverflowPolicy> kWords<OverflowPolicy>[] = {
     {OverflowPolicy::redo, "redo"}, {OverflowPolicy::drop, "drop"}, {OverflowPolicy::stop, "stop"}};
 
-// Row exchange of static buffers on GPUs: blocks of equal size per pair of ranks (NCCL), or only the rows (NVSHMEM).
-enum class RowExchangeKind { equal_capacity, nvshmem };
-template <>
-inline constexpr Word<RowExchangeKind> kWords<RowExchangeKind>[] = {
-    {RowExchangeKind::equal_capacity, "equal_capacity"}, {RowExchangeKind::nvshmem, "nvshmem"}};
-
 // Planner that assigns expert replicas to ranks (plan/echo.h).
 enum class EchoPlanner { greedy, binpack, capfill, exact };
 template <>

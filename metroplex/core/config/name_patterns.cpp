@@ -39,8 +39,9 @@ bool trains(const Config& config, const std::string& name) {
 }
 
 bool loads(const Config& config, const std::string& name) {
-  const Checkpoint& c = config.checkpoint;
-  return (c.load_only.empty() || matches_any(c.load_only, name)) && !matches_any(c.load_except, name);
+  const Checkpoint& checkpoint = config.checkpoint;
+  return (checkpoint.load_only.empty() || matches_any(checkpoint.load_only, name)) &&
+         !matches_any(checkpoint.load_except, name);
 }
 
 }  // namespace metroplex::config

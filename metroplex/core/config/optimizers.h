@@ -1,6 +1,6 @@
 // Optimizers by name: their state per parameter and the storage formats that their updates support. The choices of
 // optim.optimizer, the rules between keys, the memory formula and the optimizers read this table. The updates are in
-// optim/registry.cpp.
+// optim/optimizer_registry.cpp.
 #pragma once
 
 #include <cstdint>

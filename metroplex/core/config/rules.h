@@ -18,7 +18,7 @@ namespace metroplex::config {
 
 class Rules {
  public:
-  Rules(const Config& c, int64_t world, Use u);
+  Rules(const Config& config, int64_t world, Use u);
 
   // Records a violation unless `holds`.
   template <class Value>

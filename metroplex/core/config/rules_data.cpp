@@ -39,11 +39,11 @@ static void check_blend(Rules& rules, const char* key, const std::vector<std::st
 }
 
 static void check_split(Rules& rules) {
-  const Data& d = rules.config.data;
+  const Data& data = rules.config.data;
   double sum = 0;
   size_t parts = 0;
   bool valid = true;
-  std::istringstream stream(d.split);
+  std::istringstream stream(data.split);
   for (std::string part; std::getline(stream, part, ',');) {
     const size_t begin = part.find_first_not_of(' '), end = part.find_last_not_of(' ');
     // Like Megatron, which accepts no exponents.
@@ -54,59 +54,62 @@ static void check_split(Rules& rules) {
     valid = valid && share && *share >= 0 && std::isfinite(sum);
     ++parts;
   }
-  rules.require(valid && parts >= 1 && parts <= 3 && sum > 0, "data.split", d.split,
+  rules.require(valid && parts >= 1 && parts <= 3 && sum > 0, "data.split", data.split,
                 "must be one to three shares of at least 0, with commas and without exponents, that are not all 0",
                 "write it like \"969, 30, 1\"");
 }
 
 static void check_source(Rules& rules) {
-  const Data& d = rules.config.data;
-  const bool per_split = !d.train_data_path.empty() || !d.valid_data_path.empty() || !d.test_data_path.empty();
-  const int sources = (d.data_path.empty() ? 0 : 1) + (per_split ? 1 : 0) + (d.mock_data ? 1 : 0);
-  rules.require(sources == 1, "data.data_path", d.data_path.empty() ? "nothing" : d.data_path[0],
+  const Data& data = rules.config.data;
+  const bool per_split =
+      !data.train_data_path.empty() || !data.valid_data_path.empty() || !data.test_data_path.empty();
+  const int sources = (data.data_path.empty() ? 0 : 1) + (per_split ? 1 : 0) + (data.mock_data ? 1 : 0);
+  rules.require(sources == 1, "data.data_path", data.data_path.empty() ? "nothing" : data.data_path[0],
                 concat("exactly one source of data must be given: data.data_path, the per-split paths "
                        "(data.train_data_path, ...) or data.mock_data; there are ",
                        sources),
                 "name a dataset, or set data.mock_data to true to try a layout");
-  rules.require(!per_split || d.split == Data{}.split, "data.split", d.split,
+  rules.require(!per_split || data.split == Data{}.split, "data.split", data.split,
                 "has no meaning with per-split paths (data.train_data_path, ...)", "leave it out");
-  rules.require(!per_split || !d.train_data_path.empty(), "data.train_data_path", "nothing",
+  rules.require(!per_split || !data.train_data_path.empty(), "data.train_data_path", "nothing",
                 "must be given when data.valid_data_path or data.test_data_path is", "name the training dataset");
-  rules.require(!d.multiple_validation_sets || !d.valid_data_path.empty(), "data.multiple_validation_sets", "true",
-                "needs the datasets in data.valid_data_path", "list them there, or leave this key out");
-  check_blend(rules, "data.data_path", d.data_path);
-  check_blend(rules, "data.train_data_path", d.train_data_path);
-  check_blend(rules, "data.valid_data_path", d.valid_data_path);
-  check_blend(rules, "data.test_data_path", d.test_data_path);
+  rules.require(!data.multiple_validation_sets || !data.valid_data_path.empty(), "data.multiple_validation_sets",
+                "true", "needs the datasets in data.valid_data_path", "list them there, or leave this key out");
+  check_blend(rules, "data.data_path", data.data_path);
+  check_blend(rules, "data.train_data_path", data.train_data_path);
+  check_blend(rules, "data.valid_data_path", data.valid_data_path);
+  check_blend(rules, "data.test_data_path", data.test_data_path);
 }
 
 static void check_tokenizer(Rules& rules) {
-  const Data& d = rules.config.data;
+  const Data& data = rules.config.data;
   const int64_t vocab = rules.config.model.vocab_size;
-  const bool pair = !d.vocab_file.empty() && !d.merge_file.empty();
-  rules.require(d.tokenizer_type != TokenizerType::none || vocab > 0, "model.vocab_size", vocab,
+  const bool pair = !data.vocab_file.empty() && !data.merge_file.empty();
+  rules.require(data.tokenizer_type != TokenizerType::none || vocab > 0, "model.vocab_size", vocab,
                 "must be given with data.tokenizer_type = none", "set the number of tokens, or name a tokenizer");
-  rules.require(d.tokenizer_type != TokenizerType::bytes || vocab == 0 || vocab >= 256, "model.vocab_size", vocab,
+  rules.require(data.tokenizer_type != TokenizerType::bytes || vocab == 0 || vocab >= 256, "model.vocab_size", vocab,
                 "is less than the 256 bytes of data.tokenizer_type = bytes", "leave it 0");
-  rules.require(d.tokenizer_type != TokenizerType::sentencepiece || !d.tokenizer_model.empty(),
+  rules.require(data.tokenizer_type != TokenizerType::sentencepiece || !data.tokenizer_model.empty(),
                 "data.tokenizer_model", "nothing", "must name a .model file with data.tokenizer_type = sentencepiece",
                 "name the file");
   rules.require(
-      d.tokenizer_type != TokenizerType::bpe || pair || !d.tokenizer_model.empty(), "data.tokenizer_model", "nothing",
+      data.tokenizer_type != TokenizerType::bpe || pair || !data.tokenizer_model.empty(), "data.tokenizer_model",
+      "nothing",
       "must name a tokenizer.json with data.tokenizer_type = bpe (or give data.vocab_file and data.merge_file)",
       "name the file");
-  rules.require(d.tokenizer_type != TokenizerType::bpe || d.vocab_file.empty() == d.merge_file.empty(),
-                "data.vocab_file", d.vocab_file, "goes together with data.merge_file", "give both or neither");
+  rules.require(data.tokenizer_type != TokenizerType::bpe || data.vocab_file.empty() == data.merge_file.empty(),
+                "data.vocab_file", data.vocab_file, "goes together with data.merge_file", "give both or neither");
 }
 
 void check_data(Rules& rules) {
-  const Data& d = rules.config.data;
+  const Data& data = rules.config.data;
   check_source(rules);
   check_split(rules);
   check_tokenizer(rules);
-  const Checkpoint& c = rules.config.checkpoint;
+  const Checkpoint& checkpoint = rules.config.checkpoint;
   rules.require(
-      d.dataloader_type != Dataloader::cyclic || !d.data_sharding || (c.save.empty() && c.load.empty()),
+      data.dataloader_type != Dataloader::cyclic || !data.data_sharding ||
+          (checkpoint.save.empty() && checkpoint.load.empty()),
       "data.data_sharding", "true",
       "a cyclic loader whose ranks shuffle their own shares cannot resume on another number of "
       "data-parallel ranks, so it excludes checkpoint.save and checkpoint.load",
@@ -129,36 +132,38 @@ static void check_allow(Rules& rules) {
 
 void check_checkpoint(Rules& rules) {
   check_allow(rules);
-  const Checkpoint& c = rules.config.checkpoint;
-  const bool saves = !c.save.empty() || !rules.trains();  // evaluation accepts the keys of a training run
+  const Checkpoint& checkpoint = rules.config.checkpoint;
+  const bool saves = !checkpoint.save.empty() || !rules.trains();  // evaluation accepts the keys of a training run
   static constexpr const char* kRetain = "checkpoint.save_retain_interval";
-  const bool multiple = c.save_interval > 0 && c.save_retain_interval % c.save_interval == 0;
-  rules.require(c.save_retain_interval == 0 || multiple || !saves, kRetain, c.save_retain_interval,
-                concat("must be a multiple of checkpoint.save_interval = ", c.save_interval), "choose a multiple");
-  rules.require_effect(c.save_retain_interval == 0 || saves, kRetain, c.save_retain_interval, "needs checkpoint.save",
-                       "set checkpoint.save, or leave it out");
-  rules.require_effect(c.save_interval == 0 || saves, "checkpoint.save_interval", c.save_interval,
+  const bool multiple =
+      checkpoint.save_interval > 0 && checkpoint.save_retain_interval % checkpoint.save_interval == 0;
+  rules.require(checkpoint.save_retain_interval == 0 || multiple || !saves, kRetain, checkpoint.save_retain_interval,
+                concat("must be a multiple of checkpoint.save_interval = ", checkpoint.save_interval),
+                "choose a multiple");
+  rules.require_effect(checkpoint.save_retain_interval == 0 || saves, kRetain, checkpoint.save_retain_interval,
+                       "needs checkpoint.save", "set checkpoint.save, or leave it out");
+  rules.require_effect(checkpoint.save_interval == 0 || saves, "checkpoint.save_interval", checkpoint.save_interval,
                        "needs checkpoint.save: nothing is saved without a folder",
                        "set checkpoint.save, or set it to 0 for a run that saves nothing");
-  rules.require_effect(!c.async_save || saves, "checkpoint.async_save", "given", "needs checkpoint.save",
+  rules.require_effect(!checkpoint.async_save || saves, "checkpoint.async_save", "given", "needs checkpoint.save",
                        "set checkpoint.save, or leave it out");
-  rules.require(c.export_hf.empty() || saves, "checkpoint.export_hf", c.export_hf,
+  rules.require(checkpoint.export_hf.empty() || saves, "checkpoint.export_hf", checkpoint.export_hf,
                 "needs checkpoint.save: it is converted from the last checkpoint",
                 "set checkpoint.save, or leave it out");
   const std::pair<const char*, bool> need_load[] = {
-      {"checkpoint.finetune", c.finetune},
-      {"checkpoint.ckpt_step", c.ckpt_step > 0},
-      {"checkpoint.exit_on_missing_checkpoint", c.exit_on_missing_checkpoint},
-      {"checkpoint.resume_with_other_data", c.resume_with_other_data}};
+      {"checkpoint.finetune", checkpoint.finetune},
+      {"checkpoint.ckpt_step", checkpoint.ckpt_step > 0},
+      {"checkpoint.exit_on_missing_checkpoint", checkpoint.exit_on_missing_checkpoint},
+      {"checkpoint.resume_with_other_data", checkpoint.resume_with_other_data}};
   for (const auto& [key, set] : need_load) {
-    rules.require_effect(!set || !c.load.empty(), key, "given", "needs checkpoint.load",
+    rules.require_effect(!set || !checkpoint.load.empty(), key, "given", "needs checkpoint.load",
                          "set checkpoint.load, or leave it out");
   }
-  rules.require(c.ckpt_step == 0 || !c.finetune, "checkpoint.ckpt_step", c.ckpt_step,
+  rules.require(checkpoint.ckpt_step == 0 || !checkpoint.finetune, "checkpoint.ckpt_step", checkpoint.ckpt_step,
                 "excludes checkpoint.finetune, which starts from the latest",
                 "name that one checkpoint in checkpoint.load");
-  rules.require(!c.resume_with_other_data || !c.finetune, "checkpoint.resume_with_other_data", "true",
-                "excludes checkpoint.finetune, which begins at sample 0 of any data", "leave it out");
+  rules.require(!checkpoint.resume_with_other_data || !checkpoint.finetune, "checkpoint.resume_with_other_data",
+                "true", "excludes checkpoint.finetune, which begins at sample 0 of any data", "leave it out");
 }
 
 }  // namespace metroplex::config

@@ -16,21 +16,21 @@ constexpr const char *kEnable = "model.moe_enable_echo", *kNumber = "model.moe_n
 
 void check_slots(Rules& rules) {
   const Model& m = rules.config.model;
-  const int64_t ep = rules.config.parallel.ep(), clones = m.moe_num_echo_experts;
+  const int64_t ep = rules.config.parallel.ep(), replicas = m.moe_num_echo_experts;
   const std::string of_ep = key_is("parallel.expert_model_parallel_size", ep);
   rules.require(ep > 1, kEnable, "true",
                 concat("has no effect with ", of_ep, ": all experts are on one rank, so no rank waits for another"),
                 "turn it off, or spread the experts over more ranks");
-  rules.require(clones > 0, kNumber, clones,
+  rules.require(replicas > 0, kNumber, replicas,
                 concat("must be given with ", kEnable, ": replica slots on all ranks together"),
                 concat("give a multiple of ", of_ep, ", one or two replica slots per rank to begin with: ", 2 * ep));
-  if (ep < 2 || clones <= 0 || m.num_moe_experts % ep != 0) return;
-  rules.require(clones % ep == 0, kNumber, clones,
+  if (ep < 2 || replicas <= 0 || m.num_moe_experts % ep != 0) return;
+  rules.require(replicas % ep == 0, kNumber, replicas,
                 concat("must be a multiple of ", of_ep, ": every rank has the same number of replica slots"),
-                concat("the next one is ", (clones + ep - 1) / ep * ep));
-  const int64_t slots = clones / ep, foreign = m.num_moe_experts - m.num_moe_experts / ep;
+                concat("the next one is ", (replicas + ep - 1) / ep * ep));
+  const int64_t slots = replicas / ep, foreign = m.num_moe_experts - m.num_moe_experts / ep;
   rules.require(
-      slots <= foreign, kNumber, clones,
+      slots <= foreign, kNumber, replicas,
       concat("makes ", slots, " replica slots per rank, but only ", foreign, " experts are owned by other ranks (",
              key_is("model.num_moe_experts", m.num_moe_experts), ", ", of_ep, ")"),
       concat("give ", foreign * ep, " at most"));

@@ -28,9 +28,9 @@ void check_dense(Rules& rules) {
     if (given[i].name == "moe_ffn_hidden_size" && here.model.moe_layer_freq == defaults.model.moe_layer_freq)
       rules.list.back().without_effect = false;
   }
-  const Parallel& p = rules.config.parallel;
-  rules.require_effect(p.etp() == p.tp(), "parallel.expert_tensor_parallel_size", p.etp(),
-                       concat("must be 0 or ", key_is("parallel.tensor_model_parallel_size", p.tp()),
+  const Parallel& parallel = rules.config.parallel;
+  rules.require_effect(parallel.etp() == parallel.tp(), "parallel.expert_tensor_parallel_size", parallel.etp(),
+                       concat("must be 0 or ", key_is("parallel.tensor_model_parallel_size", parallel.tp()),
                               " in a model without experts (model.num_moe_experts = 0)"),
                        "set it to 0, or give the model experts");
   for (const std::string& module : rules.config.memory.recompute_modules) {
@@ -39,29 +39,12 @@ void check_dense(Rules& rules) {
   }
 }
 
-void check_nvshmem(Rules& rules) {
-  const Model& m = rules.config.model;
-  const Parallel& p = rules.config.parallel;
-  if (m.moe_static_buffer_exchange != RowExchangeKind::nvshmem) return;
-  static constexpr const char *kKey = "model.moe_static_buffer_exchange", *kWayOut = "use equal_capacity";
-  rules.require(m.moe_token_dispatcher_type == TokenDispatcher::static_buffer, kKey, "nvshmem",
-                "is for model.moe_token_dispatcher_type = static_buffer, not " + m.moe_token_dispatcher_type,
-                kWayOut);
-  rules.require(rules.config.run.device != Device::cpu, kKey, "nvshmem", "is for GPUs: run.device = cpu", kWayOut);
-  rules.require(p.pp() == 1 && p.etp() * p.ep() == rules.world_size, kKey, "nvshmem",
-                concat("needs all ranks of the run to share the experts of every layer, because all ranks allocate "
-                       "NVSHMEM's memory together: expert_tensor_parallel_size * expert_model_parallel_size = ",
-                       p.etp() * p.ep(), " of ", rules.world_size, " ranks, pipeline_model_parallel_size = ", p.pp()),
-                kWayOut);
-}
-
 void check_static_buffer(Rules& rules) {
   const Model& m = rules.config.model;
   static constexpr const char *kFactor = "model.moe_expert_rank_capacity_factor",
                               *kPair = "model.moe_rank_pair_capacity_factor", *kPolicy = "model.moe_overflow_policy";
   const Choice<TokenDispatcher> dispatcher = m.moe_token_dispatcher_type;
   const double factor = m.moe_expert_rank_capacity_factor, pair = m.moe_rank_pair_capacity_factor;
-  check_nvshmem(rules);
   if (dispatcher != TokenDispatcher::static_buffer) {
     const std::string rule = "is for model.moe_token_dispatcher_type = static_buffer, not " + dispatcher;
     rules.require(factor == 0, kFactor, factor, rule, "leave it out, or use static_buffer");
@@ -103,8 +86,8 @@ void check_paged_stash(Rules& rules) {
 
 void check_expert_ranks(Rules& rules) {
   const Model& m = rules.config.model;
-  const Parallel& p = rules.config.parallel;
-  const int64_t etp = p.etp(), ep = p.ep(), layer = etp * ep, all = layer * p.pp();
+  const Parallel& parallel = rules.config.parallel;
+  const int64_t etp = parallel.etp(), ep = parallel.ep(), layer = etp * ep, all = layer * parallel.pp();
   const std::string both = concat(key_is("parallel.expert_tensor_parallel_size", etp), ", ",
                                   key_is("parallel.expert_model_parallel_size", ep));
   rules.require(m.num_moe_experts % ep == 0, "parallel.expert_model_parallel_size", ep,
@@ -113,7 +96,7 @@ void check_expert_ranks(Rules& rules) {
   const bool divides = rules.world_size % all == 0;
   rules.require(divides, "parallel.expert_model_parallel_size", ep,
                 concat("etp * ep * pp = ", all, " (with ", key_is("parallel.expert_tensor_parallel_size", etp), ", ",
-                       key_is("parallel.pipeline_model_parallel_size", p.pp()), ") must divide the ",
+                       key_is("parallel.pipeline_model_parallel_size", parallel.pp()), ") must divide the ",
                        rules.world_size, " ranks"),
                 concat("choose sizes whose product divides ", rules.world_size));
   const int64_t width = expert_ffn_width(m);
@@ -121,21 +104,23 @@ void check_expert_ranks(Rules& rules) {
                 concat("must divide the experts' inner width, ", width, " (model.moe_ffn_hidden_size)"),
                 "choose a width that divides over its ranks");
   if (divides && rules.dp > 0) {
-    const int64_t edp = rules.world_size / all, instances = p.num_distributed_optimizer_instances;
+    const int64_t edp = rules.world_size / all, instances = parallel.num_distributed_optimizer_instances;
     rules.require(edp % instances == 0, "parallel.num_distributed_optimizer_instances", instances,
                   concat("must divide the ", edp, " ranks that share an expert's gradient (with ", both, ")"),
                   concat("choose a divisor of ", edp));
-    const bool pp_last = p.order.size() >= 2 && p.order.compare(p.order.size() - 2, 2, "pp") == 0;
-    rules.require(pp_last || p.pp() == 1 || layer == p.tp() * p.cp(), "parallel.order", p.order,
-                  concat("must end with pp where etp * ep (", both, ") is not tp * cp = ", p.tp() * p.cp()),
-                  "use tp-cp-ep-dp-pp");
+    const bool pp_last =
+        parallel.order.size() >= 2 && parallel.order.compare(parallel.order.size() - 2, 2, "pp") == 0;
+    rules.require(
+        pp_last || parallel.pp() == 1 || layer == parallel.tp() * parallel.cp(), "parallel.order", parallel.order,
+        concat("must end with pp where etp * ep (", both, ") is not tp * cp = ", parallel.tp() * parallel.cp()),
+        "use tp-cp-ep-dp-pp");
   }
   const Choice<TokenDispatcher> dispatcher = m.moe_token_dispatcher_type;
   rules.require(dispatcher != TokenDispatcher::local || layer == 1, "model.moe_token_dispatcher_type", dispatcher,
                 concat("sends no tokens, but ", layer, " ranks share a layer's experts (", both, ")"),
                 "use auto, or one rank for all experts");
   check_static_buffer(rules);
-  const int64_t node = p.expert_ranks_per_node;
+  const int64_t node = parallel.expert_ranks_per_node;
   static constexpr const char* kNode = "parallel.expert_ranks_per_node";
   rules.require(node == 0 || dispatcher == TokenDispatcher::hierarchical, kNode, node,
                 "is for model.moe_token_dispatcher_type = hierarchical, not " + dispatcher,
@@ -148,10 +133,11 @@ void check_expert_ranks(Rules& rules) {
   rules.require(node == 0 || layer % node == 0, kNode, node,
                 concat("must divide the ", layer, " ranks that share a layer's experts (", both, ")"),
                 concat("choose a divisor of ", layer));
-  rules.require(!rules.trains() || p.tp() == 1 || p.sequence_parallel, "parallel.sequence_parallel", "false",
-                concat("must be on to train experts with ", key_is("parallel.tensor_model_parallel_size", p.tp()),
-                       ": each of these ranks would send the same tokens"),
-                "turn it on, or set tensor_model_parallel_size to 1");
+  rules.require(
+      !rules.trains() || parallel.tp() == 1 || parallel.sequence_parallel, "parallel.sequence_parallel", "false",
+      concat("must be on to train experts with ", key_is("parallel.tensor_model_parallel_size", parallel.tp()),
+             ": each of these ranks would send the same tokens"),
+      "turn it on, or set tensor_model_parallel_size to 1");
 }
 
 void check_layers(Rules& rules) {

@@ -35,15 +35,16 @@ HostReads host_reads(const Config& config) {
 
 void check_parts_of_experts(Rules& rules) {
   using enum CudaGraphModule;
-  const Train& t = rules.config.train;
+  const Train& train = rules.config.train;
   const Model& m = rules.config.model;
-  const CudaGraphModules captured = t.captured_modules();
+  const CudaGraphModules captured = train.captured_modules();
   if (!m.has_experts()) return;
   const HostReads reads = host_reads(rules.config);
-  rules.require(reads.what.empty() || !captured.has(moe), kScope, t.cuda_graph_modules.empty() ? "" : "moe",
-                concat(t.cuda_graph_modules.empty() ? "captures whole layers, those with experts too" : "is captured",
-                       ", where the host must read nothing: ", reads.what),
-                reads.instead + ", or name attn, moe_router and moe_preprocess");
+  rules.require(
+      reads.what.empty() || !captured.has(moe), kScope, train.cuda_graph_modules.empty() ? "" : "moe",
+      concat(train.cuda_graph_modules.empty() ? "captures whole layers, those with experts too" : "is captured",
+             ", where the host must read nothing: ", reads.what),
+      reads.instead + ", or name attn, moe_router and moe_preprocess");
   rules.require(m.moe_echo_dump_dir.empty() || !(captured.has(moe) || captured.has(moe_preprocess)),
                 "model.moe_echo_dump_dir", m.moe_echo_dump_dir,
                 "reads every replica plan on the host, but plans are captured (" + std::string(kScope) + ")",
@@ -53,16 +54,16 @@ void check_parts_of_experts(Rules& rules) {
 // pipeline/stage.cpp captures no segment that backward recomputes. Module moe recomputes everything from the router
 // to the end of the layer. The other modules recompute within a segment and can be captured.
 void check_recomputed_experts(Rules& rules) {
-  const Train& t = rules.config.train;
+  const Train& train = rules.config.train;
   if (!rules.config.model.has_experts() || !rules.config.memory.recomputes("moe")) return;
-  if (t.cuda_graph_modules.empty()) {
-    rules.require(false, kImpl, t.cuda_graph_impl,
+  if (train.cuda_graph_modules.empty()) {
+    rules.require(false, kImpl, train.cuda_graph_impl,
                   concat("captures whole layers with an empty ", kScope,
                          ", but memory.recompute_modules = moe runs the experts of a layer again outside of graphs"),
                   concat("name attn in ", kScope, ", or recompute moe_act instead of moe"));
     return;
   }
-  for (const std::string& word : t.cuda_graph_modules) {
+  for (const std::string& word : train.cuda_graph_modules) {
     const std::optional<CudaGraphModule> module = value_of<CudaGraphModule>(word);
     const bool recomputed = module == CudaGraphModule::moe || module == CudaGraphModule::moe_router ||
                             module == CudaGraphModule::moe_preprocess;
@@ -74,32 +75,32 @@ void check_recomputed_experts(Rules& rules) {
 
 void check_parts(Rules& rules) {
   using enum CudaGraphModule;
-  const Train& t = rules.config.train;
-  const CudaGraphModules named = cuda_graph_module_set(t.cuda_graph_modules);
+  const Train& train = rules.config.train;
+  const CudaGraphModules named = cuda_graph_module_set(train.cuda_graph_modules);
   rules.require(!named.has(mamba), kScope, "mamba", "does not exist in this model", "leave it out");
   check_parts_of_experts(rules);
   check_recomputed_experts(rules);
   const Choice<Offload> offload = rules.config.memory.offload_activations;
   rules.require(offload == Offload::none, "memory.offload_activations", offload,
                 "moves tensors that a captured backward reads at fixed addresses: " + std::string(kImpl) + " = " +
-                    t.cuda_graph_impl.text(),
+                    train.cuda_graph_impl.text(),
                 "use none, or cuda_graph_impl = none");
-  const Parallel& p = rules.config.parallel;
-  const Sharding sharding = p.sharding();
+  const Parallel& parallel = rules.config.parallel;
+  const Sharding sharding = parallel.sharding();
   rules.require(
       !sharding.transient_gradients() && !sharding.gathers_units(), "parallel.data_parallel_sharding_strategy",
-      p.data_parallel_sharding_strategy,
+      parallel.data_parallel_sharding_strategy,
       concat("reallocates ", sharding.gathers_units() ? "parameters" : "gradients", " between the modules that ",
-             kImpl, " = ", t.cuda_graph_impl.text(), " captures, so their addresses change"),
+             kImpl, " = ", train.cuda_graph_impl.text(), " captures, so their addresses change"),
       "use optim, or cuda_graph_impl = full_iteration");
 }
 
 void check_iteration(Rules& rules) {
-  const Train& t = rules.config.train;
+  const Train& train = rules.config.train;
   const Model& m = rules.config.model;
-  const std::string captured = concat(kImpl, " = ", t.cuda_graph_impl.text());
+  const std::string captured = concat(kImpl, " = ", train.cuda_graph_impl.text());
   const HostReads reads = host_reads(rules.config);
-  rules.require(reads.what.empty(), kImpl, t.cuda_graph_impl,
+  rules.require(reads.what.empty(), kImpl, train.cuda_graph_impl,
                 "captures layers with experts only where the host reads nothing: " + reads.what,
                 reads.instead +
                     ", or use transformer_engine with cuda_graph_modules = attn, moe_router, "
@@ -120,18 +121,18 @@ void check_iteration(Rules& rules) {
 
 void check_cuda_graphs(Rules& rules) {
   if (!rules.trains()) return;
-  const Train& t = rules.config.train;
-  rules.require(t.cuda_graph_impl != CudaGraphImpl::none || t.cuda_graph_modules.empty(), kScope,
-                base::join(t.cuda_graph_modules, ","), concat("has no effect with ", kImpl, " = none"),
+  const Train& train = rules.config.train;
+  rules.require(train.cuda_graph_impl != CudaGraphImpl::none || train.cuda_graph_modules.empty(), kScope,
+                base::join(train.cuda_graph_modules, ","), concat("has no effect with ", kImpl, " = none"),
                 "leave the list empty, or use transformer_engine");
   const Run& run = rules.config.run;
   const bool shares_gpu = run.device == Device::cuda && run.backend == Backend::threads && rules.world_size > 1;
-  rules.require(!shares_gpu || t.cuda_graph_impl == CudaGraphImpl::none, kImpl, t.cuda_graph_impl,
+  rules.require(!shares_gpu || train.cuda_graph_impl == CudaGraphImpl::none, kImpl, train.cuda_graph_impl,
                 concat("captures the work of one rank, but with run.backend = threads the ", rules.world_size,
                        " ranks share a GPU and wait for each other's events, which a capture cannot do"),
                 "use run.backend = nccl with one GPU a rank, or none");
-  if (t.captures_parts()) check_parts(rules);
-  if (t.captures_iteration()) check_iteration(rules);
+  if (train.captures_parts()) check_parts(rules);
+  if (train.captures_iteration()) check_iteration(rules);
 }
 
 }  // namespace metroplex::config

@@ -10,41 +10,42 @@ namespace metroplex::config {
 using base::concat;
 
 void check_sharding(Rules& rules) {
-  const Parallel& p = rules.config.parallel;
+  const Parallel& parallel = rules.config.parallel;
   static constexpr const char* kStrategy = "parallel.data_parallel_sharding_strategy";
   static constexpr const char* kInstances = "parallel.num_distributed_optimizer_instances";
-  const Choice<ShardingStrategy> strategy = p.data_parallel_sharding_strategy;
-  const Sharding sharding = p.sharding();
-  const int64_t instances = p.num_distributed_optimizer_instances, ranks = rules.dp * p.cp();
+  const Choice<ShardingStrategy> strategy = parallel.data_parallel_sharding_strategy;
+  const Sharding sharding = parallel.sharding();
+  const int64_t instances = parallel.num_distributed_optimizer_instances, ranks = rules.dp * parallel.cp();
   rules.require(sharding.any() || instances == 1, kInstances, instances,
                 concat("has no meaning with ", kStrategy, " = no_shard, where every rank holds all of it"),
                 "set it to 1, or use optim, optim_grads or optim_grads_params");
   rules.require(ranks == 0 || ranks % instances == 0, kInstances, instances,
                 concat("must divide the ", ranks, " data-parallel ranks"), concat("choose a divisor of ", ranks));
   rules.require(
-      !p.align_param_gather || (sharding.gathers_updates() && p.overlap_param_gather), "parallel.align_param_gather",
-      "true",
+      !parallel.align_param_gather || (sharding.gathers_updates() && parallel.overlap_param_gather),
+      "parallel.align_param_gather", "true",
       concat("needs parallel.overlap_param_gather and ", kStrategy, " = optim or optim_grads, not ", strategy),
       "turn it off");
 }
 
 // Returns the layers of the largest model chunk under the pipeline keys; 0 if they do not divide.
 static int64_t largest_chunk(const Config& config) {
-  const Parallel& p = config.parallel;
-  if (!p.pipeline_model_parallel_layout.empty()) {
+  const Parallel& parallel = config.parallel;
+  if (!parallel.pipeline_model_parallel_layout.empty()) {
     std::string problem;
     int64_t most = 0;
-    const auto stages = unrolled_layout(p.pipeline_model_parallel_layout, problem);
+    const auto stages = unrolled_layout(parallel.pipeline_model_parallel_layout, problem);
     for (const std::string& stage : stages.value_or(std::vector<std::string>{}))
       most = std::max<int64_t>(most, std::count(stage.begin(), stage.end(), 't'));
     return most;
   }
-  const int64_t first = p.decoder_first_pipeline_num_layers, last = p.decoder_last_pipeline_num_layers;
-  const int64_t counted = int64_t{p.account_for_embedding_in_pipeline_split} + p.account_for_loss_in_pipeline_split;
-  const int64_t middle_stages = p.pp() - (first > 0 ? 1 : 0) - (last > 0 ? 1 : 0);
+  const int64_t first = parallel.decoder_first_pipeline_num_layers, last = parallel.decoder_last_pipeline_num_layers;
+  const int64_t counted =
+      int64_t{parallel.account_for_embedding_in_pipeline_split} + parallel.account_for_loss_in_pipeline_split;
+  const int64_t middle_stages = parallel.pp() - (first > 0 ? 1 : 0) - (last > 0 ? 1 : 0);
   const int64_t middle =
       middle_stages > 0 ? (config.model.num_layers + counted - first - last) / middle_stages : int64_t{0};
-  const int64_t most = std::max({first, last, middle}) / p.vpp();
+  const int64_t most = std::max({first, last, middle}) / parallel.vpp();
   return std::min(most, config.model.num_layers);
 }
 
@@ -77,9 +78,9 @@ static void check_saved_activations(Rules& rules) {
       m.recomputes_all(), kKey, "true",
       "shards the inputs that full recompute stores, but memory.recompute_granularity = " + m.recompute_granularity,
       "turn it off or use full");
-  const Train& t = rules.config.train;
+  const Train& train = rules.config.train;
   const int64_t left =
-      t.seq_length % tp * (t.micro_batch_size % tp) % tp * (rules.config.model.hidden_size % tp) % tp;
+      train.seq_length % tp * (train.micro_batch_size % tp) % tp * (rules.config.model.hidden_size % tp) % tp;
   rules.require(left == 0, kKey, "true",
                 concat("train.seq_length * train.micro_batch_size * model.hidden_size must be a multiple of "
                        "parallel.tensor_model_parallel_size = ",

@@ -11,44 +11,46 @@ namespace metroplex::config {
 using base::concat;
 
 void check_ranks(Rules& rules) {
-  const Parallel& p = rules.config.parallel;
-  const int64_t model_ranks = p.tp() * p.pp() * p.cp();
-  rules.require(
-      rules.world_size % model_ranks == 0, "parallel.tensor_model_parallel_size", p.tp(),
-      concat("tp * pp * cp = ", model_ranks, " (with ", key_is("parallel.pipeline_model_parallel_size", p.pp()), ", ",
-             key_is("parallel.context_parallel_size", p.cp()), ") must divide the ", rules.world_size, " ranks"),
-      concat("start a multiple of ", model_ranks, " ranks, or choose sizes whose product divides ",
-             rules.world_size));
+  const Parallel& parallel = rules.config.parallel;
+  const int64_t model_ranks = parallel.tp() * parallel.pp() * parallel.cp();
+  rules.require(rules.world_size % model_ranks == 0, "parallel.tensor_model_parallel_size", parallel.tp(),
+                concat("tp * pp * cp = ", model_ranks, " (with ",
+                       key_is("parallel.pipeline_model_parallel_size", parallel.pp()), ", ",
+                       key_is("parallel.context_parallel_size", parallel.cp()), ") must divide the ",
+                       rules.world_size, " ranks"),
+                concat("start a multiple of ", model_ranks, " ranks, or choose sizes whose product divides ",
+                       rules.world_size));
   std::vector<std::string> axes;
-  std::istringstream stream(p.order);
+  std::istringstream stream(parallel.order);
   for (std::string axis; std::getline(stream, axis, '-');) axes.push_back(axis);
   const std::pair<const char*, int64_t> sizes[] = {
-      {"tp", p.tp()}, {"cp", p.cp()}, {"ep", p.ep()}, {"dp", 2}, {"pp", p.pp()}};
+      {"tp", parallel.tp()}, {"cp", parallel.cp()}, {"ep", parallel.ep()}, {"dp", 2}, {"pp", parallel.pp()}};
   bool known = true, complete = true;
   for (const auto& axis : axes) {
     known &= std::any_of(std::begin(sizes), std::end(sizes), [&](const auto& size) { return axis == size.first; }) &&
              std::count(axes.begin(), axes.end(), axis) == 1;
   }
   for (const auto& [axis, size] : sizes) complete &= size == 1 || std::count(axes.begin(), axes.end(), axis) == 1;
-  rules.require(known && complete, "parallel.order", p.order,
+  rules.require(known && complete, "parallel.order", parallel.order,
                 "must name tp, cp, ep, dp and pp once each, with - between (those of size 1 may be left out)",
                 "use tp-cp-ep-dp-pp or tp-cp-ep-pp-dp");
 }
 
 static void check_even_split(Rules& rules) {
-  const Parallel& p = rules.config.parallel;
-  const int64_t layers = rules.config.model.num_layers, stages = p.pp() * p.vpp();
-  const bool other_way = !p.pipeline_model_parallel_layout.empty() || p.decoder_first_pipeline_num_layers > 0 ||
-                         p.decoder_last_pipeline_num_layers > 0 || p.account_for_embedding_in_pipeline_split ||
-                         p.account_for_loss_in_pipeline_split;
+  const Parallel& parallel = rules.config.parallel;
+  const int64_t layers = rules.config.model.num_layers, stages = parallel.pp() * parallel.vpp();
+  const bool other_way =
+      !parallel.pipeline_model_parallel_layout.empty() || parallel.decoder_first_pipeline_num_layers > 0 ||
+      parallel.decoder_last_pipeline_num_layers > 0 || parallel.account_for_embedding_in_pipeline_split ||
+      parallel.account_for_loss_in_pipeline_split;
   rules.require(other_way || layers % stages == 0, "model.num_layers", layers,
                 concat("must be a multiple of the ", stages, " stages (",
-                       key_is("parallel.pipeline_model_parallel_size", p.pp()), ", ",
-                       key_is("parallel.virtual_pipeline_model_parallel_size", p.vpp()), ")"),
+                       key_is("parallel.pipeline_model_parallel_size", parallel.pp()), ", ",
+                       key_is("parallel.virtual_pipeline_model_parallel_size", parallel.vpp()), ")"),
                 "change the layers or the stages, or place layers with decoder_first_pipeline_num_layers or "
                 "pipeline_model_parallel_layout");
-  const int64_t ends = p.decoder_first_pipeline_num_layers + p.decoder_last_pipeline_num_layers;
-  rules.require(ends == 0 || p.pp() > 1, "parallel.pipeline_model_parallel_size", p.pp(),
+  const int64_t ends = parallel.decoder_first_pipeline_num_layers + parallel.decoder_last_pipeline_num_layers;
+  rules.require(ends == 0 || parallel.pp() > 1, "parallel.pipeline_model_parallel_size", parallel.pp(),
                 "must be above 1 if the end stages have their own numbers of layers "
                 "(parallel.decoder_first_pipeline_num_layers, "
                 "parallel.decoder_last_pipeline_num_layers)",
@@ -58,14 +60,14 @@ static void check_even_split(Rules& rules) {
 }
 
 void check_pipeline(Rules& rules) {
-  const Parallel& p = rules.config.parallel;
-  const int64_t vpp = virtual_stages(p);
+  const Parallel& parallel = rules.config.parallel;
+  const int64_t vpp = virtual_stages(parallel);
   check_even_split(rules);
-  const std::string stages = key_is("parallel.pipeline_model_parallel_size", p.pp());
-  rules.require(vpp == 1 || p.pp() > 1, "parallel.virtual_pipeline_model_parallel_size", vpp,
+  const std::string stages = key_is("parallel.pipeline_model_parallel_size", parallel.pp());
+  rules.require(vpp == 1 || parallel.pp() > 1, "parallel.virtual_pipeline_model_parallel_size", vpp,
                 "needs a pipeline, but " + stages, "set it to 1 or use more pipeline stages");
-  const Choice<Schedule> order = schedule(p);
-  rules.require(order != Schedule::none || p.pp() == 1, "parallel.pipeline_schedule", order,
+  const Choice<Schedule> order = schedule(parallel);
+  rules.require(order != Schedule::none || parallel.pp() == 1, "parallel.pipeline_schedule", order,
                 "needs one stage, but " + stages, "use auto");
   rules.require(order != Schedule::interleaved || vpp > 1, "parallel.pipeline_schedule", order,
                 "needs virtual stages, but parallel.virtual_pipeline_model_parallel_size = 1",
@@ -73,11 +75,11 @@ void check_pipeline(Rules& rules) {
   rules.require((order != Schedule::one_f_one_b && order != Schedule::gpipe) || vpp == 1,
                 "parallel.pipeline_schedule", order,
                 key_is("has no virtual stages, but parallel.virtual_pipeline_model_parallel_size", vpp), "use auto");
-  rules.require(!p.overlap_p2p_comm || vpp > 1, "parallel.overlap_p2p_comm", "true",
+  rules.require(!parallel.overlap_p2p_comm || vpp > 1, "parallel.overlap_p2p_comm", "true",
                 "needs the interleaved schedule: parallel.virtual_pipeline_model_parallel_size is 1", "turn it off");
-  const int64_t group = p.microbatch_group_size_per_vp_stage;
-  rules.require(group == 0 || vpp == 1 || group >= p.pp(), "parallel.microbatch_group_size_per_vp_stage", group,
-                "must be at least " + stages, "use 0");
+  const int64_t group = parallel.microbatch_group_size_per_vp_stage;
+  rules.require(group == 0 || vpp == 1 || group >= parallel.pp(), "parallel.microbatch_group_size_per_vp_stage",
+                group, "must be at least " + stages, "use 0");
 }
 
 }  // namespace metroplex::config

@@ -19,9 +19,9 @@ static void check_patterns(Rules& rules, const char* key, const std::vector<std:
 }
 
 static void check_targets(Rules& rules) {
-  const Peft& p = rules.config.peft;
+  const Peft& peft = rules.config.peft;
   const std::vector<std::string> has = adapter_words(rules.config.model);
-  for (const std::string& word : p.lora_target_modules) {
+  for (const std::string& word : peft.lora_target_modules) {
     if (std::find(has.begin(), has.end(), word) != has.end()) continue;
     const std::string near = base::nearest_name(word, has);
     const bool of_mlp = word == "gate_proj" || word == "up_proj" || word == "down_proj";
@@ -46,10 +46,10 @@ static void check_saved_modules(Rules& rules) {
 }
 
 static void check_load_patterns(Rules& rules) {
-  const Checkpoint& c = rules.config.checkpoint;
-  const bool begins = c.finetune || !rules.config.model.from.empty();
-  for (const auto& [key, patterns] :
-       {std::pair{"checkpoint.load_only", &c.load_only}, std::pair{"checkpoint.load_except", &c.load_except}}) {
+  const Checkpoint& checkpoint = rules.config.checkpoint;
+  const bool begins = checkpoint.finetune || !rules.config.model.from.empty();
+  for (const auto& [key, patterns] : {std::pair{"checkpoint.load_only", &checkpoint.load_only},
+                                      std::pair{"checkpoint.load_except", &checkpoint.load_except}}) {
     check_patterns(rules, key, *patterns);
     rules.require(patterns->empty() || begins || !rules.trains(), key, concat(patterns->size(), " patterns"),
                   "is for a run that starts from weights", "set checkpoint.finetune or model.from, or leave it out");
@@ -57,11 +57,11 @@ static void check_load_patterns(Rules& rules) {
 }
 
 void check_peft(Rules& rules) {
-  const Peft& p = rules.config.peft;
+  const Peft& peft = rules.config.peft;
   check_patterns(rules, "train.freeze", rules.config.train.freeze);
   check_patterns(rules, "train.trainable", rules.config.train.trainable);
   check_load_patterns(rules);
-  if (!p.lora()) {
+  if (!peft.lora()) {
     refuse_without(rules, "peft.lora_rank", [](std::string_view name) {
       return name == "lora_alpha" || name == "use_rslora" || name == "lora_dropout" ||
              name == "lora_target_modules" || name == "modules_to_save";
@@ -71,7 +71,7 @@ void check_peft(Rules& rules) {
   check_targets(rules);
   check_saved_modules(rules);
   if (family(rules.config.model.family).top_query) {
-    rules.require(false, "peft.lora_rank", p.lora_rank, "is not supported with model.family = codegeex",
+    rules.require(false, "peft.lora_rank", peft.lora_rank, "is not supported with model.family = codegeex",
                   "leave it at 0, or choose another family");
   }
 }

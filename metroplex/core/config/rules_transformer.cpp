@@ -239,27 +239,27 @@ class SettingsChecker {
 };
 
 ExpertSettings expert_settings(const Model& m) {
-  ExpertSettings s;
-  s.num_moe_experts = m.num_moe_experts;
-  s.moe_ffn_hidden_size = unless_zero(m.moe_ffn_hidden_size);
+  ExpertSettings settings;
+  settings.num_moe_experts = m.num_moe_experts;
+  settings.moe_ffn_hidden_size = unless_zero(m.moe_ffn_hidden_size);
   std::string problem;
   const auto layers = read_moe_layers(m.moe_layer_freq, m.num_layers, problem);
-  s.some_layers_dense = !layers || std::find(layers->begin(), layers->end(), false) != layers->end();
-  s.topk = m.moe_router_topk;
-  s.score_function = m.moe_router_score_function.text();
-  s.pre_softmax = m.moe_router_pre_softmax;
-  s.num_groups = unless_zero(m.moe_router_num_groups);
-  s.group_topk = unless_zero(m.moe_router_group_topk);
-  s.expert_bias = m.moe_router_enable_expert_bias;
-  s.balancing = comma_list(m.moe_router_load_balancing_type);
-  s.num_coefficients = comma_list(m.moe_aux_loss_coeff).size();
-  if (m.has_capacity()) s.capacity_factor = m.moe_expert_capacity_factor;
-  s.pad_to_capacity = m.moe_pad_expert_input_to_capacity;
-  s.dispatcher = m.moe_token_dispatcher_type.text();
-  s.grouped_gemm = m.moe_grouped_gemm;
-  s.shared_size = unless_zero(m.moe_shared_expert_intermediate_size);
-  s.shared_overlap = m.moe_shared_expert_overlap;
-  return s;
+  settings.some_layers_dense = !layers || std::find(layers->begin(), layers->end(), false) != layers->end();
+  settings.topk = m.moe_router_topk;
+  settings.score_function = m.moe_router_score_function.text();
+  settings.pre_softmax = m.moe_router_pre_softmax;
+  settings.num_groups = unless_zero(m.moe_router_num_groups);
+  settings.group_topk = unless_zero(m.moe_router_group_topk);
+  settings.expert_bias = m.moe_router_enable_expert_bias;
+  settings.balancing = comma_list(m.moe_router_load_balancing_type);
+  settings.num_coefficients = comma_list(m.moe_aux_loss_coeff).size();
+  if (m.has_capacity()) settings.capacity_factor = m.moe_expert_capacity_factor;
+  settings.pad_to_capacity = m.moe_pad_expert_input_to_capacity;
+  settings.dispatcher = m.moe_token_dispatcher_type.text();
+  settings.grouped_gemm = m.moe_grouped_gemm;
+  settings.shared_size = unless_zero(m.moe_shared_expert_intermediate_size);
+  settings.shared_overlap = m.moe_shared_expert_overlap;
+  return settings;
 }
 
 }  // namespace
@@ -275,33 +275,34 @@ const std::vector<std::string>& recompute_module_names() {
 
 TransformerSettings transformer_settings(const Config& config) {
   const Model& m = config.model;
-  const Parallel& p = config.parallel;
-  TransformerSettings s;
-  s.num_layers = m.num_layers;
-  s.num_attention_heads = m.num_attention_heads;
-  s.num_query_groups = unless_zero(m.num_query_groups);
-  s.tp = p.tp();
-  s.pp = p.pp();
-  if (p.vpp() != 1) s.vpp = p.vpp();
-  s.ep = p.ep();
-  s.sequence_parallel = p.sequence_parallel && p.tp() > 1;
-  s.first_stage_layers = unless_zero(p.decoder_first_pipeline_num_layers);
-  s.last_stage_layers = unless_zero(p.decoder_last_pipeline_num_layers);
-  s.account_for_embedding = p.account_for_embedding_in_pipeline_split;
-  s.account_for_loss = p.account_for_loss_in_pipeline_split;
-  s.mtp_num_layers = config.model.mtp_num_layers;
-  if (!p.pipeline_model_parallel_layout.empty()) s.layout = p.pipeline_model_parallel_layout;
+  const Parallel& parallel = config.parallel;
+  TransformerSettings settings;
+  settings.num_layers = m.num_layers;
+  settings.num_attention_heads = m.num_attention_heads;
+  settings.num_query_groups = unless_zero(m.num_query_groups);
+  settings.tp = parallel.tp();
+  settings.pp = parallel.pp();
+  if (parallel.vpp() != 1) settings.vpp = parallel.vpp();
+  settings.ep = parallel.ep();
+  settings.sequence_parallel = parallel.sequence_parallel && parallel.tp() > 1;
+  settings.first_stage_layers = unless_zero(parallel.decoder_first_pipeline_num_layers);
+  settings.last_stage_layers = unless_zero(parallel.decoder_last_pipeline_num_layers);
+  settings.account_for_embedding = parallel.account_for_embedding_in_pipeline_split;
+  settings.account_for_loss = parallel.account_for_loss_in_pipeline_split;
+  settings.mtp_num_layers = config.model.mtp_num_layers;
+  if (!parallel.pipeline_model_parallel_layout.empty()) settings.layout = parallel.pipeline_model_parallel_layout;
   const Memory& memory = config.memory;
-  if (memory.recompute_granularity != Recompute::none) s.recompute_granularity = memory.recompute_granularity.text();
-  if (memory.recompute_method != RecomputeMethod::none) s.recompute_method = memory.recompute_method.text();
-  s.recompute_num_layers = unless_zero(memory.recompute_num_layers);
-  if (!memory.recompute_modules.empty()) s.recompute_modules = memory.recompute_modules;
-  s.distribute_saved_activations = memory.distribute_saved_activations;
-  s.add_bias_linear = m.add_bias_linear;
-  s.etp = p.etp();
-  if (m.has_experts()) s.experts = expert_settings(m);
-  s.graphs = {config.train.cuda_graph_impl.text(), config.train.cuda_graph_modules};
-  return s;
+  if (memory.recompute_granularity != Recompute::none)
+    settings.recompute_granularity = memory.recompute_granularity.text();
+  if (memory.recompute_method != RecomputeMethod::none) settings.recompute_method = memory.recompute_method.text();
+  settings.recompute_num_layers = unless_zero(memory.recompute_num_layers);
+  if (!memory.recompute_modules.empty()) settings.recompute_modules = memory.recompute_modules;
+  settings.distribute_saved_activations = memory.distribute_saved_activations;
+  settings.add_bias_linear = m.add_bias_linear;
+  settings.etp = parallel.etp();
+  if (m.has_experts()) settings.experts = expert_settings(m);
+  settings.graphs = {config.train.cuda_graph_impl.text(), config.train.cuda_graph_modules};
+  return settings;
 }
 
 bool among(const std::string& word, const std::vector<std::string>& words) {

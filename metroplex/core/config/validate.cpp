@@ -13,12 +13,13 @@ int64_t data_parallel_size(const Parallel& parallel, int64_t world_size) {
   return world_size / (parallel.tp() * parallel.pp() * parallel.cp());
 }
 
-static int64_t dp_or_zero(const Parallel& p, int64_t world_size) {
-  return world_size % (p.tp() * p.pp() * p.cp()) == 0 ? data_parallel_size(p, world_size) : 0;
+static int64_t dp_or_zero(const Parallel& parallel, int64_t world_size) {
+  return world_size % (parallel.tp() * parallel.pp() * parallel.cp()) == 0 ? data_parallel_size(parallel, world_size)
+                                                                           : 0;
 }
 
-Rules::Rules(const Config& c, int64_t world, Use u)
-    : config(c), world_size(world), use(u), dp(dp_or_zero(c.parallel, world)) {}
+Rules::Rules(const Config& settings, int64_t world, Use u)
+    : config(settings), world_size(world), use(u), dp(dp_or_zero(settings.parallel, world)) {}
 
 void refuse_without(Rules& rules, const char* switched, bool (*belongs)(std::string_view name)) {
   Config here = rules.config, defaults;
@@ -87,8 +88,9 @@ std::vector<Violation> violations(const Config& config, int64_t world_size, Use 
 }
 
 std::vector<Violation> without_effect(const Config& config) {
-  const Parallel& p = config.parallel;
-  const int64_t ranks = std::max<int64_t>(p.tp(), 1) * std::max<int64_t>(p.pp(), 1) * std::max<int64_t>(p.cp(), 1);
+  const Parallel& parallel = config.parallel;
+  const int64_t ranks =
+      std::max<int64_t>(parallel.tp(), 1) * std::max<int64_t>(parallel.pp(), 1) * std::max<int64_t>(parallel.cp(), 1);
   const std::vector<Violation> all = violations(config, ranks);
   std::vector<Violation> found;
   for (const Violation& violation : all) {

@@ -57,7 +57,7 @@ size_t furthest_behind(const std::vector<double>& weights, const std::vector<int
   return best;
 }
 
-BlendIndex blend_index_of(size_t num_datasets, int64_t size) {
+BlendIndex empty_blend_index(size_t num_datasets, int64_t size) {
   MPX_CHECK(num_datasets < 32767, "data", "the blend has ", num_datasets, " datasets; the maximum is 32766");
   BlendIndex index;
   index.dataset.reserve(static_cast<size_t>(size));
@@ -153,7 +153,7 @@ std::vector<std::array<int64_t, 3>> sizes_per_dataset(const std::vector<double>&
 }
 
 BlendIndex build_blend_index(const std::vector<double>& weights, int64_t size) {
-  BlendIndex index = blend_index_of(weights.size(), size);
+  BlendIndex index = empty_blend_index(weights.size(), size);
   std::vector<int64_t> counts(weights.size(), 0);
   for (int64_t n = 0; n < size; ++n) {
     const size_t d = furthest_behind(weights, counts, n, [](size_t) { return true; });
@@ -165,7 +165,7 @@ BlendIndex build_blend_index(const std::vector<double>& weights, int64_t size) {
 
 BlendIndex build_exhaustive_blend_index(const std::vector<int64_t>& sizes) {
   const int64_t total = std::accumulate(sizes.begin(), sizes.end(), int64_t{0});
-  BlendIndex index = blend_index_of(sizes.size(), total);
+  BlendIndex index = empty_blend_index(sizes.size(), total);
   std::vector<double> weights;
   for (const int64_t size : sizes) weights.push_back(static_cast<double>(size) / static_cast<double>(total));
   std::vector<int64_t> counts(sizes.size(), 0);

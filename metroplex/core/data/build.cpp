@@ -39,7 +39,7 @@ class Builder {
     for (size_t d = 0; d < blend.prefixes.size(); ++d) {
       const auto source = open(blend.prefixes[d]);
       for (size_t i = 0; i < 3; ++i) {
-        if (bounds[i]) documents_of(source, *bounds[i], i, wanted[d][i]);
+        if (bounds[i]) list_documents(source, *bounds[i], i, wanted[d][i]);
       }
     }
   }
@@ -60,7 +60,7 @@ class Builder {
     if (source->holds_chats()) return "";  // chats are packed whole and have another index
     for (size_t i = 0; i < 3; ++i) {
       if (!bounds[i] || sizes[i] == 0) continue;
-      const std::vector<int32_t> documents = documents_of(source, *bounds[i], i, sizes[i]);
+      const std::vector<int32_t> documents = list_documents(source, *bounds[i], i, sizes[i]);
       if (documents.empty()) continue;
       std::string problem = data::order_problem(*source, documents, gpt_options(i, sizes[i]));
       if (!problem.empty()) return problem;
@@ -191,8 +191,8 @@ class Builder {
   }
 
   // Returns the documents of a split; empty if it has no tokens. Throws in that case if `size` samples are requested.
-  std::vector<int32_t> documents_of(const std::shared_ptr<const TokenSource>& source,
-                                    const std::pair<double, double>& bounds, size_t split, int64_t size) const {
+  std::vector<int32_t> list_documents(const std::shared_ptr<const TokenSource>& source,
+                                      const std::pair<double, double>& bounds, size_t split, int64_t size) const {
     const auto [begin, end] = split_range(bounds, source->num_sequences());
     MPX_CHECK(source->num_sequences() <= 0x7fffffff, "data", "'", source->name(), "' has ", source->num_sequences(),
               " documents; the maximum is 2147483647");
@@ -210,7 +210,7 @@ class Builder {
   std::shared_ptr<const Dataset> one_split(const std::shared_ptr<const TokenSource>& source,
                                            const std::pair<double, double>& bounds, size_t split,
                                            int64_t size) const {
-    const std::vector<int32_t> documents = documents_of(source, bounds, split, size);
+    const std::vector<int32_t> documents = list_documents(source, bounds, split, size);
     if (documents.empty()) return nullptr;
     if (source->holds_chats())
       return std::make_shared<ChatDataset>(source, documents, chat_options(kSplitNames[split], size), cache_);
@@ -234,7 +234,7 @@ std::string cache_directory(const config::Data& config) {
   return "";
 }
 
-SplitBounds all_of(size_t split) {
+SplitBounds whole_split(size_t split) {
   SplitBounds bounds;
   bounds[split] = {0.0, 1.0};
   return bounds;
@@ -265,13 +265,13 @@ std::vector<Blend> blends_of_split(const config::Data& config, size_t split) {
 }
 
 // Returns one Part for all three splits, or Parts for each split with its own paths.
-std::vector<Part> parts_of(const config::Data& config, const BuildOptions& options) {
+std::vector<Part> make_parts(const config::Data& config, const BuildOptions& options) {
   if (auto all = parse_blend(config.data_path))
     return {{std::move(*all), split_bounds(parse_split(config.split)), options.sizes}};
   std::vector<Part> parts;
   for (size_t i = 0; i < 3; ++i) {
     for (Blend& blend : blends_of_split(config, i)) {
-      Part& part = parts.emplace_back(Part{std::move(blend), all_of(i)});
+      Part& part = parts.emplace_back(Part{std::move(blend), whole_split(i)});
       part.sizes[i] = options.sizes[i];
     }
   }
@@ -282,7 +282,7 @@ std::vector<Part> parts_of(const config::Data& config, const BuildOptions& optio
 
 static void check_tokenizers(const config::Data& config, const BuildOptions& options, files::FileSystem& disk) {
   if (config.mock_data || config.allow_other_tokenizer || options.tokenizer.empty()) return;
-  for (const Part& part : parts_of(config, options)) {
+  for (const Part& part : make_parts(config, options)) {
     for (const std::string& prefix : part.blend.prefixes) {
       const std::string recorded = recorded_tokenizer(disk, prefix);
       MPX_CHECK(recorded.empty() || recorded == options.tokenizer, "data", "dataset '", prefix,
@@ -317,7 +317,7 @@ Splits build_datasets(const config::Data& config, const BuildOptions& options, f
     const auto source = std::make_shared<MockSource>(options.vocab_size, options.eod);
     add(builder.from_source(source, split_bounds(parse_split(kMockSplit)), options.sizes));
   }
-  for (const Part& part : parts_of(config, options)) {
+  for (const Part& part : make_parts(config, options)) {
     const Datasets made = builder.from_blend(part.blend, part.bounds, part.sizes);
     MPX_CHECK(!config.multiple_validation_sets || !part.bounds[1] || part.sizes[1] == 0 || made[1], "data",
               "data.valid_data_path = ", part.blend.prefixes[0], ": contains no samples; omit it");
@@ -334,7 +334,7 @@ TrainOrder train_order(const config::Data& config, const BuildOptions& options, 
     return {source.fingerprint(),
             builder.epochs(source, *split_bounds(parse_split(kMockSplit))[0], options.sizes[0])};
   }
-  for (const Part& part : parts_of(config, options)) {
+  for (const Part& part : make_parts(config, options)) {
     if (part.bounds[0]) return builder.train_order(part.blend, part.bounds, part.sizes);
   }
   return {"none", "0"};
@@ -348,7 +348,7 @@ std::string datasets_without_ends(const config::Data& config, int64_t eod, files
     source.read(document, 0, source.length(document), tokens.data());
     return std::find(tokens.begin(), tokens.end(), eod) != tokens.end();
   };
-  for (const Part& part : config.mock_data ? std::vector<Part>{} : parts_of(config, {})) {
+  for (const Part& part : config.mock_data ? std::vector<Part>{} : make_parts(config, {})) {
     for (const std::string& prefix : part.blend.prefixes) {
       if (holds_chats(disk, prefix)) continue;
       const IndexedSource source(disk, prefix);
@@ -365,7 +365,7 @@ void check_splits(const config::Data& config, const BuildOptions& options, files
   check_tokenizers(config, options, disk);
   const Builder builder(config, options, disk, IndexCache(disk, ""));
   bool trains = false;
-  for (const Part& part : parts_of(config, options)) {
+  for (const Part& part : make_parts(config, options)) {
     builder.look(part.blend, part.bounds, part.sizes);
     trains = trains || part.bounds[0].has_value();
   }
@@ -378,7 +378,7 @@ std::string order_problem(const config::Data& config, const BuildOptions& option
     const auto source = std::make_shared<MockSource>(options.vocab_size, options.eod);
     return builder.order_problem(source, split_bounds(parse_split(kMockSplit)), options.sizes);
   }
-  for (const Part& part : parts_of(config, options)) {
+  for (const Part& part : make_parts(config, options)) {
     std::string problem = builder.order_problem(part.blend, part.bounds, part.sizes);
     if (!problem.empty()) return problem;
   }

@@ -28,11 +28,11 @@ void check_lengths(const TokenSource& source, std::span<const int32_t> chats, co
             " --long cut (or drop)");
 }
 
-std::string chat_description(const TokenSource& source, std::span<const int32_t> chats, const ChatOptions& o) {
+std::string chat_description(const TokenSource& source, std::span<const int32_t> chats, const ChatOptions& options) {
   return base::concat("chats in samples, version 1\nsource ", source.name(), "\nsource fingerprint ",
-                      source.fingerprint(), "\nsplit ", o.split, "\nchats ", chats.size(), " sum ",
+                      source.fingerprint(), "\nsplit ", options.split, "\nchats ", chats.size(), " sum ",
                       files::to_hex(files::checksum(chats.data(), chats.size_bytes())), "\nsequence length ",
-                      o.sequence_length, "\nsamples ", o.num_samples, "\nseed ", o.seed, "\n");
+                      options.sequence_length, "\nsamples ", options.num_samples, "\nseed ", options.seed, "\n");
 }
 
 IndexArrays packed_arrays(const TokenSource& source, std::span<const int32_t> chats, const ChatOptions& options) {

@@ -20,7 +20,9 @@ files::NpyArray in_memory(const std::string& name, std::shared_ptr<const std::st
   return files::parse_npy(std::move(bytes), name);
 }
 
-std::string sum_of(const files::Bytes& bytes) { return files::to_hex(files::checksum(bytes.data, bytes.size)); }
+std::string checksum_text(const files::Bytes& bytes) {
+  return files::to_hex(files::checksum(bytes.data, bytes.size));
+}
 
 // Unique per concurrent writer, so that two ranks never share a temporary file.
 std::string writer_suffix() {
@@ -67,7 +69,7 @@ bool IndexCache::load(const std::string& base, const std::string& description, E
     while (lines >> name && name != "end" && lines >> sum) {
       const std::string file = base + "-" + name + ".npy";
       const files::Bytes bytes = disk_.map(file);
-      if (sum_of(bytes) != sum) return false;
+      if (checksum_text(bytes) != sum) return false;
       entry.arrays_.emplace(name, files::parse_npy(bytes, file));
     }
     return name == "end";

@@ -20,7 +20,7 @@ namespace {
 
 constexpr int64_t kMiB = int64_t{1} << 20, kChunkBytes = 256 << 10, kSampledBytes = 64 << 10;
 
-std::string record_of(const std::string& prefix) { return prefix + ".preprocess.json"; }
+std::string record_path(const std::string& prefix) { return prefix + ".preprocess.json"; }
 
 class Job {
  public:
@@ -70,15 +70,16 @@ class Job {
 
  private:
   std::string why_no_chat() const {
-    const PreprocessProgress& p = progress_;
-    const int64_t dropped = encoder_.drops_long_chats ? p.long_chats : 0;
-    std::string why = base::concat("none of the ", p.empty_documents, " ", encoder_.chat_sequences, " is left");
-    if (p.long_chats > 0)
+    const PreprocessProgress& progress = progress_;
+    const int64_t dropped = encoder_.drops_long_chats ? progress.long_chats : 0;
+    std::string why =
+        base::concat("none of the ", progress.empty_documents, " ", encoder_.chat_sequences, " is left");
+    if (progress.long_chats > 0)
       why += base::concat(
-          "; ", p.long_chats, " with more than ", encoder_.longest_chat, " tokens were ",
+          "; ", progress.long_chats, " with more than ", encoder_.longest_chat, " tokens were ",
           dropped > 0 ? "left out: pass a larger --seq-length, or --long cut" : "cut: pass a larger --seq-length");
-    if (p.empty_documents > dropped)
-      why += base::concat("; in ", p.empty_documents - dropped,
+    if (progress.empty_documents > dropped)
+      why += base::concat("; in ", progress.empty_documents - dropped,
                           " no token is learned: check that they have assistant messages and that the template "
                           "renders them; --learn last learns only an assistant message that is the last message");
     return why;
@@ -134,7 +135,7 @@ class Job {
     }
   }
   bool describes_us(const std::string& file) const { return disk_.exists(file) && disk_.read(file) == description(); }
-  std::string record() const { return record_of(options_.output_prefix); }
+  std::string record() const { return record_path(options_.output_prefix); }
 
   // Reuses the complete part files of an earlier run of the same job. Removes those of any other job.
   DocumentPosition resume() {
@@ -157,8 +158,8 @@ class Job {
     try {
       const auto note = nlohmann::json::parse(disk_.read(prefix + ".json"));
       const files::IndexedDataset dataset(disk_, prefix);
-      if (sum_of(dataset) != note.at("sum") || dataset.num_tokens() != note.at("tokens")) return false;
-      if (chats() && sum_of(files::IndexedDataset(disk_, prefix + kLossMaskSuffix)) != note.at("marks_sum"))
+      if (dataset_checksum(dataset) != note.at("sum") || dataset.num_tokens() != note.at("tokens")) return false;
+      if (chats() && dataset_checksum(files::IndexedDataset(disk_, prefix + kLossMaskSuffix)) != note.at("marks_sum"))
         return false;
       const DocumentPosition next{note.at("next_file"), note.at("next_offset")};
       progress_.documents += dataset.num_sequences();
@@ -203,7 +204,7 @@ class Job {
 
   bool chats() const { return encoder_.encode_chat != nullptr; }
   bool adds_eod() const { return !encoder_.after.empty() && encoder_.after.back() == encoder_.eod; }
-  static std::string sum_of(const files::IndexedDataset& dataset) {
+  static std::string dataset_checksum(const files::IndexedDataset& dataset) {
     return files::to_hex(files::checksum(dataset.token_bytes().data, dataset.token_bytes().size));
   }
 
@@ -312,8 +313,8 @@ class Job {
                         {"surrogates", progress_.surrogates - before.surrogates},
                         {"empty", progress_.empty_documents - before.empty_documents},
                         {"bytes_done", progress_.bytes_done},
-                        {"sum", sum_of(files::IndexedDataset(disk_, prefix))}};
-    if (marks) note["marks_sum"] = sum_of(files::IndexedDataset(disk_, prefix + kLossMaskSuffix));
+                        {"sum", dataset_checksum(files::IndexedDataset(disk_, prefix))}};
+    if (marks) note["marks_sum"] = dataset_checksum(files::IndexedDataset(disk_, prefix + kLossMaskSuffix));
     disk_.replace_file(prefix + ".json", note.dump() + "\n");
     ++num_parts_;
   }
@@ -342,8 +343,8 @@ class Job {
 }  // namespace
 
 std::string recorded_tokenizer(files::FileSystem& disk, const std::string& prefix) {
-  if (!disk.exists(record_of(prefix))) return "";
-  const auto job = nlohmann::json::parse(disk.read(record_of(prefix)), nullptr, /*allow_exceptions=*/false);
+  if (!disk.exists(record_path(prefix))) return "";
+  const auto job = nlohmann::json::parse(disk.read(record_path(prefix)), nullptr, /*allow_exceptions=*/false);
   return job.is_object() && job.contains("tokenizer") && job["tokenizer"].is_string() ? job["tokenizer"] : "";
 }
 
@@ -372,7 +373,7 @@ static void check_one_tokenizer(files::FileSystem& disk, const std::vector<std::
     if (tokenizer.empty()) continue;
     if (of_first.empty()) first = prefix, of_first = tokenizer;
     MPX_CHECK(tokenizer == of_first, "data", "'", first, "' was made with the tokenizer ", of_first, " and '", prefix,
-              "' with ", tokenizer, " (", record_of(prefix),
+              "' with ", tokenizer, " (", record_path(prefix),
               "): an id would have two meanings; preprocess one of them again with the other's tokenizer");
   }
 }
@@ -407,7 +408,7 @@ void merge_datasets(files::FileSystem& disk, const std::vector<std::string>& pre
   }
   if (chats) concatenate(disk, prefixes, kLossMaskSuffix, output_prefix);
   concatenate(disk, prefixes, "", output_prefix);
-  if (disk.exists(record_of(output_prefix))) disk.remove_tree(record_of(output_prefix));
+  if (disk.exists(record_path(output_prefix))) disk.remove_tree(record_path(output_prefix));
 }
 
 }  // namespace metroplex::data

@@ -79,16 +79,18 @@ bool Sampler::next(std::vector<int64_t>& indices) {
   return true;
 }
 
-SampleCounts sample_counts(const SampleCountOptions& o) {
-  const int64_t evaluation =
-      o.eval_iters * (o.eval_global_batch_size > 0 ? o.eval_global_batch_size : o.global_batch_size);
-  SampleCounts counts{o.train_samples > 0 ? o.train_samples : o.train_iters * o.global_batch_size, 0, evaluation};
-  if (o.skip_train) {
+SampleCounts sample_counts(const SampleCountOptions& options) {
+  const int64_t evaluation = options.eval_iters * (options.eval_global_batch_size > 0 ? options.eval_global_batch_size
+                                                                                      : options.global_batch_size);
+  SampleCounts counts{
+      options.train_samples > 0 ? options.train_samples : options.train_iters * options.global_batch_size, 0,
+      evaluation};
+  if (options.skip_train) {
     counts.valid = evaluation;
-  } else if (o.eval_interval > 0) {
-    counts.valid = (o.train_iters / o.eval_interval + 1) * evaluation;
+  } else if (options.eval_interval > 0) {
+    counts.valid = (options.train_iters / options.eval_interval + 1) * evaluation;
   }
-  if (o.full_validation) counts.valid = -1;
+  if (options.full_validation) counts.valid = -1;
   return counts;
 }
 

@@ -6,7 +6,7 @@
 namespace metroplex::device {
 namespace {
 
-c10::impl::VirtualGuardImpl guard_of(at::Device device) { return c10::impl::VirtualGuardImpl(device.type()); }
+c10::impl::VirtualGuardImpl make_guard(at::Device device) { return c10::impl::VirtualGuardImpl(device.type()); }
 
 // Makes `then` wait for the work enqueued on `first`.
 void chain(const c10::Stream& first, const c10::Stream& then) {
@@ -18,10 +18,10 @@ void chain(const c10::Stream& first, const c10::Stream& then) {
 }  // namespace
 
 SideStream::SideStream(at::Device device) : device_(device) {
-  if (device.is_cuda()) stream_ = guard_of(device).getStreamFromGlobalPool(device);
+  if (device.is_cuda()) stream_ = make_guard(device).getStreamFromGlobalPool(device);
 }
 
-c10::Stream SideStream::current() const { return guard_of(device_).getStream(device_); }
+c10::Stream SideStream::current() const { return make_guard(device_).getStream(device_); }
 
 void SideStream::run(const std::function<void()>& work) const {
   const c10::OptionalStreamGuard guard(stream_);
@@ -47,7 +47,7 @@ SideStream::Mark SideStream::mark() const {
 void SideStream::Mark::block() const {
   if (!event_) return;
   const at::Device device = event_->device();
-  event_->block(guard_of(device).getStream(device));
+  event_->block(make_guard(device).getStream(device));
 }
 
 void SideStream::Mark::synchronize() const {

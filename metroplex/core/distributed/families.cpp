@@ -16,36 +16,37 @@ namespace {
 using topology::Axis;
 using topology::Grid;
 
-// Splits the group into `runs` equal ranges. Each range shares state; replicas are the ranks at the same index in all
-// ranges.
-DataParallel cut_into_runs(const comm::World& world, const comm::Group& group, int64_t runs) {
+// Splits the group into `num_instances` equal ranges. Each range shares state; replicas are the ranks at the same
+// index in all ranges.
+DataParallel split_instances(const comm::World& world, const comm::Group& group, int64_t num_instances) {
   const comm::Groups& groups = world.groups();
   if (group.ranks() == groups.dp_cp.ranks()) return {groups.intra_dp_cp, groups.inter_dp_cp};
   const auto size = static_cast<int64_t>(group.size());
-  MPX_ASSERT(size % runs == 0, size, " ranks hold the same experts, in ", runs, " runs: the grid refuses that");
-  if (runs == 1) return {group, comm::Group()};
-  const int64_t run = size / runs, at = group.index();
+  MPX_ASSERT(size % num_instances == 0, size, " ranks hold the same experts, in ", num_instances,
+             " runs: the grid refuses that");
+  if (num_instances == 1) return {group, comm::Group()};
+  const int64_t instance_size = size / num_instances, at = group.index();
   std::vector<int> own, peers;
   for (int64_t i = 0; i < size; ++i) {
     const int rank = group.ranks()[static_cast<size_t>(i)];
-    if (i / run == at / run) own.push_back(rank);
-    if (i % run == at % run) peers.push_back(rank);
+    if (i / instance_size == at / instance_size) own.push_back(rank);
+    if (i % instance_size == at % instance_size) peers.push_back(rank);
   }
   return {world.make_group({"intra-edp", comm::Purpose::gradients, own}),
           world.make_group({"inter-edp", comm::Purpose::gradients, peers})};
 }
 
-DataParallel data_parallel_of(const comm::World& world, Grid grid, const FamilyOptions& options) {
+DataParallel make_data_parallel(const comm::World& world, Grid grid, const FamilyOptions& options) {
   const comm::Groups& groups = world.groups();
   if (!options.sharding.any()) return {comm::Group(), grid == Grid::dense ? groups.dp_cp : groups.edp};
   if (grid == Grid::dense) return {groups.intra_dp_cp, groups.inter_dp_cp};
-  return cut_into_runs(world, groups.edp, options.parallel->num_distributed_optimizer_instances);
+  return split_instances(world, groups.edp, options.parallel->num_distributed_optimizer_instances);
 }
 
-comm::Group model_parallel_of(const comm::World& world, Grid grid) {
+comm::Group make_model_parallel(const comm::World& world, Grid grid) {
   const comm::Group& dense = world.groups().model_parallel;
   if (grid == Grid::dense) return dense;
-  const topology::Ranks ranks = world.grid().group_of(world.rank(), {Axis::etp, Axis::ep, Axis::pp});
+  const topology::Ranks ranks = world.grid().group_ranks(world.rank(), {Axis::etp, Axis::ep, Axis::pp});
   return ranks == dense.ranks() ? dense : world.make_group({"etp-ep-pp", comm::Purpose::gradients, ranks});
 }
 
@@ -54,7 +55,7 @@ std::vector<FamilyKey> find_keys(const comm::Group& stages, const std::vector<nn
   std::ostringstream mine;
   std::vector<FamilyKey> keys;
   for (const nn::Param* param : params) {
-    const FamilyKey key = family_of(*param);
+    const FamilyKey key = family_key(*param);
     if (std::find(keys.begin(), keys.end(), key) != keys.end()) continue;
     keys.push_back(key);
     mine << static_cast<int>(key.grid) << ' ' << static_cast<int>(key.dtype) << ' ' << key.frozen << '\n';
@@ -75,15 +76,15 @@ std::vector<FamilyKey> find_keys(const comm::Group& stages, const std::vector<nn
 }
 
 // Returns the number of the family's parameters in each unit.
-std::vector<size_t> units_of(const ParamFamily& family, const std::vector<nn::Param*>& params,
-                             const std::vector<size_t>& units) {
+std::vector<size_t> count_unit_params(const ParamFamily& family, const std::vector<nn::Param*>& params,
+                                      const std::vector<size_t>& units) {
   std::vector<size_t> own;
   size_t next = 0;
   for (const size_t unit : units) {
     const auto begin = params.begin() + static_cast<std::ptrdiff_t>(next);
     own.push_back(
         static_cast<size_t>(std::count_if(begin, begin + static_cast<std::ptrdiff_t>(unit),
-                                          [&](const nn::Param* p) { return family_of(*p) == family.key; })));
+                                          [&](const nn::Param* param) { return family_key(*param) == family.key; })));
     next += unit;
   }
   return own;
@@ -94,62 +95,63 @@ std::shared_ptr<const FlatLayout> make_layout(const ParamFamily& family, const c
   FlatLayoutOptions layout;
   layout.bucket_size = plan::gradient_bucket_size(*options.parallel, sharding, family.data_parallel.size());
   layout.sharded = sharding.any();
-  layout.parts = family.data_parallel.shard.size();
+  layout.num_shards = family.data_parallel.shard.size();
   layout.index = family.data_parallel.shard.index();
   if (sharding.gathers_units()) layout.units = std::move(units);
   return std::make_shared<const FlatLayout>(family.params, layout);
 }
 
 // A shard group of one rank needs no gathers and reductions, so it is not sharded.
-config::Sharding sharding_of(const ParamFamily& family, const FamilyOptions& options) {
+config::Sharding family_sharding(const ParamFamily& family, const FamilyOptions& options) {
   return family.data_parallel.shard.size() == 1 ? config::Sharding() : options.sharding;
 }
 
 void make_buffers(ParamFamily& family, const FamilyOptions& options, std::vector<size_t> units) {
-  const config::Parallel& p = *options.parallel;
-  const config::Sharding sharding = sharding_of(family, options);
+  const config::Parallel& parallel = *options.parallel;
+  const config::Sharding sharding = family_sharding(family, options);
   const auto layout = make_layout(family, sharding, options, std::move(units));
   ParamBufferOptions values;
   values.sharding = sharding;
-  values.overlap = p.overlap_param_gather;
-  values.align = p.align_param_gather;
+  values.overlap = parallel.overlap_param_gather;
+  values.align = parallel.align_param_gather;
   values.tensor = at::TensorOptions().dtype(family.key.dtype).device(options.device);
   family.values = std::make_unique<ParamBuffer>(layout, family.data_parallel.shard, values);
   if (family.key.frozen) {
-    family.slices = own_slices(*family.values);
+    family.slices = own_shards(*family.values);
     return;
   }
   GradBufferOptions gradients;
   const bool as_params = family.key.dtype == at::kDouble || options.gradients_as_params;
   gradients.dtype = as_params ? family.key.dtype : at::kFloat;
   gradients.device = options.device;
-  gradients.overlap = p.overlap_grad_reduce;
+  gradients.overlap = parallel.overlap_grad_reduce;
   gradients.transient_buckets = sharding.transient_gradients();
   family.gradients = std::make_unique<GradBuffer>(layout, family.data_parallel, gradients);
-  family.slices = own_slices(*family.values, *family.gradients);
+  family.slices = own_shards(*family.values, *family.gradients);
 }
 
 template <class Add>
-int64_t sum_over(const std::vector<ParamFamily>& families, const Add& add) {
+int64_t sum_families(const std::vector<ParamFamily>& families, const Add& add) {
   return std::accumulate(families.begin(), families.end(), int64_t{0},
                          [&](int64_t sum, const ParamFamily& family) { return sum + add(family); });
 }
 
 }  // namespace
 
-FamilyKey family_of(const nn::Param& param) { return {param.placement.grid, param.scalar_type(), param.frozen}; }
+FamilyKey family_key(const nn::Param& param) { return {param.placement.grid, param.scalar_type(), param.frozen}; }
 
 ParamFamilies::ParamFamilies(const comm::World& world, const std::vector<nn::Param*>& params,
                              const FamilyOptions& options)
-    : dense_(data_parallel_of(world, Grid::dense, options)), expert_(data_parallel_of(world, Grid::expert, options)) {
+    : dense_(make_data_parallel(world, Grid::dense, options)),
+      expert_(make_data_parallel(world, Grid::expert, options)) {
   for (nn::Param* param : params) param->dtype = param->scalar_type();
   for (const FamilyKey& key : find_keys(world.groups().stages, params)) {
     ParamFamily& family = families_.emplace_back();
     family.key = key;
     std::copy_if(params.begin(), params.end(), std::back_inserter(family.params),
-                 [&](const nn::Param* param) { return family_of(*param) == key; });
+                 [&](const nn::Param* param) { return family_key(*param) == key; });
     family.data_parallel = data_parallel(key.grid);
-    family.model_parallel = model_parallel_of(world, key.grid);
+    family.model_parallel = make_model_parallel(world, key.grid);
   }
   for (ParamFamily& family : families_) {
     if (options.forward_only) {
@@ -158,20 +160,20 @@ ParamFamilies::ParamFamilies(const comm::World& world, const std::vector<nn::Par
       }
       continue;
     }
-    make_buffers(family, options, units_of(family, params, options.units));
+    make_buffers(family, options, count_unit_params(family, params, options.units));
   }
 }
 
 const ParamFamily& ParamFamilies::of(const nn::Param& param) const {
-  const FamilyKey key = family_of(param);
+  const FamilyKey key = family_key(param);
   const auto found =
       std::find_if(families_.begin(), families_.end(), [&](const ParamFamily& family) { return family.key == key; });
   MPX_ASSERT(found != families_.end(), param.name, " belongs to no family");
   return *found;
 }
 
-std::vector<Slice> ParamFamilies::slices() const {
-  std::vector<Slice> all;
+std::vector<Shard> ParamFamilies::slices() const {
+  std::vector<Shard> all;
   for (const ParamFamily& family : families_) all.insert(all.end(), family.slices.begin(), family.slices.end());
   return all;
 }
@@ -200,9 +202,9 @@ void ParamFamilies::loaded() {
   }
 }
 
-void ParamFamilies::settle() {
+void ParamFamilies::finish_gathers() {
   for (const ParamFamily& family : families_) {
-    if (family.values) family.values->settle();
+    if (family.values) family.values->finish_gathers();
   }
 }
 
@@ -214,9 +216,9 @@ std::unique_ptr<nn::StageObserver> ParamFamilies::make_gather(
     std::vector<ParamBucket>& mine = gathered.emplace_back();
     for (const nn::Param* param : params) {
       const ParamFamily& family = of(*param);
-      if (!family.values || !family.values->kept().defined()) continue;
+      if (!family.values || !family.values->storage().defined()) continue;
       const auto at = std::find(family.params.begin(), family.params.end(), param) - family.params.begin();
-      const ParamBucket bucket{family.values.get(), family.values->layout().bucket_of(static_cast<size_t>(at))};
+      const ParamBucket bucket{family.values.get(), family.values->layout().bucket_index(static_cast<size_t>(at))};
       if (std::find(mine.begin(), mine.end(), bucket) == mine.end()) mine.push_back(bucket);
       any = true;
     }
@@ -225,9 +227,9 @@ std::unique_ptr<nn::StageObserver> ParamFamilies::make_gather(
 }
 
 int64_t ParamFamilies::values_bytes() const {
-  return sum_over(families_, [](const ParamFamily& family) {
-    const at::Tensor& kept = family.values->kept();
-    if (kept.defined()) return static_cast<int64_t>(kept.nbytes());
+  return sum_families(families_, [](const ParamFamily& family) {
+    const at::Tensor& storage = family.values->storage();
+    if (storage.defined()) return static_cast<int64_t>(storage.nbytes());
     int64_t bytes = 0;
     for (const nn::Param* param : family.params) bytes += static_cast<int64_t>(param->data.nbytes());
     return bytes;
@@ -235,17 +237,19 @@ int64_t ParamFamilies::values_bytes() const {
 }
 
 int64_t ParamFamilies::gradients_bytes() const {
-  return sum_over(families_, [](const ParamFamily& f) {
-    return f.gradients ? static_cast<int64_t>(f.gradients->kept().nbytes()) : 0;
+  return sum_families(families_, [](const ParamFamily& family) {
+    return family.gradients ? static_cast<int64_t>(family.gradients->storage().nbytes()) : 0;
   });
 }
 
 int64_t ParamFamilies::gathered_bytes() const {
-  return sum_over(families_, [](const ParamFamily& family) { return family.values->gathered_bytes(); });
+  return sum_families(families_, [](const ParamFamily& family) { return family.values->gathered_bytes(); });
 }
 
 int64_t ParamFamilies::transient_bytes() const {
-  return sum_over(families_, [](const ParamFamily& f) { return f.gradients ? f.gradients->transient_bytes() : 0; });
+  return sum_families(families_, [](const ParamFamily& family) {
+    return family.gradients ? family.gradients->transient_bytes() : 0;
+  });
 }
 
 }  // namespace metroplex::distributed

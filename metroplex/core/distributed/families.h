@@ -24,7 +24,7 @@ struct FamilyKey {
   bool frozen = false;  // values are sharded like others; no gradients
   bool operator==(const FamilyKey&) const = default;
 };
-FamilyKey family_of(const nn::Param& param);
+FamilyKey family_key(const nn::Param& param);
 
 struct ParamFamily {
   FamilyKey key;
@@ -35,7 +35,7 @@ struct ParamFamily {
   std::unique_ptr<ParamBuffer> values;
   std::unique_ptr<GradBuffer> gradients;  // null for a frozen family
   // This rank's shards, which it updates unless frozen; without training, all local parameters.
-  std::vector<Slice> slices;
+  std::vector<Shard> slices;
 };
 
 struct FamilyOptions {
@@ -60,7 +60,7 @@ class ParamFamilies {
   const DataParallel& data_parallel(topology::Grid grid) const {
     return grid == topology::Grid::dense ? dense_ : expert_;
   }
-  std::vector<Slice> slices() const;  // all families, concatenated
+  std::vector<Shard> slices() const;  // all families, concatenated
 
   // The functions below are collective over the data-parallel ranks. They call the functions of the same name on each
   // family's buffers.
@@ -69,7 +69,7 @@ class ParamFamilies {
   void updated();
   // Like updated(), for frozen families too. Call after all own values have been written.
   void loaded();
-  void settle();
+  void finish_gathers();
   // Returns an observer that gathers the parameters of each block of a stage around its computation; null if nothing
   // is gathered.
   std::unique_ptr<nn::StageObserver> make_gather(const std::vector<std::vector<nn::Param*>>& blocks) const;

@@ -9,12 +9,12 @@ namespace metroplex::distributed {
 
 FlatLayout::FlatLayout(std::vector<nn::Param*> params, const FlatLayoutOptions& options)
     : params_(std::move(params)),
-      parts_(options.parts),
+      num_shards_(options.num_shards),
       index_(options.index),
-      bucket_of_(params_.size()),
+      bucket_index_(params_.size()),
       offset_in_bucket_(params_.size()) {
-  MPX_ASSERT(options.sharded || options.parts == 1, "a flat layout without sharding has one part, not ",
-             options.parts);
+  MPX_ASSERT(options.sharded || options.num_shards == 1, "a flat layout without sharding has one part, not ",
+             options.num_shards);
   std::vector<size_t> units = options.units;
   if (units.empty()) units.push_back(params_.size());
   size_t end = params_.size();
@@ -26,21 +26,21 @@ FlatLayout::FlatLayout(std::vector<nn::Param*> params, const FlatLayoutOptions& 
   }
   for (FlatBucket& bucket : buckets_) {
     bucket.own_begin = own_numel_;
-    bucket.own_size = (bucket.end - bucket.begin) / parts_;
+    bucket.own_size = (bucket.end - bucket.begin) / num_shards_;
     own_numel_ += bucket.own_size;
   }
-  find_own_pieces();
+  find_own_ranges();
 }
 
 void FlatLayout::add_unit(size_t first, size_t count, const FlatLayoutOptions& options) {
   if (count == 0) return;
-  std::vector<plan::BucketParam> wanted;
+  std::vector<plan::BucketParam> bucket_params;
   for (size_t i = first; i < first + count; ++i)
-    wanted.push_back({params_[i]->numel(), !params_[i]->placement.shared.empty()});
+    bucket_params.push_back({params_[i]->numel(), !params_[i]->placement.shared.empty()});
   plan::BucketOptions buckets;
   buckets.bucket_size = options.bucket_size;
-  if (options.sharded) buckets = plan::distributed_optimizer_buckets(options.bucket_size, options.parts);
-  const plan::BucketPlan plan = plan::plan_buckets(wanted, buckets);
+  if (options.sharded) buckets = plan::distributed_optimizer_buckets(options.bucket_size, options.num_shards);
+  const plan::BucketPlan plan = plan::plan_buckets(bucket_params, buckets);
   const size_t before = buckets_.size();
   for (const plan::Bucket& bucket : plan.buckets) {
     FlatBucket flat{numel_ + bucket.begin, numel_ + bucket.end, {}, 0, 0};
@@ -48,21 +48,21 @@ void FlatLayout::add_unit(size_t first, size_t count, const FlatLayoutOptions& o
     buckets_.push_back(std::move(flat));
   }
   for (size_t i = 0; i < count; ++i) {
-    bucket_of_[first + i] = before + static_cast<size_t>(plan.slots[i].bucket);
+    bucket_index_[first + i] = before + static_cast<size_t>(plan.slots[i].bucket);
     offset_in_bucket_[first + i] =
         plan.slots[i].begin - plan.buckets[static_cast<size_t>(plan.slots[i].bucket)].begin;
   }
   numel_ += plan.num_elements;
 }
 
-void FlatLayout::find_own_pieces() {
+void FlatLayout::find_own_ranges() {
   for (size_t i = 0; i < params_.size(); ++i) {
-    const FlatBucket& bucket = buckets_[bucket_of_[i]];
+    const FlatBucket& bucket = buckets_[bucket_index_[i]];
     const int64_t own_begin = index_ * bucket.own_size, own_end = own_begin + bucket.own_size;
     const int64_t begin = std::max(offset_in_bucket_[i], own_begin),
                   end = std::min(offset_in_bucket_[i] + params_[i]->numel(), own_end);
     if (begin >= end) continue;
-    pieces_.push_back(
+    own_ranges_.push_back(
         {params_[i], begin - offset_in_bucket_[i], end - offset_in_bucket_[i], bucket.own_begin + begin - own_begin});
   }
 }
@@ -71,11 +71,11 @@ at::Tensor FlatLayout::bucket(const at::Tensor& whole, size_t bucket) const {
   return whole.narrow(0, buckets_[bucket].begin, buckets_[bucket].end - buckets_[bucket].begin);
 }
 
-at::Tensor FlatLayout::own_part_of_bucket(const at::Tensor& bucket_data, size_t bucket) const {
+at::Tensor FlatLayout::bucket_own_shard(const at::Tensor& bucket_data, size_t bucket) const {
   return bucket_data.narrow(0, index_ * buckets_[bucket].own_size, buckets_[bucket].own_size);
 }
 
-at::Tensor FlatLayout::own_part(const at::Tensor& own_data, size_t bucket) const {
+at::Tensor FlatLayout::own_shard(const at::Tensor& own_data, size_t bucket) const {
   return own_data.narrow(0, buckets_[bucket].own_begin, buckets_[bucket].own_size);
 }
 

@@ -24,11 +24,11 @@ GradBuffer::GradBuffer(std::shared_ptr<const FlatLayout> layout, DataParallel dp
       options_(options),
       buckets_(layout_->buckets().size()),
       filling_(filling_buckets(*layout_, options_.overlap)),
-      uses_left_(layout_->params().size()) {
+      remaining_uses_(layout_->params().size()) {
   const bool transient = options_.transient_buckets;
-  kept_ = at::zeros({transient ? layout_->own_numel() : layout_->numel()}, tensor_options());
+  storage_ = at::zeros({transient ? layout_->own_numel() : layout_->numel()}, tensor_options());
   for (size_t b = 0; b < buckets_.size() && !transient; ++b) {
-    buckets_[b].data = layout_->bucket(kept_, b);
+    buckets_[b].data = layout_->bucket(storage_, b);
     for (const size_t i : layout_->buckets()[b].params)
       layout_->params()[i]->main_grad = layout_->param_view(buckets_[b].data, i);
   }
@@ -39,13 +39,14 @@ GradBuffer::GradBuffer(std::shared_ptr<const FlatLayout> layout, DataParallel dp
         if (const auto bucket = filling_.open(i)) make_bucket(*bucket);
       });
     }
-    param.on_use.add(kListener, [this, i] { used(i); });
+    param.on_use.add(kListener, [this, i] { count_use(i); });
   }
   size_t param = 0;
-  for (const OwnPiece& piece : layout_->own_pieces()) {
-    while (layout_->params()[param] != piece.param) ++param;
-    const size_t b = layout_->bucket_of(param);
-    own_gradients_.push_back(own_part(b).narrow(0, piece.own - layout_->buckets()[b].own_begin, piece.size()));
+  for (const OwnRange& own_range : layout_->own_pieces()) {
+    while (layout_->params()[param] != own_range.param) ++param;
+    const size_t b = layout_->bucket_index(param);
+    own_gradients_.push_back(
+        own_shard(b).narrow(0, own_range.own - layout_->buckets()[b].own_begin, own_range.size()));
   }
 }
 
@@ -63,22 +64,23 @@ void GradBuffer::detach_params() {
   for (nn::Param* param : layout_->params()) param->main_grad = at::zeros(param->local_shape, tensor_options());
 }
 
-at::Tensor GradBuffer::own_part(size_t b) const {
-  return options_.transient_buckets ? layout_->own_part(kept_, b) : layout_->own_part_of_bucket(buckets_[b].data, b);
+at::Tensor GradBuffer::own_shard(size_t b) const {
+  return options_.transient_buckets ? layout_->own_shard(storage_, b)
+                                    : layout_->bucket_own_shard(buckets_[b].data, b);
 }
 
 void GradBuffer::begin_step(int64_t num_microbatches) {
   if (options_.transient_buckets) {
-    kept_.zero_();
+    storage_.zero_();
   } else {
-    for (nn::Param* param : layout_->params()) param->fresh = true;
+    for (nn::Param* param : layout_->params()) param->uninitialized = true;
   }
   filling_.begin(options_.transient_buckets ? 1 : num_microbatches);
-  for (size_t i = 0; i < uses_left_.size(); ++i) {
-    uses_left_[i] = layout_->params()[i]->uses_per_microbatch * num_microbatches;
+  for (size_t i = 0; i < remaining_uses_.size(); ++i) {
+    remaining_uses_[i] = layout_->params()[i]->uses_per_microbatch * num_microbatches;
   }
   for (Bucket& bucket : buckets_) bucket.reduced = false;
-  armed_ = true;
+  in_step_ = true;
 }
 
 void GradBuffer::make_bucket(size_t b) {
@@ -87,11 +89,11 @@ void GradBuffer::make_bucket(size_t b) {
   for (const size_t i : bucket.params) layout_->params()[i]->main_grad = layout_->param_view(buckets_[b].data, i);
 }
 
-void GradBuffer::used(size_t param) {
-  if (!armed_) return;  // a backward outside a step (tests, probes)
-  MPX_ASSERT(uses_left_[param] > 0, "parameter ", layout_->params()[param]->name,
+void GradBuffer::count_use(size_t param) {
+  if (!in_step_) return;  // a backward outside a step (tests, probes)
+  MPX_ASSERT(remaining_uses_[param] > 0, "parameter ", layout_->params()[param]->name,
              " was used more often than it declared");
-  --uses_left_[param];
+  --remaining_uses_[param];
   const std::optional<size_t> full = filling_.use(param);
   if (full && (options_.overlap || options_.transient_buckets)) reduce(*full);
 }
@@ -100,17 +102,17 @@ void GradBuffer::reduce(size_t b) {
   Bucket& bucket = buckets_[b];
   for (const size_t i : layout_->buckets()[b].params) {
     const nn::Param& param = *layout_->params()[i];
-    MPX_ASSERT(param.settled(), "the gradient of ", param.name, " is reduced before all of it has arrived");
+    MPX_ASSERT(param.is_synchronized(), "the gradient of ", param.name, " is reduced before all of it has arrived");
   }
   if (options_.transient_buckets) {
     start_reduce(b);
     return;
   }
-  for (const size_t i : layout_->buckets()[b].params) layout_->params()[i]->zero_fresh();
+  for (const size_t i : layout_->buckets()[b].params) layout_->params()[i]->zero_uninitialized();
   bucket.reduced = true;
   if (dp_.shard.size() > 1) {
     bucket.handle =
-        comm::reduce_scatter_into_async(layout_->own_part_of_bucket(bucket.data, b), bucket.data, dp_.shard);
+        comm::reduce_scatter_into_async(layout_->bucket_own_shard(bucket.data, b), bucket.data, dp_.shard);
   } else {
     bucket.handle = comm::all_reduce_async(bucket.data, dp_.replicas);
   }
@@ -127,7 +129,7 @@ void GradBuffer::start_reduce(size_t b) {
   for (const size_t i : layout_->buckets()[b].params) layout_->params()[i]->main_grad = at::Tensor();
   if (dp_.shard.size() > 1) {
     pending_.handle =
-        comm::reduce_scatter_into_async(layout_->own_part_of_bucket(pending_.data, b), pending_.data, dp_.shard);
+        comm::reduce_scatter_into_async(layout_->bucket_own_shard(pending_.data, b), pending_.data, dp_.shard);
   }
   if (!filling_.leaving()) finish_reduce();
 }
@@ -135,7 +137,7 @@ void GradBuffer::start_reduce(size_t b) {
 void GradBuffer::finish_reduce() {
   if (!pending_.data.defined()) return;
   pending_.handle.wait();
-  layout_->own_part(kept_, pending_.bucket).add_(layout_->own_part_of_bucket(pending_.data, pending_.bucket));
+  layout_->own_shard(storage_, pending_.bucket).add_(layout_->bucket_own_shard(pending_.data, pending_.bucket));
   pending_.data = at::Tensor();
 }
 
@@ -143,17 +145,17 @@ void GradBuffer::reduce_over_replicas() {
   if (dp_.replicas.size() == 1) return;
   std::vector<comm::Handle> handles;
   for (size_t b = 0; b < buckets_.size(); ++b) {
-    handles.push_back(comm::all_reduce_async(own_part(b), dp_.replicas));
+    handles.push_back(comm::all_reduce_async(own_shard(b), dp_.replicas));
   }
   for (comm::Handle& handle : handles) handle.wait();
 }
 
 void GradBuffer::finish() {
-  for (size_t i = 0; i < uses_left_.size(); ++i) {
-    MPX_ASSERT(uses_left_[i] == 0, "parameter ", layout_->params()[i]->name, " still waits for ", uses_left_[i],
-               " gradients");
+  for (size_t i = 0; i < remaining_uses_.size(); ++i) {
+    MPX_ASSERT(remaining_uses_[i] == 0, "parameter ", layout_->params()[i]->name, " still waits for ",
+               remaining_uses_[i], " gradients");
   }
-  armed_ = false;
+  in_step_ = false;
   if (options_.transient_buckets) {
     for (size_t b = 0; b < buckets_.size(); ++b) {
       if (!filling_.filling(b)) continue;

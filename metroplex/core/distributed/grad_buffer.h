@@ -61,7 +61,7 @@ class GradBuffer {
   const FlatLayout& layout() const { return *layout_; }
   const GradBufferOptions& options() const { return options_; }
   // The permanent memory: all buckets, or the own shards with transient buckets.
-  const at::Tensor& kept() const { return kept_; }
+  const at::Tensor& storage() const { return storage_; }
   // Size of the transient buckets that are being filled or reduced.
   int64_t transient_bytes() const {
     int64_t bytes = pending_.data.defined() ? static_cast<int64_t>(pending_.data.nbytes()) : 0;
@@ -80,10 +80,10 @@ class GradBuffer {
   at::TensorOptions tensor_options() const {
     return at::TensorOptions().dtype(options_.dtype).device(options_.device);
   }
-  at::Tensor own_part(size_t bucket) const;
+  at::Tensor own_shard(size_t bucket) const;
   void stop_listening();
   void make_bucket(size_t bucket);
-  void used(size_t param);
+  void count_use(size_t param);
   void reduce(size_t bucket);
   void start_reduce(size_t bucket);
   void finish_reduce();
@@ -92,11 +92,11 @@ class GradBuffer {
   std::shared_ptr<const FlatLayout> layout_;
   DataParallel dp_;
   GradBufferOptions options_;
-  at::Tensor kept_;
+  at::Tensor storage_;
   std::vector<Bucket> buckets_;
   plan::FillingBuckets filling_;
   std::vector<at::Tensor> own_gradients_;
-  std::vector<int64_t> uses_left_;  // per parameter, in this step
+  std::vector<int64_t> remaining_uses_;  // per parameter, in this step
   // Transient buckets: the bucket whose reduction is in flight. New gradients for it go into a newly allocated
   // bucket.
   struct PendingReduce {
@@ -104,7 +104,7 @@ class GradBuffer {
     at::Tensor data;
     comm::Handle handle;
   } pending_;
-  bool armed_ = false;
+  bool in_step_ = false;
 };
 
 }  // namespace metroplex::distributed

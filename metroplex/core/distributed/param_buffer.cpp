@@ -14,36 +14,36 @@ ParamBuffer::ParamBuffer(std::shared_ptr<const FlatLayout> layout, comm::Group s
       options_(std::move(options)),
       buckets_(layout_->buckets().size()) {
   if (options_.sharding.any()) {
-    kept_ = at::zeros({options_.sharding.parameters ? layout_->own_numel() : layout_->numel()}, options_.tensor);
+    storage_ = at::zeros({options_.sharding.parameters ? layout_->own_numel() : layout_->numel()}, options_.tensor);
   }
-  take_values();
+  adopt_values();
 }
 
 ParamBuffer::~ParamBuffer() = default;
 
-void ParamBuffer::take_values() {
+void ParamBuffer::adopt_values() {
   const auto& params = layout_->params();
-  auto piece = layout_->own_pieces().begin();
+  auto own_range = layout_->own_pieces().begin();
   for (size_t i = 0; i < params.size(); ++i) {
     nn::Param& param = *params[i];
     if (!param.data.defined()) nn::materialize(param, options_.tensor);
-    const size_t b = layout_->bucket_of(i);
+    const size_t b = layout_->bucket_index(i);
     at::Tensor view = param.data;
     if (options_.sharding.gathers_updates()) {
-      view = layout_->param_view(layout_->bucket(kept_, b), i);
+      view = layout_->param_view(layout_->bucket(storage_, b), i);
       view.copy_(param.data);
       param.data = view;
     }
-    if (piece != layout_->own_pieces().end() && piece->param == &param) {
-      at::Tensor own = view.view(-1).narrow(0, piece->begin, piece->size());
+    if (own_range != layout_->own_pieces().end() && own_range->param == &param) {
+      at::Tensor own = view.view(-1).narrow(0, own_range->begin, own_range->size());
       if (options_.sharding.parameters) {
-        const int64_t at = piece->own - layout_->buckets()[b].own_begin;
-        const at::Tensor kept = layout_->own_part(kept_, b).narrow(0, at, piece->size());
-        kept.copy_(own);
-        own = kept;
+        const int64_t at = own_range->own - layout_->buckets()[b].own_begin;
+        const at::Tensor storage = layout_->own_shard(storage_, b).narrow(0, at, own_range->size());
+        storage.copy_(own);
+        own = storage;
       }
       own_values_.push_back(own);
-      ++piece;
+      ++own_range;
     }
     if (options_.sharding.parameters) param.data = at::Tensor();
   }
@@ -56,7 +56,7 @@ void ParamBuffer::start(size_t b) {
   if (options_.sharding.gathers_units()) {
     const FlatBucket& range = layout_->buckets()[b];
     bucket.data = at::empty({range.end - range.begin}, options_.tensor);
-    const at::Tensor own = layout_->own_part(kept_, b);
+    const at::Tensor own = layout_->own_shard(storage_, b);
     if (shard_.size() == 1) {
       bucket.data.copy_(own);
     } else {
@@ -64,9 +64,9 @@ void ParamBuffer::start(size_t b) {
     }
     return;
   }
-  const at::Tensor whole = layout_->bucket(kept_, b);
+  const at::Tensor whole = layout_->bucket(storage_, b);
   if (shard_.size() > 1)
-    bucket.handle = comm::all_gather_into_async(whole, layout_->own_part_of_bucket(whole, b), shard_);
+    bucket.handle = comm::all_gather_into_async(whole, layout_->bucket_own_shard(whole, b), shard_);
 }
 
 void ParamBuffer::finish(size_t b) {
@@ -90,7 +90,7 @@ void ParamBuffer::updated() {
     start(b);
     if (options_.overlap && !options_.align) return;
   }
-  if (!options_.overlap) settle();
+  if (!options_.overlap) finish_gathers();
 }
 
 void ParamBuffer::acquire(size_t b) {
@@ -124,7 +124,7 @@ void ParamBuffer::release(size_t b) {
   for (const size_t i : layout_->buckets()[b].params) layout_->params()[i]->data = at::Tensor();
 }
 
-void ParamBuffer::settle() {
+void ParamBuffer::finish_gathers() {
   for (size_t b = buckets_.size(); b-- > 0;) {
     if (buckets_[b].stale) {
       start(b);
@@ -135,14 +135,14 @@ void ParamBuffer::settle() {
   }
 }
 
-void BlockGather::before(const nn::IslandEvent& event) {
+void BlockGather::before(const nn::RegionEvent& event) {
   if (!event.enters_block) return;
   for (const ParamBucket& of : buckets_[static_cast<size_t>(event.block)]) of.buffer->acquire(of.bucket);
   if (event.next < 0) return;
   for (const ParamBucket& of : buckets_[static_cast<size_t>(event.next)]) of.buffer->prefetch(of.bucket);
 }
 
-void BlockGather::after(const nn::IslandEvent& event) {
+void BlockGather::after(const nn::RegionEvent& event) {
   if (!event.leaves_block) return;
   for (const ParamBucket& of : buckets_[static_cast<size_t>(event.block)]) of.buffer->release(of.bucket);
 }

@@ -39,7 +39,7 @@ class ParamBuffer {
   const std::vector<at::Tensor>& own_values() const { return own_values_; }
   const FlatLayout& layout() const { return *layout_; }
   // The permanent memory: all buckets, or the own shards (ZeRO-3); undefined without sharding.
-  const at::Tensor& kept() const { return kept_; }
+  const at::Tensor& storage() const { return storage_; }
   // Size of the buckets that are gathered or being gathered (ZeRO-3).
   int64_t gathered_bytes() const {
     int64_t bytes = 0;
@@ -50,7 +50,7 @@ class ParamBuffer {
 
   // Marks gathered and in-flight values as stale after own values have changed. This and the functions below are
   // collective over the shard group, in the same order on every rank. Code that writes own values outside a step must
-  // call settle() first, because a gather in flight reads them.
+  // call finish_gathers() first, because a gather in flight reads them.
   void updated();
   // Between acquire and release, the bucket's Param::data are complete. prefetch starts the gather that acquire waits
   // for.
@@ -58,7 +58,7 @@ class ParamBuffer {
   void prefetch(size_t bucket);
   void release(size_t bucket);
   // Completes all stale buckets and waits for all gathers in flight.
-  void settle();
+  void finish_gathers();
 
  private:
   struct Bucket {
@@ -67,14 +67,14 @@ class ParamBuffer {
     int users = 0;
     comm::Handle handle;
   };
-  void take_values();
+  void adopt_values();
   void start(size_t bucket);
   void finish(size_t bucket);
 
   std::shared_ptr<const FlatLayout> layout_;
   comm::Group shard_;
   ParamBufferOptions options_;
-  at::Tensor kept_;  // ZeRO-1 and 2: all buckets; ZeRO-3: the own shards
+  at::Tensor storage_;  // ZeRO-1 and 2: all buckets; ZeRO-3: the own shards
   std::vector<Bucket> buckets_;
   std::vector<at::Tensor> own_values_;
 };
@@ -89,8 +89,8 @@ struct ParamBucket {
 class BlockGather final : public nn::StageObserver {
  public:
   explicit BlockGather(std::vector<std::vector<ParamBucket>> buckets) : buckets_(std::move(buckets)) {}
-  void before(const nn::IslandEvent& event) override;
-  void after(const nn::IslandEvent& event) override;
+  void before(const nn::RegionEvent& event) override;
+  void after(const nn::RegionEvent& event) override;
 
  private:
   std::vector<std::vector<ParamBucket>> buckets_;

@@ -13,7 +13,7 @@
 
 namespace metroplex::distributed {
 
-struct Slice {
+struct Shard {
   nn::Param* param = nullptr;
   int64_t begin = 0, end = 0;   // of the flattened local tensor
   at::Tensor values, gradient;  // [end - begin], contiguous; a frozen parameter has no gradient
@@ -23,8 +23,8 @@ struct Slice {
   int64_t padding() const;
 };
 
-std::vector<Slice> own_slices(const ParamBuffer& params);
+std::vector<Shard> own_shards(const ParamBuffer& params);
 // Both buffers must have the same layout.
-std::vector<Slice> own_slices(const ParamBuffer& params, const GradBuffer& gradients);
+std::vector<Shard> own_shards(const ParamBuffer& params, const GradBuffer& gradients);
 
 }  // namespace metroplex::distributed

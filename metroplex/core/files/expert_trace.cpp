@@ -16,7 +16,7 @@ using Json = nlohmann::json;
 constexpr const char* kFormat = "expert_trace";
 constexpr int64_t kVersion = 1;
 
-std::string text_of(const ExpertTraceHead& head) {
+std::string to_line(const ExpertTraceHead& head) {
   Json json = Json::object();
   json[kFormat] = kVersion;
   json["num_experts"] = head.num_experts;
@@ -30,20 +30,21 @@ std::string text_of(const ExpertTraceHead& head) {
 // Limits of a run (config/moe_keys.inc), and of counts whose sums must stay below 2^63.
 constexpr int64_t kMostExperts = 65536, kMostTokens = 1'000'000'000'000;
 
-int64_t size_of(const Json& json, const char* key, const std::string& where) {
+int64_t read_size(const Json& json, const char* key, const std::string& where) {
   const int64_t value = json_count(json, key, where);
   MPX_CHECK(value >= 1 && value <= kMostExperts, "files", where, ": '", key, "' is ", value, "; must be 1 to ",
             kMostExperts);
   return value;
 }
 
-ExpertTraceHead head_of(const std::string& line, const std::string& where) {
+ExpertTraceHead read_head(const std::string& line, const std::string& where) {
   const Json json = parse_json_strictly(line, where);
   const int64_t version = json_count(json, kFormat, where);
   MPX_CHECK(version == kVersion, "files", where, " is an expert trace of version ", version,
             "; the only supported version is ", kVersion);
-  ExpertTraceHead head{size_of(json, "num_experts", where), size_of(json, "topk", where), size_of(json, "ep", where),
-                       size_of(json, "etp", where), json_counts(json, "layers", where)};
+  ExpertTraceHead head{read_size(json, "num_experts", where), read_size(json, "topk", where),
+                       read_size(json, "ep", where), read_size(json, "etp", where),
+                       json_counts(json, "layers", where)};
   MPX_CHECK(head.num_experts % head.ep == 0, "files", where, ": ", head.num_experts,
             " experts cannot be divided among ep = ", head.ep, " ranks");
   MPX_CHECK(!head.layers.empty(), "files", where, ": 'layers' is empty");
@@ -68,7 +69,7 @@ void add_tokens(const Json& layer, const ExpertTraceHead& head, const std::strin
   }
 }
 
-ExpertTraceStep step_of(const std::string& line, const ExpertTraceHead& head, const std::string& where) {
+ExpertTraceStep read_step(const std::string& line, const ExpertTraceHead& head, const std::string& where) {
   const Json json = parse_json_strictly(line, where);
   ExpertTraceStep step;
   step.iteration = json_count(json, "iteration", where);
@@ -84,7 +85,7 @@ ExpertTraceStep step_of(const std::string& line, const ExpertTraceHead& head, co
   return step;
 }
 
-std::string text_of(const ExpertTraceStep& step, const ExpertTraceHead& head) {
+std::string to_line(const ExpertTraceStep& step, const ExpertTraceHead& head) {
   Json tokens = Json::array();
   auto at = step.tokens.begin();
   for (size_t layer = 0; layer < head.layers.size(); ++layer) {
@@ -111,7 +112,7 @@ Found look_at(FileSystem& disk, const std::string& path) {
   const std::string_view text = bytes.text();
   const size_t first = text.find('\n');
   if (first == std::string_view::npos) return found;
-  found.head = head_of(std::string(text.substr(0, first)), where(path, 1));
+  found.head = read_head(std::string(text.substr(0, first)), where(path, 1));
   found.end = text.rfind('\n') + 1;
   return found;
 }
@@ -138,9 +139,9 @@ ExpertTrace read_expert_trace(FileSystem& disk, const std::string& path) {
     const std::string line(rest.substr(0, end)), here = where(path, ++number);
     rest.remove_prefix(end + 1);
     if (number == 1) {
-      trace.head = head_of(line, here);
+      trace.head = read_head(line, here);
     } else {
-      ExpertTraceStep step = step_of(line, trace.head, here);
+      ExpertTraceStep step = read_step(line, trace.head, here);
       steps[step.iteration] = std::move(step);
     }
   }
@@ -183,12 +184,12 @@ ExpertTraceWriter::ExpertTraceWriter(FileSystem& disk, const std::string& path, 
   check_place_of_trace(disk, path);
   const Found found = look_at(disk, path);
   MPX_CHECK(found.end == 0 || found.head == head, "files", "'", path,
-            "' is a trace with different experts, layers or ranks (", text_of(found.head),
-            "; this run: ", text_of(head), "); choose another train.expert_trace_file");
+            "' is a trace with different experts, layers or ranks (", to_line(found.head),
+            "; this run: ", to_line(head), "); choose another train.expert_trace_file");
   try {
     if (found.end > 0) disk.truncate(path, found.end);  // removes a partial line of a killed run
     file_ = disk.append(path);
-    if (found.end == 0) file_->write(text_of(head) + "\n");
+    if (found.end == 0) file_->write(to_line(head) + "\n");
   } catch (const base::Error& error) {
     base::throw_error("files", base::concat("cannot write train.expert_trace_file '", path, "' (", error.what(),
                                             "); choose another path"));
@@ -199,7 +200,7 @@ void ExpertTraceWriter::add(const ExpertTraceStep& step) {
   MPX_ASSERT(step.tokens.size() == head_.layers.size() * static_cast<size_t>(head_.sources() * head_.num_experts) &&
                  step.dropped.size() == head_.layers.size(),
              "the step does not have the shape that the head states");
-  file_->write(text_of(step, head_) + "\n");
+  file_->write(to_line(step, head_) + "\n");
 }
 
 }  // namespace metroplex::files

@@ -33,7 +33,7 @@ constexpr std::array<TypeRow, 8> kTypes{{{TokenType::u8, "uint8", 1},
                                          {TokenType::f32, "float32", 4},
                                          {TokenType::u16, "uint16", 2}}};
 
-const TypeRow& row_of(TokenType type) { return kTypes.at(static_cast<size_t>(type) - 1); }
+const TypeRow& find_row(TokenType type) { return kTypes.at(static_cast<size_t>(type) - 1); }
 
 // Fields of .idx are unaligned.
 template <class T>
@@ -78,8 +78,8 @@ void with_type(TokenType type, Visit visit) {
 
 }  // namespace
 
-const char* token_type_name(TokenType type) { return row_of(type).name; }
-int64_t token_type_bytes(TokenType type) { return row_of(type).bytes; }
+const char* token_type_name(TokenType type) { return find_row(type).name; }
+int64_t token_type_bytes(TokenType type) { return find_row(type).bytes; }
 
 TokenType token_type_for_vocabulary(std::optional<int64_t> vocab_size) {
   return vocab_size && *vocab_size < 65500 ? TokenType::u16 : TokenType::i32;

@@ -20,7 +20,7 @@ namespace {
 
 namespace allocator = c10::cuda::CUDACachingAllocator;
 
-c10::MempoolId_t id_of(CudaGraphCalls::Pool pool) { return {pool.first, pool.second}; }
+c10::MempoolId_t to_mempool_id(CudaGraphCalls::Pool pool) { return {pool.first, pool.second}; }
 at::HostAllocator& pinned() { return *at::getHostAllocator(at::kCUDA); }
 
 // Calls each step, even if another one throws.
@@ -75,7 +75,7 @@ class Captured final : public at::cuda::CUDAGraph {
 
 class GraphOfGpu final : public CudaGraphCalls::Graph {
  public:
-  void begin_capture(CudaGraphCalls::Pool pool) override { graph_.begin(id_of(pool)); }
+  void begin_capture(CudaGraphCalls::Pool pool) override { graph_.begin(to_mempool_id(pool)); }
   void end_capture() override { graph_.capture_end(); }
   void discard_capture() noexcept override { graph_.discard(); }
   void instantiate() override { graph_.instantiate(); }
@@ -118,13 +118,13 @@ class CallsOfGpu final : public CudaGraphCalls {
     return {id.first, id.second};
   }
   void drop_pool(Pool pool) noexcept override {
-    try_each([&] { allocator::releasePool(device_, id_of(pool)); });
+    try_each([&] { allocator::releasePool(device_, to_mempool_id(pool)); });
     drop_host_pool(pinned(), pool);
   }
   GraphPool::Bytes pool_bytes(Pool pool) override {
     GraphPool::Bytes bytes;
-    for (const auto& segment : allocator::snapshot(id_of(pool), /*include_traces=*/false).segments) {
-      if (segment.owner_private_pool_id != id_of(pool)) continue;
+    for (const auto& segment : allocator::snapshot(to_mempool_id(pool), /*include_traces=*/false).segments) {
+      if (segment.owner_private_pool_id != to_mempool_id(pool)) continue;
       bytes.reserved += static_cast<int64_t>(segment.total_size);
       for (const auto& block : segment.blocks) {
         if (block.allocated) bytes.live += static_cast<int64_t>(block.requested_size);

@@ -75,7 +75,7 @@ std::unique_ptr<GraphDevice> make_graph_device(at::Device device);
 void capture(Graph& graph, const std::function<void()>& work);
 
 // The form of a tensor is its type and sizes; a graph is captured for given forms. "Float [2, 3]", or "undefined".
-inline std::string form_of(const at::Tensor& x) {
+inline std::string format_form(const at::Tensor& x) {
   return x.defined() ? base::concat(c10::toString(x.scalar_type()), " ", x.sizes()) : "undefined";
 }
 

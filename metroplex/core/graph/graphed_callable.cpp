@@ -11,8 +11,8 @@ namespace {
 void copy_in(const std::vector<at::Tensor>& from, const std::vector<at::Tensor>& to) {
   MPX_CHECK(from.size() == to.size(), "cuda graph", from.size(), " inputs for a graph of ", to.size());
   for (size_t i = 0; i < to.size(); ++i) {
-    MPX_CHECK(same_form(from[i], to[i]), "cuda graph", "input ", i, " is ", form_of(from[i]),
-              ", and the captured one ", form_of(to[i]), "; capture again");
+    MPX_CHECK(same_form(from[i], to[i]), "cuda graph", "input ", i, " is ", format_form(from[i]),
+              ", and the captured one ", format_form(to[i]), "; capture again");
   }
   for (size_t i = 0; i < to.size(); ++i) {
     if (to[i].defined() && !from[i].is_same(to[i])) to[i].copy_(from[i], /*non_blocking=*/true);

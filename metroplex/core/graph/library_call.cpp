@@ -50,7 +50,7 @@ IValue weakened(const IValue& value) {
   return value;
 }
 
-TapeScalar scalar_of(const std::string& name, const IValue& value) {
+TapeScalar to_scalar(const std::string& name, const IValue& value) {
   if (value.isInt()) return {name, value.toInt()};
   if (value.isDouble()) return {name, value.toDouble()};
   std::ostringstream text;
@@ -204,7 +204,7 @@ bool reads_argument(const c10::OperatorHandle& op, size_t i) {
   return !written(argument) || !(argument.is_out() || (i == 0 && overwrites(op.schema().name())));
 }
 
-TapeOperation operation_of(const LibraryCall& call) {
+TapeOperation make_operation(const LibraryCall& call) {
   const FunctionSchema& schema = call.op.schema();
   TapeOperation operation;
   operation.name = name_of(call.op);
@@ -213,7 +213,7 @@ TapeOperation operation_of(const LibraryCall& call) {
     const Argument& argument = schema.arguments()[i];
     const IValue& value = call.arguments[i];
     if (!holds_tensors(value)) {
-      operation.scalars.push_back(scalar_of(argument.name(), value));
+      operation.scalars.push_back(to_scalar(argument.name(), value));
       continue;
     }
     const bool writes = written(argument), reads = reads_argument(call.op, i);

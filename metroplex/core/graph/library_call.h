@@ -33,7 +33,7 @@ bool reads_argument(const c10::OperatorHandle& op, size_t i);
 bool computes_nothing(const LibraryCall& call);
 
 // Returns name, reads, writes and scalars; the tensors are those of the call.
-TapeOperation operation_of(const LibraryCall& call);
+TapeOperation make_operation(const LibraryCall& call);
 
 // Returns a closure that repeats the call on the same memory, without owning it. It uses the operator's out variant,
 // or copies the results if there is none. The bits are the same.

@@ -11,7 +11,7 @@ std::string text_of(const TapeScalar& scalar) {
   return scalar.name + " = " + std::visit([](const auto& value) { return base::concat(value); }, scalar.value);
 }
 
-TapeSpan span_of(const at::Tensor& x) {
+TapeSpan to_span(const at::Tensor& x) {
   if (x.numel() == 0) return {};
   const auto begin = reinterpret_cast<uintptr_t>(x.const_data_ptr());
   size_t elements = 1;

@@ -56,7 +56,7 @@ struct TapeSpan {
   bool overlaps(const TapeSpan& other) const { return begin < other.end && other.begin < end; }
 };
 // Range from the first to the last element of x; empty if x has no elements.
-TapeSpan span_of(const at::Tensor& x);
+TapeSpan to_span(const at::Tensor& x);
 // A tensor of the same form on the same memory, without ownership.
 at::Tensor weak_alias(const at::Tensor& x);
 

@@ -162,7 +162,7 @@ void TapeRecorder::call(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
   const auto returned = static_cast<int64_t>(op.schema().returns().size());
   call.results.assign(stack.end() - returned, stack.end());
   if (before.unfit.empty() && computes_nothing(call)) return;
-  TapeOperation operation = operation_of(call);
+  TapeOperation operation = make_operation(call);
   operation.place = place_;
   operation.scalars.insert(operation.scalars.end(), constants.begin(), constants.end());
   operation.run = repeated(call);

@@ -16,88 +16,90 @@ struct Operands {
 
 // x + bias at offset `at`, in column `column`.
 template <int64_t count, class T>
-__device__ Elements<T, count> with_bias(const Operands<T>& o, int64_t at, int64_t column) {
+__device__ Elements<T, count> with_bias(const Operands<T>& operands, int64_t at, int64_t column) {
   Elements<T, count> x;
-  x.read(o.x + at);
-  x.add(o.bias != nullptr ? o.bias + column : nullptr);
+  x.read(operands.x + at);
+  x.add(operands.bias != nullptr ? operands.bias + column : nullptr);
   return x;
 }
 
 // All loads of an item precede its arithmetic, so that their latencies overlap.
 template <Activation kind, bool gated, int64_t count, class T>
 __global__ void __launch_bounds__(kThreads)
-    forward_kernel(Operands<T> o, int64_t rows, int64_t width, UnitLimits limits) {
+    forward_kernel(Operands<T> operands, int64_t rows, int64_t width, UnitLimits limits) {
   const int64_t stride = int64_t{gridDim.x} * blockDim.x, of_row = width / count;
   for (int64_t item = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; item < rows * of_row; item += stride) {
     const auto [row, pack] = divided(item, of_row);
     const int64_t column = pack * count, at = gated ? row * 2 * width + column : item * count;
-    const Elements<T, count> x = with_bias<count>(o, at, column);
+    const Elements<T, count> x = with_bias<count>(operands, at, column);
     Elements<T, count> y, up;
-    if constexpr (gated) up = with_bias<count>(o, at + width, column + width);
+    if constexpr (gated) up = with_bias<count>(operands, at + width, column + width);
     for (int64_t i = 0; i < count; ++i) {
       y.values[i] = activation_value<kind, DeviceMath>(limits.gate(x.values[i]));
       if constexpr (gated) y.values[i] *= limits.up(up.values[i]);
     }
     if constexpr (!kIsHalf<T>) {
-      x.write(o.x + at);
-      if constexpr (gated) up.write(o.x + at + width);
+      x.write(operands.x + at);
+      if constexpr (gated) up.write(operands.x + at + width);
     }
-    y.write(o.out + item * count);
+    y.write(operands.out + item * count);
   }
 }
 
 template <Activation kind, bool gated, int64_t count, class T>
 __global__ void __launch_bounds__(kThreads)
-    backward_kernel(Operands<T> o, int64_t rows, int64_t width, UnitLimits limits) {
+    backward_kernel(Operands<T> operands, int64_t rows, int64_t width, UnitLimits limits) {
   const int64_t stride = int64_t{gridDim.x} * blockDim.x, of_row = width / count;
   for (int64_t item = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; item < rows * of_row; item += stride) {
     const auto [row, pack] = divided(item, of_row);
     const int64_t column = pack * count, at = gated ? row * 2 * width + column : item * count;
-    const Elements<T, count> x = with_bias<count>(o, at, column);
+    const Elements<T, count> x = with_bias<count>(operands, at, column);
     Elements<T, count> dy, dx;
-    dy.read(o.dy + item * count);
+    dy.read(operands.dy + item * count);
     if constexpr (gated) {
-      const Elements<T, count> up = with_bias<count>(o, at + width, column + width);
+      const Elements<T, count> up = with_bias<count>(operands, at + width, column + width);
       Elements<T, count> dup;
       for (int64_t i = 0; i < count; ++i) {
         const Wide<T> gate = limits.gate(x.values[i]), slope = activation_slope<kind, DeviceMath>(gate);
         dx.values[i] = dy.values[i] * limits.up(up.values[i]) * slope * limits.gate_slope(x.values[i]);
         dup.values[i] = dy.values[i] * activation_value<kind, DeviceMath>(gate) * limits.up_slope(up.values[i]);
       }
-      dup.write(o.out + at + width);
+      dup.write(operands.out + at + width);
     } else {
       for (int64_t i = 0; i < count; ++i)
         dx.values[i] = dy.values[i] * activation_slope<kind, DeviceMath>(x.values[i]);
     }
-    dx.write(o.out + at);
+    dx.write(operands.out + at);
   }
 }
 
 template <Activation kind, bool gated, int64_t count, class T>
-void launch_by(const Operands<T>& o, const ActivationShape& s, CUstream_st* stream) {
-  const Grid grid{blocks_for(s.rows * (s.width / count)), kThreads, 0, stream};
-  if (o.dy == nullptr) {
-    launch_kernel("activation_forward", forward_kernel<kind, gated, count, T>, grid, o, s.rows, s.width, s.limits);
+void launch_by(const Operands<T>& operands, const ActivationShape& shape, CUstream_st* stream) {
+  const Grid grid{blocks_for(shape.rows * (shape.width / count)), kThreads, 0, stream};
+  if (operands.dy == nullptr) {
+    launch_kernel("activation_forward", forward_kernel<kind, gated, count, T>, grid, operands, shape.rows,
+                  shape.width, shape.limits);
   } else {
-    launch_kernel("activation_backward", backward_kernel<kind, gated, count, T>, grid, o, s.rows, s.width, s.limits);
+    launch_kernel("activation_backward", backward_kernel<kind, gated, count, T>, grid, operands, shape.rows,
+                  shape.width, shape.limits);
   }
 }
 
 template <Activation kind, bool gated, class T>
-void launch(const Operands<T>& o, const ActivationShape& s, CUstream_st* stream) {
+void launch(const Operands<T>& operands, const ActivationShape& shape, CUstream_st* stream) {
   constexpr int64_t kPack = Pack<T>::kCount;
-  if (s.width % kPack == 0 && aligned_for_packs(o.x, o.bias, o.dy, o.out)) {
-    launch_by<kind, gated, kPack>(o, s, stream);
+  if (shape.width % kPack == 0 && aligned_for_packs(operands.x, operands.bias, operands.dy, operands.out)) {
+    launch_by<kind, gated, kPack>(operands, shape, stream);
   } else {
-    launch_by<kind, gated, 1>(o, s, stream);
+    launch_by<kind, gated, 1>(operands, shape, stream);
   }
 }
 
 template <class T>
-void dispatch(const Operands<T>& o, const ActivationShape& s, CUstream_st* stream) {
-  if (s.rows == 0 || s.width == 0) return;
-  with_kind(s.kind, [&]<Activation kind>() {
-    s.gated ? launch<kind, true>(o, s, stream) : launch<kind, false>(o, s, stream);
+void dispatch(const Operands<T>& operands, const ActivationShape& shape, CUstream_st* stream) {
+  if (shape.rows == 0 || shape.width == 0) return;
+  with_kind(shape.kind, [&]<Activation kind>() {
+    shape.gated ? launch<kind, true>(operands, shape, stream) : launch<kind, false>(operands, shape, stream);
   });
 }
 

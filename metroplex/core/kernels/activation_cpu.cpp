@@ -35,16 +35,17 @@ MPX_INLINE void forward_row(T* x, const Wide<T>* bias, T* __restrict out, const 
       for (int64_t i = 0; i < width_of_x(shape); ++i) x[i] += bias[i];
     }
   }
-  Buffers<T> b;
+  Buffers<T> buffers;
   for_chunks(width, [&](int64_t at, int64_t n) {
-    const Wide<T>* const gate = with_bias(x + at, at_or_null<T>(bias, at), n, b.x);
-    activation_values(shape.kind, limited_gate(shape.limits, gate, n, b.gate), n, b.y);
+    const Wide<T>* const gate = with_bias(x + at, at_or_null<T>(bias, at), n, buffers.x);
+    activation_values(shape.kind, limited_gate(shape.limits, gate, n, buffers.gate), n, buffers.y);
     if (shape.gated) {
       const Wide<T>* const up =
-          limited_up(shape.limits, with_bias(x + width + at, at_or_null<T>(bias, width + at), n, b.up), n, b.shifted);
-      for (int64_t i = 0; i < n; ++i) out[at + i] = store<T>(b.y[i] * up[i]);
+          limited_up(shape.limits, with_bias(x + width + at, at_or_null<T>(bias, width + at), n, buffers.up), n,
+                     buffers.shifted);
+      for (int64_t i = 0; i < n; ++i) out[at + i] = store<T>(buffers.y[i] * up[i]);
     } else {
-      for (int64_t i = 0; i < n; ++i) out[at + i] = store<T>(b.y[i]);
+      for (int64_t i = 0; i < n; ++i) out[at + i] = store<T>(buffers.y[i]);
     }
   });
 }
@@ -53,40 +54,44 @@ template <class T>
 MPX_INLINE void backward_row(const T* __restrict dy, const T* x, const Wide<T>* bias, T* __restrict dx,
                              const ActivationShape& shape) {
   const int64_t width = shape.width;
-  Buffers<T> b;
+  Buffers<T> buffers;
   for_chunks(width, [&](int64_t at, int64_t n) {
-    const Wide<T>* const gate = with_bias(x + at, at_or_null<T>(bias, at), n, b.x);
-    activation_slopes(shape.kind, limited_gate(shape.limits, gate, n, b.gate), n, b.y, b.slope);
+    const Wide<T>* const gate = with_bias(x + at, at_or_null<T>(bias, at), n, buffers.x);
+    activation_slopes(shape.kind, limited_gate(shape.limits, gate, n, buffers.gate), n, buffers.y, buffers.slope);
     if (shape.gated) {
-      const Wide<T>* const raw = with_bias(x + width + at, at_or_null<T>(bias, width + at), n, b.up);
-      const Wide<T>* const up = limited_up(shape.limits, raw, n, b.shifted);
+      const Wide<T>* const raw = with_bias(x + width + at, at_or_null<T>(bias, width + at), n, buffers.up);
+      const Wide<T>* const up = limited_up(shape.limits, raw, n, buffers.shifted);
       if (shape.limits.any()) {
         for (int64_t i = 0; i < n; ++i) {
-          b.slope[i] *= shape.limits.gate_slope(gate[i]);
-          b.y[i] *= shape.limits.up_slope(raw[i]);
+          buffers.slope[i] *= shape.limits.gate_slope(gate[i]);
+          buffers.y[i] *= shape.limits.up_slope(raw[i]);
         }
       }
       for (int64_t i = 0; i < n; ++i) {
         const Wide<T> g = load(dy[at + i]);
-        dx[at + i] = store<T>(g * up[i] * b.slope[i]);
-        dx[width + at + i] = store<T>(g * b.y[i]);
+        dx[at + i] = store<T>(g * up[i] * buffers.slope[i]);
+        dx[width + at + i] = store<T>(g * buffers.y[i]);
       }
     } else {
-      for (int64_t i = 0; i < n; ++i) dx[at + i] = store<T>(load(dy[at + i]) * b.slope[i]);
+      for (int64_t i = 0; i < n; ++i) dx[at + i] = store<T>(load(dy[at + i]) * buffers.slope[i]);
     }
   });
 }
 
-#define MPX_ROWS(clones, T)                                                                                         \
-  clones void forward_rows(const Operands<T>& o, const ActivationShape& s, int64_t begin, int64_t end) {            \
-    const int64_t wide = width_of_x(s);                                                                             \
-    for (int64_t row = begin; row < end; ++row) forward_row<T>(o.x + row * wide, o.bias, o.out + row * s.width, s); \
-  }                                                                                                                 \
-  clones void backward_rows(const Operands<T>& o, const ActivationShape& s, int64_t begin, int64_t end) {           \
-    const int64_t wide = width_of_x(s);                                                                             \
-    for (int64_t row = begin; row < end; ++row) {                                                                   \
-      backward_row<T>(o.dy + row * s.width, o.saved + row * wide, o.bias, o.out + row * wide, s);                   \
-    }                                                                                                               \
+#define MPX_ROWS(replicas, T)                                                                           \
+  replicas void forward_rows(const Operands<T>& operands, const ActivationShape& shape, int64_t begin,  \
+                             int64_t end) {                                                             \
+    const int64_t wide = width_of_x(shape);                                                             \
+    for (int64_t row = begin; row < end; ++row)                                                         \
+      forward_row<T>(operands.x + row * wide, operands.bias, operands.out + row * shape.width, shape);  \
+  }                                                                                                     \
+  replicas void backward_rows(const Operands<T>& operands, const ActivationShape& shape, int64_t begin, \
+                              int64_t end) {                                                            \
+    const int64_t wide = width_of_x(shape);                                                             \
+    for (int64_t row = begin; row < end; ++row) {                                                       \
+      backward_row<T>(operands.dy + row * shape.width, operands.saved + row * wide, operands.bias,      \
+                      operands.out + row * wide, shape);                                                \
+    }                                                                                                   \
   }
 MPX_ROWS(MPX_VECTOR_CLONES, float)
 MPX_ROWS(MPX_HALF_CLONES, Bf16)
@@ -103,17 +108,17 @@ int64_t grain(const ActivationShape& shape) {
 template <class T>
 void activation_forward(T* x, const T* bias, T* out, const ActivationShape& shape) {
   const WideRow<T> wide(bias, width_of_x(shape));
-  const Operands<T> o{x, out, wide.data(), nullptr, nullptr};
+  const Operands<T> operands{x, out, wide.data(), nullptr, nullptr};
   at::parallel_for(0, shape.rows, grain(shape),
-                   [&](int64_t begin, int64_t end) { forward_rows(o, shape, begin, end); });
+                   [&](int64_t begin, int64_t end) { forward_rows(operands, shape, begin, end); });
 }
 
 template <class T>
 void activation_backward(const T* dy, const T* x, const T* bias, T* dx, const ActivationShape& shape) {
   const WideRow<T> wide(bias, width_of_x(shape));
-  const Operands<T> o{nullptr, dx, wide.data(), dy, x};
+  const Operands<T> operands{nullptr, dx, wide.data(), dy, x};
   at::parallel_for(0, shape.rows, grain(shape),
-                   [&](int64_t begin, int64_t end) { backward_rows(o, shape, begin, end); });
+                   [&](int64_t begin, int64_t end) { backward_rows(operands, shape, begin, end); });
 }
 
 #define MPX_INSTANTIATE(T)                                                       \

@@ -31,24 +31,28 @@ struct Block : Exponential<T> {
 };
 
 template <class T, template <class> class Team>
-__device__ void for_rows(const ScoreBlock& b, const auto& each) {
+__device__ void for_rows(const ScoreBlock& block, const auto& each) {
   const Team<T> team{};
   const int64_t teams = kThreads / static_cast<unsigned>(team.lanes);
-  for (int64_t row = blockIdx.x * teams + threadIdx.x / static_cast<unsigned>(team.lanes); row < b.rows();
+  for (int64_t row = blockIdx.x * teams + threadIdx.x / static_cast<unsigned>(team.lanes); row < block.rows();
        row += gridDim.x * teams)
     each(row, team);
 }
 
 template <class T, template <class> class Team>
-__global__ void __launch_bounds__(kThreads)
-    softmax_kernel(AttentionSoftmax<T> o, AttentionShape s, ScoreBlock b, DropoutFactor<Wide<T>> factor) {
-  for_rows<T, Team>(b, [&](int64_t row, const Team<T>& team) { softmax_row(o, s, b, factor, row, team); });
+__global__ void __launch_bounds__(kThreads) softmax_kernel(AttentionSoftmax<T> softmax, AttentionShape shape,
+                                                           ScoreBlock block, DropoutFactor<Wide<T>> factor) {
+  for_rows<T, Team>(block,
+                    [&](int64_t row, const Team<T>& team) { softmax_row(softmax, shape, block, factor, row, team); });
 }
 
 template <class T>
-__global__ void __launch_bounds__(kThreads) softmax_backward_kernel(AttentionSoftmaxBackward<T> o, AttentionShape s,
-                                                                    ScoreBlock b, DropoutFactor<Wide<T>> factor) {
-  for_rows<T, Warp>(b, [&](int64_t row, const Warp<T>& team) { softmax_backward_row(o, s, b, factor, row, team); });
+__global__ void __launch_bounds__(kThreads)
+    softmax_backward_kernel(AttentionSoftmaxBackward<T> backward, AttentionShape shape, ScoreBlock block,
+                            DropoutFactor<Wide<T>> factor) {
+  for_rows<T, Warp>(block, [&](int64_t row, const Warp<T>& team) {
+    softmax_backward_row(backward, shape, block, factor, row, team);
+  });
 }
 
 }  // namespace

@@ -21,22 +21,22 @@ struct ScoreRow {
   int begin, end;                                // columns outside are hidden
   bool looks;                                    // columns inside must be tested individually
 
-  constexpr ScoreRow(const AttentionShape& s, const ScoreBlock& b, int64_t row) {
-    const Divided of_queries = divided(row, b.queries);
-    head = b.first_head + of_queries.quotient;
-    sample = divided(head, s.heads).quotient;
-    query = b.first_query + of_queries.remainder;
-    place = s.query_rows.place(query);
-    document = s.document(sample, place);
-    begin = 0, end = static_cast<int>(b.keys);
-    looks = s.key_rows.chosen != nullptr || s.documents != nullptr;
-    if (s.key_rows.chosen != nullptr) return;
-    const int64_t own = place - s.key_rows.first - b.first_key;  // column of the query's own position
+  constexpr ScoreRow(const AttentionShape& shape, const ScoreBlock& block, int64_t row) {
+    const Divided of_queries = divided(row, block.queries);
+    head = block.first_head + of_queries.quotient;
+    sample = divided(head, shape.heads).quotient;
+    query = block.first_query + of_queries.remainder;
+    place = shape.query_rows.place(query);
+    document = shape.document(sample, place);
+    begin = 0, end = static_cast<int>(block.keys);
+    looks = shape.key_rows.chosen != nullptr || shape.documents != nullptr;
+    if (shape.key_rows.chosen != nullptr) return;
+    const int64_t own = place - shape.key_rows.first - block.first_key;  // column of the query's own position
     if (own + 1 < end) end = own + 1 < 0 ? 0 : static_cast<int>(own + 1);
-    if (s.reach < own) begin = own - s.reach < end ? static_cast<int>(own - s.reach) : end;
+    if (shape.reach < own) begin = own - shape.reach < end ? static_cast<int>(own - shape.reach) : end;
   }
-  constexpr bool sees(const AttentionShape& s, const ScoreBlock& b, int column) const {
-    return column >= begin && column < end && (!looks || s.sees(sample, query, b.first_key + column));
+  constexpr bool sees(const AttentionShape& shape, const ScoreBlock& block, int column) const {
+    return column >= begin && column < end && (!looks || shape.sees(sample, query, block.first_key + column));
   }
 };
 
@@ -48,17 +48,17 @@ struct ScoreQuad {
 };
 
 template <class W>
-constexpr W capped(const AttentionShape& s, W score) {
+constexpr W capped(const AttentionShape& shape, W score) {
   using std::tanh;
-  if (!(s.softcap > 0)) return score;
-  const W cap = static_cast<W>(s.softcap);
+  if (!(shape.softcap > 0)) return score;
+  const W cap = static_cast<W>(shape.softcap);
   return cap * tanh(score / cap);
 }
 // Derivative of the cap, given the capped score.
 template <class W>
-constexpr W cap_slope(const AttentionShape& s, W score) {
-  if (!(s.softcap > 0)) return W(1);
-  const W share = score / static_cast<W>(s.softcap);
+constexpr W cap_slope(const AttentionShape& shape, W score) {
+  if (!(shape.softcap > 0)) return W(1);
+  const W share = score / static_cast<W>(shape.softcap);
   return W(1) - share * share;
 }
 
@@ -66,27 +66,29 @@ constexpr W cap_slope(const AttentionShape& s, W score) {
 constexpr QuadLanes whole_quad() { return {0, kQuad, true}; }
 
 template <class W>
-constexpr ScoreQuad<W> score_quad(const AttentionShape& s, const ScoreBlock& b, const ScoreRow& row, const W* scores,
-                                  int column) {
+constexpr ScoreQuad<W> score_quad(const AttentionShape& shape, const ScoreBlock& block, const ScoreRow& row,
+                                  const W* scores, int column) {
   ScoreQuad<W> quad{load_quad(scores, column, whole_quad()), {}};
   for (int c = 0; c < kQuad; ++c) {
-    quad.seen[c] = row.sees(s, b, column + c);
-    quad.x.values[c] = quad.seen[c] ? capped(s, quad.x.values[c] * static_cast<W>(s.softmax_scale)) : kNoScore<W>;
+    quad.seen[c] = row.sees(shape, block, column + c);
+    quad.x.values[c] =
+        quad.seen[c] ? capped(shape, quad.x.values[c] * static_cast<W>(shape.softmax_scale)) : kNoScore<W>;
   }
   return quad;
 }
 
 // The keys of a quad usually form one Philox block, which is then computed once.
 template <class W>
-constexpr Quad<W> dropout_factors(const AttentionShape& s, const ScoreBlock& b, const DropoutFactor<W>& factor,
-                                  const DropoutRow& row, int column, const ScoreQuad<W>& quad) {
+constexpr Quad<W> dropout_factors(const AttentionShape& shape, const ScoreBlock& score_block,
+                                  const DropoutFactor<W>& factor, const DropoutRow& row, int column,
+                                  const ScoreQuad<W>& quad) {
   Quad<W> factors{{W(1), W(1), W(1), W(1)}};
-  if (!(s.dropout.probability > 0)) return factors;
+  if (!(shape.dropout.probability > 0)) return factors;
   const auto draw = [&](int64_t block) {
-    return base::philox4x32(s.dropout.key, static_cast<uint64_t>(block), row.counter);
+    return base::philox4x32(shape.dropout.key, static_cast<uint64_t>(block), row.counter);
   };
-  const int64_t first = row.start + b.first_key + column;
-  if (s.key_rows.chosen == nullptr && first % kPhiloxWords == 0) {
+  const int64_t first = row.start + score_block.first_key + column;
+  if (shape.key_rows.chosen == nullptr && first % kPhiloxWords == 0) {
     const base::PhiloxBlock bits = draw(first / kPhiloxWords);
     for (int c = 0; c < kQuad; ++c) factors.values[c] = factor(bits, c);
     return factors;
@@ -95,8 +97,9 @@ constexpr Quad<W> dropout_factors(const AttentionShape& s, const ScoreBlock& b, 
   int64_t drawn = -1;
   for (int c = 0; c < kQuad; ++c) {
     if (!quad.seen[c]) continue;
-    const int64_t element = s.key_rows.chosen == nullptr ? first + c
-                                                         : row.start + s.key_rows.place(b.first_key + column + c),
+    const int64_t element = shape.key_rows.chosen == nullptr
+                                ? first + c
+                                : row.start + shape.key_rows.place(score_block.first_key + column + c),
                   block = element / kPhiloxWords;
     if (block != drawn) bits = draw(block);
     drawn = block;
@@ -105,20 +108,21 @@ constexpr Quad<W> dropout_factors(const AttentionShape& s, const ScoreBlock& b, 
   return factors;
 }
 
-constexpr DropoutRow dropout_of(const AttentionShape& s, const ScoreRow& row) {
-  return s.dropout.probability > 0 ? dropout_row(s.dropout, row.head * s.queries + row.query) : DropoutRow{};
+constexpr DropoutRow make_dropout_row(const AttentionShape& shape, const ScoreRow& row) {
+  return shape.dropout.probability > 0 ? dropout_row(shape.dropout, row.head * shape.queries + row.query)
+                                       : DropoutRow{};
 }
 
 template <class T, class Team>
-constexpr void softmax_row(const AttentionSoftmax<T>& o, const AttentionShape& s, const ScoreBlock& b,
+constexpr void softmax_row(const AttentionSoftmax<T>& softmax, const AttentionShape& shape, const ScoreBlock& block,
                            const DropoutFactor<Wide<T>>& factor, int64_t index, const Team& team) {
   using W = Wide<T>;
-  const ScoreRow row(s, b, index);
-  const W* const scores = o.scores + index * b.stride;
+  const ScoreRow row(shape, block, index);
+  const W* const scores = softmax.scores + index * block.stride;
   const int first = row.begin / kQuad * kQuad, lane = team.lane * kQuad, step = team.lanes * kQuad;
   W largest = kNoScore<W>, sum = 0;
   for (int column = first + lane; column < row.end; column += step) {
-    const ScoreQuad<W> quad = score_quad(s, b, row, scores, column);
+    const ScoreQuad<W> quad = score_quad(shape, block, row, scores, column);
     W most = largest;
     for (const W x : quad.x.values) most = x > most ? x : most;
     const W base = most == kNoScore<W> ? W(0) : most;
@@ -129,14 +133,14 @@ constexpr void softmax_row(const AttentionSoftmax<T>& o, const AttentionShape& s
   const W most = team.largest(largest), base = most == kNoScore<W> ? W(0) : most;
   const W total = team.sum(largest == kNoScore<W> ? sum : sum * team.exp(largest - base));
   const W share = total == W(0) ? W(0) : W(1) / total;
-  if (team.lane == 0) o.logsumexp[row.head * s.queries + row.query] = most + std::log(total);
-  const DropoutRow draw = dropout_of(s, row);
-  T* const probabilities = o.probabilities + index * b.stride;
-  for (int column = lane; column < static_cast<int>(b.keys); column += step) {
+  if (team.lane == 0) softmax.logsumexp[row.head * shape.queries + row.query] = most + std::log(total);
+  const DropoutRow draw = make_dropout_row(shape, row);
+  T* const probabilities = softmax.probabilities + index * block.stride;
+  for (int column = lane; column < static_cast<int>(block.keys); column += step) {
     Quad<T> to{};
     if (column >= first && column < row.end) {
-      const ScoreQuad<W> quad = score_quad(s, b, row, scores, column);
-      const Quad<W> kept = dropout_factors(s, b, factor, draw, column, quad);
+      const ScoreQuad<W> quad = score_quad(shape, block, row, scores, column);
+      const Quad<W> kept = dropout_factors(shape, block, factor, draw, column, quad);
       for (int c = 0; c < kQuad; ++c) {
         const W p = quad.seen[c] ? team.exp(quad.x.values[c] - base) * share : W(0);
         to.values[c] = store<T>(p * kept.values[c]);
@@ -147,34 +151,36 @@ constexpr void softmax_row(const AttentionSoftmax<T>& o, const AttentionShape& s
 }
 
 template <class T, class Team>
-constexpr void softmax_backward_row(const AttentionSoftmaxBackward<T>& o, const AttentionShape& s,
-                                    const ScoreBlock& b, const DropoutFactor<Wide<T>>& factor, int64_t index,
+constexpr void softmax_backward_row(const AttentionSoftmaxBackward<T>& backward, const AttentionShape& shape,
+                                    const ScoreBlock& block, const DropoutFactor<Wide<T>>& factor, int64_t index,
                                     const Team& team) {
   using W = Wide<T>;
-  const ScoreRow row(s, b, index);
-  const int64_t head = row.head - row.sample * s.heads;
-  const T *const out = o.out.at(row.sample, head, row.query), *const dout = o.dout.at(row.sample, head, row.query);
+  const ScoreRow row(shape, block, index);
+  const int64_t head = row.head - row.sample * shape.heads;
+  const T *const out = backward.out.at(row.sample, head, row.query), *const dout = backward.dout.at(row.sample, head,
+                                                                                                    row.query);
   W dot = 0;
-  for (int i = team.lane; i < static_cast<int>(s.v_head_dim); i += team.lanes) dot += load(out[i]) * load(dout[i]);
-  const W delta = team.sum(dot), logsumexp = o.logsumexp[row.head * s.queries + row.query],
-          scale = static_cast<W>(s.softmax_scale);
-  const DropoutRow draw = dropout_of(s, row);
+  for (int i = team.lane; i < static_cast<int>(shape.v_head_dim); i += team.lanes)
+    dot += load(out[i]) * load(dout[i]);
+  const W delta = team.sum(dot), logsumexp = backward.logsumexp[row.head * shape.queries + row.query],
+          scale = static_cast<W>(shape.softmax_scale);
+  const DropoutRow draw = make_dropout_row(shape, row);
   const int first = row.begin / kQuad * kQuad;
-  for (int column = team.lane * kQuad; column < static_cast<int>(b.keys); column += team.lanes * kQuad) {
+  for (int column = team.lane * kQuad; column < static_cast<int>(block.keys); column += team.lanes * kQuad) {
     Quad<T> probabilities{}, dscores{};
     if (column >= first && column < row.end) {
-      const ScoreQuad<W> quad = score_quad(s, b, row, o.scores + index * b.stride, column);
-      const Quad<W> dx = load_quad(o.dprobabilities + index * b.stride, column, whole_quad()),
-                    kept = dropout_factors(s, b, factor, draw, column, quad);
+      const ScoreQuad<W> quad = score_quad(shape, block, row, backward.scores + index * block.stride, column);
+      const Quad<W> dx = load_quad(backward.dprobabilities + index * block.stride, column, whole_quad()),
+                    kept = dropout_factors(shape, block, factor, draw, column, quad);
       for (int c = 0; c < kQuad; ++c) {
         if (!quad.seen[c]) continue;
         const W score = quad.x.values[c], p = score == kNoScore<W> ? W(0) : team.exp(score - logsumexp);
         probabilities.values[c] = store<T>(p * kept.values[c]);
-        dscores.values[c] = store<T>((kept.values[c] * dx.values[c] - delta) * p * scale * cap_slope(s, score));
+        dscores.values[c] = store<T>((kept.values[c] * dx.values[c] - delta) * p * scale * cap_slope(shape, score));
       }
     }
-    store_quad(probabilities, o.probabilities + index * b.stride, column, whole_quad());
-    store_quad(dscores, o.dscores + index * b.stride, column, whole_quad());
+    store_quad(probabilities, backward.probabilities + index * block.stride, column, whole_quad());
+    store_quad(dscores, backward.dscores + index * block.stride, column, whole_quad());
   }
 }
 

@@ -69,12 +69,12 @@ class TileCutter {
     bool one_document() const { return least == most; }
   };
   static Range range(const int64_t* places, const int64_t* documents, int64_t begin, int64_t end) {
-    Range r;
+    Range range;
     for (int64_t i = begin; i < end; ++i) {
-      r.first = std::min(r.first, places[i]), r.last = std::max(r.last, places[i]);
-      r.least = std::min(r.least, documents[i]), r.most = std::max(r.most, documents[i]);
+      range.first = std::min(range.first, places[i]), range.last = std::max(range.last, places[i]);
+      range.least = std::min(range.least, documents[i]), range.most = std::max(range.most, documents[i]);
     }
-    return r;
+    return range;
   }
   void fill(const AttentionRows& rows, int64_t sample, int64_t from, int64_t count, int64_t* places,
             int64_t* documents) const {

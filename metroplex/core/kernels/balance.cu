@@ -1,3 +1,4 @@
+#include "kernels/balance.h"
 #include "kernels/route.h"
 #include "kernels/launch.h"
 #include "kernels/route_math.h"
@@ -21,53 +22,54 @@ __device__ RouteScore own(BalanceScore score) {
 }
 
 template <class T>
-__device__ RowSums<T> read_row(const T* x, const BalanceShape& s, unsigned lane) {
+__device__ RowSums<T> read_row(const T* x, const BalanceShape& shape, unsigned lane) {
   RowSums<T> row;
-  if (s.z || s.score == BalanceScore::softmax) row.all = row_softmax(x, s.experts, lane);
-  if (s.score == BalanceScore::none || s.score == BalanceScore::softmax) return row;
+  if (shape.z || shape.score == BalanceScore::softmax) row.all = row_softmax(x, shape.experts, lane);
+  if (shape.score == BalanceScore::none || shape.score == BalanceScore::softmax) return row;
   T sum = 0;
-  for (int64_t e = lane; e < s.experts; e += kWarp) sum += own_score(own(s.score), x[e]);
+  for (int64_t e = lane; e < shape.experts; e += kWarp) sum += own_score(own(shape.score), x[e]);
   row.sum = warp_reduce(sum, Add()) + static_cast<T>(kLeastSum);
   return row;
 }
 
 template <class T>
-__device__ T share_of(const RowSums<T>& row, T x, const BalanceShape& s) {
-  return s.score == BalanceScore::softmax ? row.softmax(x) : own_score(own(s.score), x) / row.sum;
+__device__ T score_share(const RowSums<T>& row, T x, const BalanceShape& shape) {
+  return shape.score == BalanceScore::softmax ? row.softmax(x) : own_score(own(shape.score), x) / row.sum;
 }
 
 // A block processes a chunk: its warps compute the rows, then its threads the columns of the line.
 template <class T>
-__global__ void __launch_bounds__(kThreads) balance_lines_kernel(const T* logits, double* lines, BalanceShape s) {
+__global__ void __launch_bounds__(kThreads) balance_lines_kernel(const T* logits, double* lines, BalanceShape shape) {
   __shared__ RowSums<T> rows[kBalanceRows];
-  const int64_t chunks = balance_chunks(s), n = s.sums();
+  const int64_t chunks = balance_chunks(shape), n = shape.sums();
   for (int64_t chunk = blockIdx.x; chunk < chunks; chunk += gridDim.x) {
-    const int64_t first = chunk * kBalanceRows, left = s.tokens - first,
+    const int64_t first = chunk * kBalanceRows, left = shape.tokens - first,
                   count = left < kBalanceRows ? left : kBalanceRows;
     __syncthreads();  // waits until the previous chunk's rows have been read
     for (int64_t r = threadIdx.x / kWarp; r < count; r += kWarps) {
-      const RowSums<T> row = read_row(logits + (first + r) * s.experts, s, threadIdx.x % kWarp);
+      const RowSums<T> row = read_row(logits + (first + r) * shape.experts, shape, threadIdx.x % kWarp);
       if (threadIdx.x % kWarp == 0) rows[r] = row;
     }
     __syncthreads();
     for (int64_t i = threadIdx.x; i < n; i += kThreads) {
       double sum = 0;
       if (i == n - 1) {
-        for (int64_t r = 0; s.z && r < count; ++r) sum += rows[r].logsumexp() * rows[r].logsumexp();
-      } else if (s.score != BalanceScore::none) {
-        const int64_t sample = i / s.experts, e = i % s.experts;
+        for (int64_t r = 0; shape.z && r < count; ++r) sum += rows[r].logsumexp() * rows[r].logsumexp();
+      } else if (shape.score != BalanceScore::none) {
+        const int64_t sample = i / shape.experts, e = i % shape.experts;
         // Rows of one sample are s.samples apart.
-        const int64_t skipped = first % s.samples, start = (sample + s.samples - skipped) % s.samples;
-        for (int64_t r = start; r < count; r += s.samples)
-          sum += share_of(rows[r], logits[(first + r) * s.experts + e], s);
+        const int64_t skipped = first % shape.samples, start = (sample + shape.samples - skipped) % shape.samples;
+        for (int64_t r = start; r < count; r += shape.samples)
+          sum += score_share(rows[r], logits[(first + r) * shape.experts + e], shape);
       }
       lines[chunk * n + i] = sum;
     }
   }
 }
 
-__global__ void __launch_bounds__(kThreads) balance_sums_kernel(const double* lines, double* sums, BalanceShape s) {
-  const int64_t n = s.sums(), chunks = balance_chunks(s), stride = int64_t{gridDim.x} * blockDim.x;
+__global__ void __launch_bounds__(kThreads)
+    balance_sums_kernel(const double* lines, double* sums, BalanceShape shape) {
+  const int64_t n = shape.sums(), chunks = balance_chunks(shape), stride = int64_t{gridDim.x} * blockDim.x;
   for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < n; i += stride) {
     double sum = 0;
     for (int64_t chunk = 0; chunk < chunks; ++chunk) sum += lines[chunk * n + i];
@@ -77,27 +79,27 @@ __global__ void __launch_bounds__(kThreads) balance_sums_kernel(const double* li
 
 template <class T>
 __global__ void __launch_bounds__(kThreads)
-    balance_backward_kernel(const T* logits, const double* dsums, T* dlogits, BalanceShape s) {
+    balance_backward_kernel(const T* logits, const double* dsums, T* dlogits, BalanceShape shape) {
   const unsigned lane = threadIdx.x % kWarp;
   const int64_t stride = int64_t{gridDim.x} * kWarps;
-  const bool shares = s.score != BalanceScore::none, softmax = s.score == BalanceScore::softmax;
-  const T dz = static_cast<T>(dsums[s.sums() - 1]);
-  for (int64_t t = int64_t{blockIdx.x} * kWarps + threadIdx.x / kWarp; t < s.tokens; t += stride) {
-    const T* const x = logits + t * s.experts;
-    const double* const dshares = dsums + t % s.samples * s.experts;
-    const RowSums<T> row = read_row(x, s, lane);
+  const bool shares = shape.score != BalanceScore::none, softmax = shape.score == BalanceScore::softmax;
+  const T dz = static_cast<T>(dsums[shape.sums() - 1]);
+  for (int64_t t = int64_t{blockIdx.x} * kWarps + threadIdx.x / kWarp; t < shape.tokens; t += stride) {
+    const T* const x = logits + t * shape.experts;
+    const double* const dshares = dsums + t % shape.samples * shape.experts;
+    const RowSums<T> row = read_row(x, shape, lane);
     T mean = 0;
-    for (int64_t e = lane; shares && e < s.experts; e += kWarp)
-      mean += share_of(row, x[e], s) * static_cast<T>(dshares[e]);
+    for (int64_t e = lane; shares && e < shape.experts; e += kWarp)
+      mean += score_share(row, x[e], shape) * static_cast<T>(dshares[e]);
     mean = warp_reduce(mean, Add());
-    for (int64_t e = lane; e < s.experts; e += kWarp) {
+    for (int64_t e = lane; e < shape.experts; e += kWarp) {
       T d = 0;
       if (shares) {
-        const T slope =
-            softmax ? row.softmax(x[e]) : own_slope(own(s.score), x[e], own_score(own(s.score), x[e])) / row.sum;
+        const T slope = softmax ? row.softmax(x[e])
+                                : own_slope(own(shape.score), x[e], own_score(own(shape.score), x[e])) / row.sum;
         d = slope * (static_cast<T>(dshares[e]) - mean);
       }
-      dlogits[t * s.experts + e] = s.z ? d + dz * T(2) * row.logsumexp() * row.softmax(x[e]) : d;
+      dlogits[t * shape.experts + e] = shape.z ? d + dz * T(2) * row.logsumexp() * row.softmax(x[e]) : d;
     }
   }
 }

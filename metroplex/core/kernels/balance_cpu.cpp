@@ -4,6 +4,7 @@
 #include <cmath>
 #include <vector>
 
+#include "kernels/balance.h"
 #include "kernels/route.h"
 #include "kernels/route_math.h"
 #include "kernels/vector_math.h"
@@ -17,7 +18,8 @@ namespace {
 template <class T>
 class Row {
  public:
-  explicit Row(const BalanceShape& s) : s_(s), softmax_(static_cast<size_t>(s.experts)), own_(softmax_.size()) {}
+  explicit Row(const BalanceShape& shape)
+      : s_(shape), softmax_(static_cast<size_t>(shape.experts)), own_(softmax_.size()) {}
 
   void read(const T* x) {
     const int64_t n = s_.experts;
@@ -70,18 +72,18 @@ class Row {
 }  // namespace
 
 template <class T>
-void balance_forward(const T* logits, double* sums, double* lines, const BalanceShape& s) {
-  const int64_t chunks = balance_chunks(s), n = s.sums();
+void balance_forward(const T* logits, double* sums, double* lines, const BalanceShape& shape) {
+  const int64_t chunks = balance_chunks(shape), n = shape.sums();
   at::parallel_for(0, chunks, 1, [&](int64_t begin, int64_t end) {
-    Row<T> row(s);
+    Row<T> row(shape);
     for (int64_t chunk = begin; chunk < end; ++chunk) {
       double* const line = lines + chunk * n;
       std::fill(line, line + n, 0.0);
-      for (int64_t t = chunk * kBalanceRows; t < std::min(s.tokens, (chunk + 1) * kBalanceRows); ++t) {
-        row.read(logits + t * s.experts);
-        double* const of_sample = line + t % s.samples * s.experts;
-        for (int64_t e = 0; s.score != BalanceScore::none && e < s.experts; ++e) of_sample[e] += row.share(e);
-        if (s.z) line[n - 1] += row.logsumexp() * row.logsumexp();
+      for (int64_t t = chunk * kBalanceRows; t < std::min(shape.tokens, (chunk + 1) * kBalanceRows); ++t) {
+        row.read(logits + t * shape.experts);
+        double* const of_sample = line + t % shape.samples * shape.experts;
+        for (int64_t e = 0; shape.score != BalanceScore::none && e < shape.experts; ++e) of_sample[e] += row.share(e);
+        if (shape.z) line[n - 1] += row.logsumexp() * row.logsumexp();
       }
     }
   });
@@ -92,14 +94,14 @@ void balance_forward(const T* logits, double* sums, double* lines, const Balance
 }
 
 template <class T>
-void balance_backward(const T* logits, const double* dsums, T* dlogits, const BalanceShape& s) {
-  const T dz = static_cast<T>(dsums[s.sums() - 1]);
-  at::parallel_for(0, s.tokens, kBalanceRows, [&](int64_t begin, int64_t end) {
-    Row<T> row(s);
+void balance_backward(const T* logits, const double* dsums, T* dlogits, const BalanceShape& shape) {
+  const T dz = static_cast<T>(dsums[shape.sums() - 1]);
+  at::parallel_for(0, shape.tokens, kBalanceRows, [&](int64_t begin, int64_t end) {
+    Row<T> row(shape);
     for (int64_t t = begin; t < end; ++t) {
-      const T* const x = logits + t * s.experts;
+      const T* const x = logits + t * shape.experts;
       row.read(x);
-      row.gradient(x, dsums + t % s.samples * s.experts, dz, dlogits + t * s.experts);
+      row.gradient(x, dsums + t % shape.samples * shape.experts, dz, dlogits + t * shape.experts);
     }
   });
 }

@@ -14,48 +14,49 @@ constexpr unsigned kColumnBlocks = 4;
 // take the rows in turn.
 template <int64_t count, class T>
 __global__ void __launch_bounds__(kThreads, kColumnBlocks)
-    column_sums_kernel(const T* x, Wide<T>* lines, ColumnSumsShape s) {
+    column_sums_kernel(const T* x, Wide<T>* lines, ColumnSumsShape shape) {
   constexpr int64_t kColumns = kWarp * count;
   __shared__ __align__(kWideBytes) Wide<T> parts[kWarps][kColumns];
-  const Divided where = divided(blockIdx.x, (s.width + kColumns - 1) / kColumns);
-  const int64_t of_line = column_rows_per_line<T>(s), begin = where.quotient * of_line,
-                end = begin + of_line < s.rows ? begin + of_line : s.rows, first = where.remainder * kColumns;
+  const Divided where = divided(blockIdx.x, (shape.width + kColumns - 1) / kColumns);
+  const int64_t of_line = column_rows_per_line<T>(shape), begin = where.quotient * of_line,
+                end = begin + of_line < shape.rows ? begin + of_line : shape.rows, first = where.remainder * kColumns;
   const int64_t lane = threadIdx.x % kWarp * count, warp = threadIdx.x / kWarp;
   Elements<Wide<T>, count> sums{};
-  if (first + lane < s.width) {
+  if (first + lane < shape.width) {
 #pragma unroll 4
     for (int64_t row = begin + warp; row < end; row += kWarps) {
       Elements<T, count> values;
-      values.read(x + row * s.stride + first + lane);
+      values.read(x + row * shape.stride + first + lane);
       for (int64_t l = 0; l < count; ++l) sums.values[l] += values.values[l];
     }
   }
   sums.write(parts[warp] + lane);
   __syncthreads();
-  for (int64_t i = threadIdx.x; i < kColumns && first + i < s.width; i += kThreads) {
+  for (int64_t i = threadIdx.x; i < kColumns && first + i < shape.width; i += kThreads) {
     Wide<T> sum = parts[0][i];
     for (unsigned other = 1; other < kWarps; ++other) sum += parts[other][i];
-    lines[where.quotient * s.width + first + i] = sum;
+    lines[where.quotient * shape.width + first + i] = sum;
   }
 }
 
 constexpr unsigned kLineColumns = 8;  // per thread block: 32 bytes of floats, the smallest memory access of a GPU
 
 template <class T>
-__global__ void __launch_bounds__(kThreads) sum_lines_kernel(LineSums<T> s) {
+__global__ void __launch_bounds__(kThreads) sum_lines_kernel(LineSums<T> sums) {
   constexpr unsigned kParts = kThreads / kLineColumns;
   __shared__ T parts[kParts][kLineColumns];
   const unsigned lane = threadIdx.x % kLineColumns, part = threadIdx.x / kLineColumns;
-  const int64_t column = int64_t{blockIdx.x} * kLineColumns + lane, columns = (s.out[1] != nullptr ? 2 : 1) * s.width;
+  const int64_t column = int64_t{blockIdx.x} * kLineColumns + lane,
+                columns = (sums.out[1] != nullptr ? 2 : 1) * sums.width;
   T sum = 0;
-  for (int64_t line = part; column < columns && line < s.count; line += kParts)
-    sum += s.lines[line * s.stride + column];
+  for (int64_t line = part; column < columns && line < sums.count; line += kParts)
+    sum += sums.lines[line * sums.stride + column];
   parts[part][lane] = sum;
   __syncthreads();
   if (part > 0 || column >= columns) return;
   for (unsigned p = 1; p < kParts; ++p) sum += parts[p][lane];
-  T& to = column < s.width ? s.out[0][column] : s.out[1][column - s.width];
-  to = s.adds ? to + sum : sum;
+  T& to = column < sums.width ? sums.out[0][column] : sums.out[1][column - sums.width];
+  to = sums.adds ? to + sum : sum;
 }
 
 }  // namespace

@@ -29,16 +29,16 @@ void column_sums_cuda(Wide<T>* out, const T* x, Wide<T>* lines, const ColumnSums
 // lines take a sixteenth of the memory of a half-type x.
 constexpr int64_t kStripeBytes = 512;  // per row: 16 bytes for every thread of a warp
 template <class T>
-constexpr int64_t column_rows_per_line(const ColumnSumsShape& s) {
+constexpr int64_t column_rows_per_line(const ColumnSumsShape& shape) {
   constexpr int64_t kStripe = kStripeBytes / static_cast<int64_t>(sizeof(T)), kFewest = 8, kUsual = 32;
-  const int64_t all = s.rows * ((s.width + kStripe - 1) / kStripe);
+  const int64_t all = shape.rows * ((shape.width + kStripe - 1) / kStripe);
   const int64_t of_few = all / (2 * 132) / kFewest * kFewest, of_many = all / 2048 / kUsual * kUsual;
   if (of_many > kUsual) return of_many;
   return of_few > kUsual ? kUsual : of_few < kFewest ? kFewest : of_few;
 }
 template <class T>
-constexpr int64_t column_lines(const ColumnSumsShape& s) {
-  return (s.rows + column_rows_per_line<T>(s) - 1) / column_rows_per_line<T>(s);
+constexpr int64_t column_lines(const ColumnSumsShape& shape) {
+  return (shape.rows + column_rows_per_line<T>(shape) - 1) / column_rows_per_line<T>(shape);
 }
 
 // On a GPU: sums `count` lines of partial results, `stride` numbers apart, in order.

@@ -21,13 +21,14 @@ MPX_FOR_ELEMENTS(MPX_ROW);
 }  // namespace
 
 template <class T>
-void column_sums(Wide<T>* out, const T* x, const ColumnSumsShape& s) {
-  const int64_t grain = std::max<int64_t>(64, 65536 / std::max<int64_t>(1, s.rows));
-  at::parallel_for(0, s.width, grain, [&](int64_t begin, int64_t end) {
+void column_sums(Wide<T>* out, const T* x, const ColumnSumsShape& shape) {
+  const int64_t grain = std::max<int64_t>(64, 65536 / std::max<int64_t>(1, shape.rows));
+  at::parallel_for(0, shape.width, grain, [&](int64_t begin, int64_t end) {
     std::vector<Wide<T>> sums(static_cast<size_t>(end - begin));
-    for (int64_t row = 0; row < s.rows; ++row) add_columns(sums.data(), x + row * s.stride + begin, end - begin);
+    for (int64_t row = 0; row < shape.rows; ++row)
+      add_columns(sums.data(), x + row * shape.stride + begin, end - begin);
     for (int64_t i = begin; i < end; ++i)
-      out[i] = (s.adds ? out[i] : Wide<T>(0)) + sums[static_cast<size_t>(i - begin)];
+      out[i] = (shape.adds ? out[i] : Wide<T>(0)) + sums[static_cast<size_t>(i - begin)];
   });
 }
 

@@ -24,14 +24,14 @@ __device__ void for_columns(const T* x, int64_t columns, const Each& each) {
 
 template <int64_t count, class T>
 __global__ void __launch_bounds__(kThreads)
-    statistics_kernel(const T* logits, const int64_t* targets, RowStatistics<Wide<T>> out, LogitsShape s) {
+    statistics_kernel(const T* logits, const int64_t* targets, RowStatistics<Wide<T>> out, LogitsShape shape) {
   using A = Wide<T>;
-  for (int64_t row = blockIdx.x; row < s.rows; row += gridDim.x) {
-    const T* x = logits + row * s.stride;
+  for (int64_t row = blockIdx.x; row < shape.rows; row += gridDim.x) {
+    const T* x = logits + row * shape.stride;
     A maximum = -std::numeric_limits<A>::infinity(), exp_sum = 0, sum = 0;
-    for_columns<count>(x, s.columns, [&](A value) { maximum = Max()(maximum, value); });
+    for_columns<count>(x, shape.columns, [&](A value) { maximum = Max()(maximum, value); });
     maximum = block_reduce(maximum, Max());
-    for_columns<count>(x, s.columns, [&](A value) {
+    for_columns<count>(x, shape.columns, [&](A value) {
       exp_sum += exponential(value - maximum) + A(0) * value;
       sum += value;
     });
@@ -41,7 +41,7 @@ __global__ void __launch_bounds__(kThreads)
     const int64_t target = targets[row];
     out.maximum[row] = maximum;
     out.exp_sum[row] = exp_sum;
-    out.target[row] = target >= 0 && target < s.columns ? load(x[target]) : A(0);
+    out.target[row] = target >= 0 && target < shape.columns ? load(x[target]) : A(0);
     if (out.sum != nullptr) out.sum[row] = sum;
   }
 }
@@ -62,8 +62,8 @@ struct RowGradient {
 constexpr int64_t kPiece = int64_t{4} * kThreads;
 
 template <int64_t count>
-__host__ __device__ int64_t pieces_of_row(const LogitsShape& s) {
-  return (s.stride / count + kPiece - 1) / kPiece;
+__host__ __device__ int64_t pieces_of_row(const LogitsShape& shape) {
+  return (shape.stride / count + kPiece - 1) / kPiece;
 }
 
 template <int64_t count, class T>
@@ -80,38 +80,38 @@ __device__ void piece_backward(T* x, const RowGradient<Wide<T>>& gradient, int64
 
 template <int64_t count, class T>
 __global__ void __launch_bounds__(kThreads)
-    backward_kernel(T* logits, const int64_t* targets, CrossEntropyGradient<Wide<T>> gradient, LogitsShape s) {
+    backward_kernel(T* logits, const int64_t* targets, CrossEntropyGradient<Wide<T>> gradient, LogitsShape shape) {
   using A = Wide<T>;
   const A uniform = static_cast<A>(gradient.uniform), on_target = static_cast<A>(gradient.on_target);
-  const int64_t packs = s.stride / count, pieces = pieces_of_row<count>(s);
-  for (int64_t item = blockIdx.x; item < s.rows * pieces; item += gridDim.x) {
+  const int64_t packs = shape.stride / count, pieces = pieces_of_row<count>(shape);
+  for (int64_t item = blockIdx.x; item < shape.rows * pieces; item += gridDim.x) {
     const auto [row, piece] = divided(item, pieces);
     const int64_t begin = piece * kPiece + threadIdx.x, most = (piece + 1) * kPiece;
     if (begin >= packs) continue;
-    const RowGradient<A> of_row{
-        gradient.scale[row], gradient.logsumexp[row], uniform, on_target, targets[row], s.columns};
-    piece_backward<count>(logits + row * s.stride, of_row, begin, most < packs ? most : packs);
+    const RowGradient<A> of_row{gradient.scale[row], gradient.logsumexp[row], uniform, on_target, targets[row],
+                                shape.columns};
+    piece_backward<count>(logits + row * shape.stride, of_row, begin, most < packs ? most : packs);
   }
 }
 
 template <int64_t count, class T>
 void launch_statistics(const T* logits, const int64_t* targets, const RowStatistics<Wide<T>>& out,
-                       const LogitsShape& s, CUstream_st* stream) {
+                       const LogitsShape& shape, CUstream_st* stream) {
   launch_kernel("cross_entropy_statistics", statistics_kernel<count, T>,
-                Grid{blocks_for_rows(s.rows), kThreads, 0, stream}, logits, targets, out, s);
+                Grid{blocks_for_rows(shape.rows), kThreads, 0, stream}, logits, targets, out, shape);
 }
 
 template <int64_t count, class T>
 void launch_backward(T* logits, const int64_t* targets, const CrossEntropyGradient<Wide<T>>& gradient,
-                     const LogitsShape& s, CUstream_st* stream) {
+                     const LogitsShape& shape, CUstream_st* stream) {
   launch_kernel("cross_entropy_backward", backward_kernel<count, T>,
-                Grid{blocks_for_rows(s.rows * pieces_of_row<count>(s)), kThreads, 0, stream}, logits, targets,
-                gradient, s);
+                Grid{blocks_for_rows(shape.rows * pieces_of_row<count>(shape)), kThreads, 0, stream}, logits, targets,
+                gradient, shape);
 }
 
 template <class T>
-bool in_packs(const T* logits, const LogitsShape& s) {
-  return s.stride % Pack<T>::kCount == 0 && aligned_for_packs(logits);
+bool in_packs(const T* logits, const LogitsShape& shape) {
+  return shape.stride % Pack<T>::kCount == 0 && aligned_for_packs(logits);
 }
 
 }  // namespace

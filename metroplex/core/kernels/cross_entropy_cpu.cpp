@@ -35,50 +35,52 @@ struct Operands {
 };
 
 template <class T>
-MPX_INLINE void statistics_loop(const Operands<T>& o, const LogitsShape& s, int64_t begin, int64_t end) {
+MPX_INLINE void statistics_loop(const Operands<T>& operands, const LogitsShape& shape, int64_t begin, int64_t end) {
   using A = Wide<T>;
   for (int64_t row = begin; row < end; ++row) {
-    const T* __restrict x = o.logits + row * s.stride;
-    const A maximum = lane_max(x, s.columns);
-    o.out.maximum[row] = maximum;
+    const T* __restrict x = operands.logits + row * shape.stride;
+    const A maximum = lane_max(x, shape.columns);
+    operands.out.maximum[row] = maximum;
     // NaN fails all comparisons above; 0 * x propagates it here, so that the loss becomes NaN.
-    o.out.exp_sum[row] =
-        lane_sum<A>(s.columns, [&](int64_t i) { return vector_exp(load(x[i]) - maximum) + A(0) * load(x[i]); });
-    const int64_t target = o.targets[row];
-    o.out.target[row] = target >= 0 && target < s.columns ? load(x[target]) : A(0);
-    if (o.out.sum != nullptr) o.out.sum[row] = lane_sum<A>(s.columns, [&](int64_t i) { return load(x[i]); });
+    operands.out.exp_sum[row] =
+        lane_sum<A>(shape.columns, [&](int64_t i) { return vector_exp(load(x[i]) - maximum) + A(0) * load(x[i]); });
+    const int64_t target = operands.targets[row];
+    operands.out.target[row] = target >= 0 && target < shape.columns ? load(x[target]) : A(0);
+    if (operands.out.sum != nullptr)
+      operands.out.sum[row] = lane_sum<A>(shape.columns, [&](int64_t i) { return load(x[i]); });
   }
 }
 
 template <class T>
-MPX_INLINE void backward_loop(const Operands<T>& o, const LogitsShape& s, int64_t begin, int64_t end) {
+MPX_INLINE void backward_loop(const Operands<T>& operands, const LogitsShape& shape, int64_t begin, int64_t end) {
   using A = Wide<T>;
-  const A uniform = static_cast<A>(o.gradient.uniform);
+  const A uniform = static_cast<A>(operands.gradient.uniform);
   for (int64_t row = begin; row < end; ++row) {
-    T* __restrict x = o.logits + row * s.stride;
-    const A logsumexp = o.gradient.logsumexp[row], scale = o.gradient.scale[row];
+    T* __restrict x = operands.logits + row * shape.stride;
+    const A logsumexp = operands.gradient.logsumexp[row], scale = operands.gradient.scale[row];
     if (scale == A(0)) {
-      for (int64_t i = 0; i < s.stride; ++i) x[i] = store<T>(A(0));
+      for (int64_t i = 0; i < shape.stride; ++i) x[i] = store<T>(A(0));
       continue;
     }
-    const int64_t target = o.targets[row];
-    const bool here = target >= 0 && target < s.columns;
+    const int64_t target = operands.targets[row];
+    const bool here = target >= 0 && target < shape.columns;
     // This precedes rounding to a half type, because the two terms of the target's gradient may nearly cancel.
     A at_target = here ? scale * (vector_exp(load(x[target]) - logsumexp) - uniform) : A(0);
-    for (int64_t i = 0; i < s.columns; ++i) x[i] = store<T>(scale * (vector_exp(load(x[i]) - logsumexp) - uniform));
-    for (int64_t i = s.columns; i < s.stride; ++i) x[i] = store<T>(A(0));
+    for (int64_t i = 0; i < shape.columns; ++i)
+      x[i] = store<T>(scale * (vector_exp(load(x[i]) - logsumexp) - uniform));
+    for (int64_t i = shape.columns; i < shape.stride; ++i) x[i] = store<T>(A(0));
     if (!here) continue;
     if constexpr (!kIsHalf<T>) at_target = x[target];
-    x[target] = store<T>(at_target - scale * static_cast<A>(o.gradient.on_target));
+    x[target] = store<T>(at_target - scale * static_cast<A>(operands.gradient.on_target));
   }
 }
 
-#define MPX_ROWS(clones, T)                                                                       \
-  clones void statistics_rows(const Operands<T>& o, const LogitsShape& s, int64_t b, int64_t e) { \
-    statistics_loop(o, s, b, e);                                                                  \
-  }                                                                                               \
-  clones void backward_rows(const Operands<T>& o, const LogitsShape& s, int64_t b, int64_t e) {   \
-    backward_loop(o, s, b, e);                                                                    \
+#define MPX_ROWS(replicas, T)                                                                                  \
+  replicas void statistics_rows(const Operands<T>& operands, const LogitsShape& shape, int64_t b, int64_t e) { \
+    statistics_loop(operands, shape, b, e);                                                                    \
+  }                                                                                                            \
+  replicas void backward_rows(const Operands<T>& operands, const LogitsShape& shape, int64_t b, int64_t e) {   \
+    backward_loop(operands, shape, b, e);                                                                      \
   }
 MPX_ROWS(MPX_VECTOR_CLONES, float)
 MPX_ROWS(MPX_HALF_CLONES, Bf16)
@@ -93,17 +95,17 @@ int64_t grain(const LogitsShape& shape) { return std::max<int64_t>(1, 16384 / st
 template <class T>
 void cross_entropy_statistics(const T* logits, const int64_t* targets, const RowStatistics<Wide<T>>& out,
                               const LogitsShape& shape) {
-  const Operands<T> o{const_cast<T*>(logits), targets, out, {}};
+  const Operands<T> operands{const_cast<T*>(logits), targets, out, {}};
   at::parallel_for(0, shape.rows, grain(shape),
-                   [&](int64_t begin, int64_t end) { statistics_rows(o, shape, begin, end); });
+                   [&](int64_t begin, int64_t end) { statistics_rows(operands, shape, begin, end); });
 }
 
 template <class T>
 void cross_entropy_backward(T* logits, const int64_t* targets, const CrossEntropyGradient<Wide<T>>& gradient,
                             const LogitsShape& shape) {
-  const Operands<T> o{logits, targets, {}, gradient};
+  const Operands<T> operands{logits, targets, {}, gradient};
   at::parallel_for(0, shape.rows, grain(shape),
-                   [&](int64_t begin, int64_t end) { backward_rows(o, shape, begin, end); });
+                   [&](int64_t begin, int64_t end) { backward_rows(operands, shape, begin, end); });
 }
 
 #define MPX_INSTANTIATE(T)                                                                           \

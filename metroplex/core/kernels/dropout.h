@@ -37,16 +37,17 @@ struct DropoutRow {
   int64_t start = 0;     // index of the first element
 };
 
-constexpr DropoutRow dropout_row(const DropoutShape& s, int64_t row) {
-  const bool major = s.rows.sample_major;
-  const Divided at = divided(row, major ? divided(s.num_rows, s.rows.num_samples).quotient : s.rows.num_samples);
+constexpr DropoutRow dropout_row(const DropoutShape& shape, int64_t row) {
+  const bool major = shape.rows.sample_major;
+  const Divided at =
+      divided(row, major ? divided(shape.num_rows, shape.rows.num_samples).quotient : shape.rows.num_samples);
   const int64_t sample = major ? at.quotient : at.remainder;
   int64_t inside = major ? at.remainder : at.quotient;
-  if (s.rows.chosen != nullptr) {
-    const Divided of_chosen = divided(inside, s.rows.num_chosen);
-    inside = of_chosen.quotient * s.rows.whole + s.rows.chosen[of_chosen.remainder];
+  if (shape.rows.chosen != nullptr) {
+    const Divided of_chosen = divided(inside, shape.rows.num_chosen);
+    inside = of_chosen.quotient * shape.rows.whole + shape.rows.chosen[of_chosen.remainder];
   }
-  return {static_cast<uint64_t>(s.rows.counters[sample]), (s.rows.first_row + inside) * s.width};
+  return {static_cast<uint64_t>(shape.rows.counters[sample]), (shape.rows.first_row + inside) * shape.width};
 }
 
 // out = x * mask / (1 - p) [+ residual]; `bias` [width] is added to x first. bias and residual may be null; out may

@@ -87,7 +87,7 @@ constexpr bool aligned_for_quads(const Pointers*... pointers) {
 
 // Processes work item `item` of num_rows * dropout_blocks_per_row(width).
 template <class In, class Out>
-constexpr void dropout_block(const DropoutOperands<In, Out>& o, const DropoutShape& shape,
+constexpr void dropout_block(const DropoutOperands<In, Out>& operands, const DropoutShape& shape,
                              const DropoutFactor<Wide<In>>& factor, int64_t item) {
   using T = Wide<In>;
   const auto [row, block] = divided(item, dropout_blocks_per_row(shape.width));
@@ -100,25 +100,26 @@ constexpr void dropout_block(const DropoutOperands<In, Out>& o, const DropoutSha
     bits = base::philox4x32(shape.key, static_cast<uint64_t>((where.start + first) / kPhiloxWords), where.counter);
   }
   const QuadLanes lanes{-first, shape.width - first,
-                        shape.width % kPhiloxWords == 0 && aligned_for_quads(o.x, o.bias, o.residual, o.out)};
+                        shape.width % kPhiloxWords == 0 &&
+                            aligned_for_quads(operands.x, operands.bias, operands.residual, operands.out)};
   const int64_t at = row * shape.width + first;
-  const Quad<In> x = load_quad(o.x, at, lanes);
+  const Quad<In> x = load_quad(operands.x, at, lanes);
   Quad<T> value{};
   for (int64_t lane = 0; lane < kPhiloxWords; ++lane) value.values[lane] = load(x.values[lane]);
-  if (o.bias != nullptr) {
-    const Quad<In> bias = load_quad(o.bias, first, lanes);
+  if (operands.bias != nullptr) {
+    const Quad<In> bias = load_quad(operands.bias, first, lanes);
     for (int64_t lane = 0; lane < kPhiloxWords; ++lane) value.values[lane] += load(bias.values[lane]);
   }
   if (draws) {
     for (int64_t lane = 0; lane < kPhiloxWords; ++lane) value.values[lane] *= factor(bits, lane);
   }
-  if (o.residual != nullptr) {
-    const Quad<Out> residual = load_quad(o.residual, at, lanes);
+  if (operands.residual != nullptr) {
+    const Quad<Out> residual = load_quad(operands.residual, at, lanes);
     for (int64_t lane = 0; lane < kPhiloxWords; ++lane) value.values[lane] += load(residual.values[lane]);
   }
   Quad<Out> out{};
   for (int64_t lane = 0; lane < kPhiloxWords; ++lane) out.values[lane] = store<Out>(value.values[lane]);
-  store_quad(out, o.out, at, lanes);
+  store_quad(out, operands.out, at, lanes);
 }
 
 }  // namespace metroplex::kernels

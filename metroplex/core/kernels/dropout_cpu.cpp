@@ -21,17 +21,17 @@ MPX_INLINE void add_residual(const Out* residual, Out* out, int64_t begin, int64
 }
 
 template <class In, class Out>
-MPX_INLINE void drop_row(const DropoutOperands<In, Out, Wide<In>>& o, const DropoutShape& s, int64_t row) {
-  const In* x = o.x + row * s.width;
-  const Wide<In>* bias = o.bias;
-  const Out* residual = o.residual == nullptr ? nullptr : o.residual + row * s.width;
-  Out* out = o.out + row * s.width;
-  if (s.probability > 0) {
-    const DropoutRow place = dropout_row(s, row);
+MPX_INLINE void drop_row(const DropoutOperands<In, Out, Wide<In>>& operands, const DropoutShape& shape, int64_t row) {
+  const In* x = operands.x + row * shape.width;
+  const Wide<In>* bias = operands.bias;
+  const Out* residual = operands.residual == nullptr ? nullptr : operands.residual + row * shape.width;
+  Out* out = operands.out + row * shape.width;
+  if (shape.probability > 0) {
+    const DropoutRow place = dropout_row(shape, row);
     Wide<In> factor[kDrawn];
-    for (int64_t first = -(place.start % 4); first < s.width; first += kDrawn) {
-      draw(s, place, first, factor);
-      const int64_t begin = first < 0 ? 0 : first, end = first + kDrawn < s.width ? first + kDrawn : s.width;
+    for (int64_t first = -(place.start % 4); first < shape.width; first += kDrawn) {
+      draw(shape, place, first, factor);
+      const int64_t begin = first < 0 ? 0 : first, end = first + kDrawn < shape.width ? first + kDrawn : shape.width;
       if (bias != nullptr) {
         add_residual(residual, out, begin, end,
                      [&](int64_t i) { return (load(x[i]) + bias[i]) * factor[i - first]; });
@@ -40,18 +40,18 @@ MPX_INLINE void drop_row(const DropoutOperands<In, Out, Wide<In>>& o, const Drop
       }
     }
   } else if (bias != nullptr) {
-    add_residual(residual, out, 0, s.width, [&](int64_t i) { return load(x[i]) + bias[i]; });
+    add_residual(residual, out, 0, shape.width, [&](int64_t i) { return load(x[i]) + bias[i]; });
   } else {
-    add_residual(residual, out, 0, s.width, [&](int64_t i) { return load(x[i]); });
+    add_residual(residual, out, 0, shape.width, [&](int64_t i) { return load(x[i]); });
   }
 }
 
 }  // namespace
 
-#define MPX_ROWS(In, Out)                                                                                           \
-  MPX_HALF_CLONES void drop_rows(const DropoutOperands<In, Out, Wide<In>>& o, const DropoutShape& s, int64_t begin, \
-                                 int64_t end) {                                                                     \
-    for (int64_t row = begin; row < end; ++row) drop_row(o, s, row);                                                \
+#define MPX_ROWS(In, Out)                                                                                       \
+  MPX_HALF_CLONES void drop_rows(const DropoutOperands<In, Out, Wide<In>>& operands, const DropoutShape& shape, \
+                                 int64_t begin, int64_t end) {                                                  \
+    for (int64_t row = begin; row < end; ++row) drop_row(operands, shape, row);                                 \
   }
 MPX_FOR_ELEMENT_CASTS(MPX_ROWS)
 #undef MPX_ROWS

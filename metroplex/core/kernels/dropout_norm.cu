@@ -6,20 +6,21 @@ namespace {
 
 // Processes one row of bias_dropout_add with the whole thread block; all of it is written on return.
 template <class In, class Out>
-__device__ void drop_row(const DropoutOperands<In, Out>& o, const DropoutShape& s,
+__device__ void drop_row(const DropoutOperands<In, Out>& operands, const DropoutShape& shape,
                          const DropoutFactor<Wide<In>>& factor, int64_t row) {
-  const int64_t items = dropout_blocks_per_row(s.width);
-  for (int64_t item = threadIdx.x; item < items; item += blockDim.x) dropout_block(o, s, factor, row * items + item);
+  const int64_t items = dropout_blocks_per_row(shape.width);
+  for (int64_t item = threadIdx.x; item < items; item += blockDim.x)
+    dropout_block(operands, shape, factor, row * items + item);
   __syncthreads();
 }
 
 template <int64_t count, int packs, class In, class Out>
 __global__ void __launch_bounds__(kThreads) forward_kernel(DropoutOperands<Out, In> sum, NormForward<In, Out> norm,
-                                                           DropoutNormShape s, DropoutFactor<Wide<In>> factor) {
+                                                           DropoutNormShape shape, DropoutFactor<Wide<In>> factor) {
   unsigned turn = 0;
-  for (int64_t row = blockIdx.x; row < s.norm.rows; row += gridDim.x) {
-    drop_row(sum, s.dropout, factor, row);
-    norm_forward_row<count, packs>(norm, s.norm, row, turn);
+  for (int64_t row = blockIdx.x; row < shape.norm.rows; row += gridDim.x) {
+    drop_row(sum, shape.dropout, factor, row);
+    norm_forward_row<count, packs>(norm, shape.norm, row, turn);
   }
 }
 
@@ -32,13 +33,13 @@ struct Backward {
 
 template <int64_t count, int packs, class In, class Out>
 __global__ void __launch_bounds__(kThreads, kNormBlocks<packs, In, Out>)
-    backward_kernel(Backward<In, Out> p, DropoutNormShape s, DropoutFactor<Wide<In>> factor) {
-  const DropoutOperands<In, Out> drop{p.norm.dx, nullptr, nullptr, p.dx};
+    backward_kernel(Backward<In, Out> backward, DropoutNormShape shape, DropoutFactor<Wide<In>> factor) {
+  const DropoutOperands<In, Out> drop{backward.norm.dx, nullptr, nullptr, backward.dx};
   unsigned turn = 0;
-  norm_line<count, packs>(p.lines, s.norm, [&](int64_t row, NormColumns<Wide<In>, count, packs>& columns) {
-    norm_backward_row<count, packs>(p.norm, s.norm, row, columns, turn);
+  norm_line<count, packs>(backward.lines, shape.norm, [&](int64_t row, NormColumns<Wide<In>, count, packs>& columns) {
+    norm_backward_row<count, packs>(backward.norm, shape.norm, row, columns, turn);
     __syncthreads();  // threads of drop_row read values written by other threads
-    drop_row(drop, s.dropout, factor, row);
+    drop_row(drop, shape.dropout, factor, row);
   });
 }
 

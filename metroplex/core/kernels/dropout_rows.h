@@ -20,22 +20,23 @@ constexpr int64_t kDrawn = 4 * kPhiloxBlocks;
 
 // factor[i] = 0 or 1 / (1 - p) of row elements first .. first + kDrawn - 1; first + row.start must start a block.
 template <class T>
-MPX_INLINE void draw(const DropoutShape& s, const DropoutRow& row, int64_t first, T* __restrict factor) {
+MPX_INLINE void draw(const DropoutShape& shape, const DropoutRow& row, int64_t first, T* __restrict factor) {
   uint32_t bits[kDrawn];
-  const auto threshold = static_cast<uint32_t>(s.probability * 16777216.0);  // compared with the top 24 bits
-  const T scale = static_cast<T>(1.0 / (1.0 - s.probability));
-  philox_blocks(s.key, static_cast<uint64_t>((row.start + first) / 4), row.counter, bits);
+  const auto threshold = static_cast<uint32_t>(shape.probability * 16777216.0);  // compared with the top 24 bits
+  const T scale = static_cast<T>(1.0 / (1.0 - shape.probability));
+  philox_blocks(shape.key, static_cast<uint64_t>((row.start + first) / 4), row.counter, bits);
   for (int64_t i = 0; i < kDrawn; ++i) factor[i] = (bits[i] >> 8) < threshold ? T(0) : scale;
 }
 
 template <class In, class Out>
-DropoutOperands<In, Out, Wide<In>> widened(const DropoutOperands<In, Out>& o, const WideRow<In>& bias) {
-  return {o.x, bias.data(), o.residual, o.out};
+DropoutOperands<In, Out, Wide<In>> widened(const DropoutOperands<In, Out>& operands, const WideRow<In>& bias) {
+  return {operands.x, bias.data(), operands.residual, operands.out};
 }
 
 // Processes rows [begin, end) of bias_dropout_add.
-#define MPX_ROWS(In, Out) \
-  void drop_rows(const DropoutOperands<In, Out, Wide<In>>& o, const DropoutShape& s, int64_t begin, int64_t end)
+#define MPX_ROWS(In, Out)                                                                                      \
+  void drop_rows(const DropoutOperands<In, Out, Wide<In>>& operands, const DropoutShape& shape, int64_t begin, \
+                 int64_t end)
 MPX_FOR_ELEMENT_CASTS(MPX_ROWS);
 #undef MPX_ROWS
 

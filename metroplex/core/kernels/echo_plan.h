@@ -16,22 +16,22 @@ struct EchoPlanShape {
   int rank = 0;               // the source rank of `ends`
 };
 
-// Output of a plan. The replicas of an expert form a list: first[e], then next[clone], ..., -1.
+// Output of a plan. The replicas of an expert form a list: first[e], then next[replica], ..., -1.
 struct EchoPlanPlace {
-  int32_t *owner, *first, *next;  // [clones], [experts], [clones]
-  // [clones]: end of the range of `rank`'s rows for the owner that goes to this replica. The range starts at the end
-  // of the previous replica in the list. Rows after the last range stay with the owner.
+  int32_t *owner, *first, *next;  // [replicas], [experts], [replicas]
+  // [replicas]: end of the range of `rank`'s rows for the owner that goes to this replica. The range starts at the
+  // end of the previous replica in the list. Rows after the last range stay with the owner.
   int64_t* ends;
-  int64_t *source_rows, *final_loads;  // [ranks][clones], [ranks]: as in EchoPlan
+  int64_t *source_rows, *final_loads;  // [ranks][replicas], [ranks]: as in EchoPlan
   int64_t* scratch;                    // [echo_plan_scratch(sizes)]
   int32_t* narrow_scratch;             // [echo_plan_narrow_scratch(sizes)]
 };
-constexpr int64_t echo_plan_scratch(const plan::EchoSizes& s) {
-  const int64_t clones = s.clones(), experts = s.experts, ranks = s.ranks;
-  return experts + 4 * ranks + clones + 3 * (clones + experts + ranks);
+constexpr int64_t echo_plan_scratch(const plan::EchoSizes& sizes) {
+  const int64_t replicas = sizes.replicas(), experts = sizes.experts, ranks = sizes.ranks;
+  return experts + 4 * ranks + replicas + 3 * (replicas + experts + ranks);
 }
-constexpr int64_t echo_plan_narrow_scratch(const plan::EchoSizes& s) {
-  return s.ranks + 3 * (s.clones() + 2 * int64_t{s.ranks});
+constexpr int64_t echo_plan_narrow_scratch(const plan::EchoSizes& sizes) {
+  return sizes.ranks + 3 * (sizes.replicas() + 2 * int64_t{sizes.ranks});
 }
 
 // counts [ranks, experts]: rows of each source rank for each expert.
@@ -53,9 +53,9 @@ constexpr int64_t echo_column(const EchoColumnsPlace& place, const plan::EchoSiz
   const auto expert = static_cast<int32_t>(place.experts[assignment]);
   if (expert < 0) return -1;
   const int64_t row = place.rows[assignment] + place.offsets[expert];
-  int32_t clone = place.first[expert];
-  while (clone >= 0 && row >= place.ends[clone]) clone = place.next[clone];
-  return clone < 0 ? sizes.column_of_expert(expert) : sizes.column_of_clone(clone);
+  int32_t replica = place.first[expert];
+  while (replica >= 0 && row >= place.ends[replica]) replica = place.next[replica];
+  return replica < 0 ? sizes.column_of_expert(expert) : sizes.column_of_replica(replica);
 }
 void echo_columns(const EchoColumnsPlace& place, const EchoColumnsShape& shape);
 

@@ -6,21 +6,21 @@ namespace metroplex::kernels {
 namespace {
 
 // Builds the lists of replicas and the end of each one's rows from shape.rank.
-void link_clones(const plan::EchoPlan& plan, const EchoPlanPlace& place, const EchoPlanShape& shape) {
-  const int clones = shape.sizes.clones();
+void link_replicas(const plan::EchoPlan& plan, const EchoPlanPlace& place, const EchoPlanShape& shape) {
+  const int replicas = shape.sizes.replicas();
   std::fill_n(place.first, shape.sizes.experts, -1);
-  for (int clone = clones - 1; clone >= 0; --clone) {
-    const int32_t expert = plan.owner[static_cast<size_t>(clone)];
-    place.next[clone] = -1;
-    place.ends[clone] = 0;
+  for (int replica = replicas - 1; replica >= 0; --replica) {
+    const int32_t expert = plan.owner[static_cast<size_t>(replica)];
+    place.next[replica] = -1;
+    place.ends[replica] = 0;
     if (expert < 0) continue;
-    place.next[clone] = place.first[expert];
-    place.first[expert] = clone;
+    place.next[replica] = place.first[expert];
+    place.first[expert] = replica;
   }
   for (int expert = 0; expert < shape.sizes.experts; ++expert) {
     int64_t end = 0;
-    for (int32_t clone = place.first[expert]; clone >= 0; clone = place.next[clone])
-      place.ends[clone] = end += plan.from(shape.rank, clone);
+    for (int32_t replica = place.first[expert]; replica >= 0; replica = place.next[replica])
+      place.ends[replica] = end += plan.from(shape.rank, replica);
   }
 }
 
@@ -31,7 +31,7 @@ void echo_plan(const int64_t* counts, const EchoPlanPlace& place, const EchoPlan
   std::copy(plan.owner.begin(), plan.owner.end(), place.owner);
   std::copy(plan.source_rows.begin(), plan.source_rows.end(), place.source_rows);
   std::copy(plan.final_loads.begin(), plan.final_loads.end(), place.final_loads);
-  link_clones(plan, place, shape);
+  link_replicas(plan, place, shape);
 }
 
 void echo_columns(const EchoColumnsPlace& place, const EchoColumnsShape& shape) {

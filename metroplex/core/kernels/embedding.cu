@@ -16,13 +16,13 @@ __device__ void copy(const T* from, T* to) {
 
 template <int64_t count, class T>
 __global__ void __launch_bounds__(kThreads)
-    gather_kernel(const T* table, const int64_t* indices, T* out, bool add, TableShape s) {
-  const int64_t of_row = s.width / count, items = s.count * of_row, stride = int64_t{gridDim.x} * blockDim.x;
+    gather_kernel(const T* table, const int64_t* indices, T* out, bool add, TableShape shape) {
+  const int64_t of_row = shape.width / count, items = shape.count * of_row, stride = int64_t{gridDim.x} * blockDim.x;
   for (int64_t item = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; item < items; item += stride) {
     const auto [row, pack] = divided(item, of_row);
     const int64_t index = indices[row];
-    const bool here = index >= 0 && index < s.rows;
-    const T* const from = here ? table + index * s.width + pack * count : nullptr;
+    const bool here = index >= 0 && index < shape.rows;
+    const T* const from = here ? table + index * shape.width + pack * count : nullptr;
     T* const to = out + item * count;
     if (!add) {
       copy<count>(from, to);
@@ -64,8 +64,8 @@ __device__ int64_t first_from(const int64_t* indices, int64_t index, int64_t beg
 }
 
 // A run is long if it has more than kLanes positions.
-__device__ bool is_long(const SortedIndices& sorted, const TableShape& s, int64_t begin) {
-  return begin + kLanes < s.count && sorted.indices[begin + kLanes] == sorted.indices[begin];
+__device__ bool is_long(const SortedIndices& sorted, const TableShape& shape, int64_t begin) {
+  return begin + kLanes < shape.count && sorted.indices[begin + kLanes] == sorted.indices[begin];
 }
 __device__ bool begins(const SortedIndices& sorted, int64_t at) {
   return at == 0 || sorted.indices[at - 1] != sorted.indices[at];
@@ -73,15 +73,17 @@ __device__ bool begins(const SortedIndices& sorted, int64_t at) {
 
 // Adds the short run that starts at `begin`, if any, row by row, like the CPU version.
 template <int64_t count, class Table, class Dout>
-__device__ void add_short_run(const Scatter<Table, Dout>& o, int64_t begin, int64_t column) {
-  const int64_t index = o.sorted.indices[begin], width = o.shape.width;
-  if (index < 0 || index >= o.shape.rows || !begins(o.sorted, begin) || is_long(o.sorted, o.shape, begin)) return;
-  Table* const place = o.table + index * width + column;
+__device__ void add_short_run(const Scatter<Table, Dout>& scatter, int64_t begin, int64_t column) {
+  const int64_t index = scatter.sorted.indices[begin], width = scatter.shape.width;
+  if (index < 0 || index >= scatter.shape.rows || !begins(scatter.sorted, begin) ||
+      is_long(scatter.sorted, scatter.shape, begin))
+    return;
+  Table* const place = scatter.table + index * width + column;
   Elements<Table, count> sum;
   sum.read(place);
-  for (int64_t at = begin; at < o.shape.count && o.sorted.indices[at] == index; ++at) {
+  for (int64_t at = begin; at < scatter.shape.count && scatter.sorted.indices[at] == index; ++at) {
     Elements<Dout, count> row;
-    row.read(o.dout + o.sorted.order[at] * width + column);
+    row.read(scatter.dout + scatter.sorted.order[at] * width + column);
     for (int64_t i = 0; i < count; ++i) sum.values[i] = load(store<Table>(sum.values[i] + row.values[i]));
   }
   sum.write(place);
@@ -92,29 +94,29 @@ struct Run {
 };
 // Returns the long run that starts in [begin, begin + kLanes), the same in all threads. There is at most one, because
 // it extends beyond that range.
-__device__ Run long_run(const SortedIndices& sorted, const TableShape& s, int64_t begin) {
+__device__ Run long_run(const SortedIndices& sorted, const TableShape& shape, int64_t begin) {
   const int64_t next = begin + kLanes;
-  if (next >= s.count || sorted.indices[next] != sorted.indices[next - 1]) return {};
+  if (next >= shape.count || sorted.indices[next] != sorted.indices[next - 1]) return {};
   const int64_t index = sorted.indices[next], first = first_from(sorted.indices, index, begin, next);
-  if (index < 0 || index >= s.rows || !begins(sorted, first) || !is_long(sorted, s, first)) return {};
-  return {first, first_from(sorted.indices, index + 1, first + kLanes, s.count)};
+  if (index < 0 || index >= shape.rows || !begins(sorted, first) || !is_long(sorted, shape, first)) return {};
+  return {first, first_from(sorted.indices, index + 1, first + kLanes, shape.count)};
 }
 
 // Lane l sums rows l, l + kLanes, l + 2 kLanes ... of the run in the wide type, and a tree sums the lanes. The table
 // is rounded once. All threads of the block must call it.
 template <int64_t count, class Table, class Dout>
-__device__ void add_long_run(const Scatter<Table, Dout>& o, const Run& run, int64_t column) {
+__device__ void add_long_run(const Scatter<Table, Dout>& scatter, const Run& run, int64_t column) {
   using W = Wide<Table>;
   __shared__ W sums[count][kThreads];
   const unsigned t = threadIdx.x;
-  const int64_t width = o.shape.width;
+  const int64_t width = scatter.shape.width;
   const int64_t end = column < width ? run.end : run.begin;
   Elements<Dout, count> sum{};
   for (int64_t at = run.begin + t / kColumns; at < end; at += kAhead * kLanes) {
     Elements<Dout, count> rows[kAhead] = {};
     for (int64_t a = 0; a < kAhead; ++a) {
       const int64_t from = at + a * kLanes;
-      if (from < end) rows[a].read(o.dout + o.sorted.order[from] * width + column);
+      if (from < end) rows[a].read(scatter.dout + scatter.sorted.order[from] * width + column);
     }
     for (int64_t a = 0; a < kAhead; ++a) {
       for (int64_t i = 0; i < count; ++i) sum.values[i] += rows[a].values[i];
@@ -127,33 +129,34 @@ __device__ void add_long_run(const Scatter<Table, Dout>& o, const Run& run, int6
     for (int64_t i = 0; t < half && i < count; ++i) sums[i][t] += sums[i][t + half];
   }
   if (t >= kColumns || column >= width) return;
-  Table* const place = o.table + o.sorted.indices[run.begin] * width + column;
+  Table* const place = scatter.table + scatter.sorted.indices[run.begin] * width + column;
   Elements<Table, count> total;
   total.read(place);
   for (int64_t i = 0; i < count; ++i) total.values[i] += sums[i][t];
   total.write(place);
 }
 
-constexpr int64_t tiles_of(int64_t size, int64_t tile) { return (size + tile - 1) / tile; }
+constexpr int64_t count_tiles(int64_t size, int64_t tile) { return (size + tile - 1) / tile; }
 
 template <int64_t count, class Table, class Dout>
-__global__ void __launch_bounds__(kThreads) scatter_kernel(Scatter<Table, Dout> o) {
-  const int64_t of_row = tiles_of(o.shape.width, kColumns * count), items = tiles_of(o.shape.count, kLanes) * of_row;
+__global__ void __launch_bounds__(kThreads) scatter_kernel(Scatter<Table, Dout> scatter) {
+  const int64_t of_row = count_tiles(scatter.shape.width, kColumns * count),
+                items = count_tiles(scatter.shape.count, kLanes) * of_row;
   for (int64_t item = blockIdx.x; item < items; item += gridDim.x) {
     const auto [group, tile] = divided(item, of_row);
     const int64_t column = (tile * kColumns + threadIdx.x % kColumns) * count;
     const int64_t first = group * kLanes, mine = first + threadIdx.x / kColumns;
-    if (column < o.shape.width && mine < o.shape.count) add_short_run<count>(o, mine, column);
-    const Run run = long_run(o.sorted, o.shape, first);
-    if (run.begin < run.end) add_long_run<count>(o, run, column);
+    if (column < scatter.shape.width && mine < scatter.shape.count) add_short_run<count>(scatter, mine, column);
+    const Run run = long_run(scatter.sorted, scatter.shape, first);
+    if (run.begin < run.end) add_long_run<count>(scatter, run, column);
   }
 }
 
 template <int64_t count, class Table, class Dout>
-void launch_scatter(const Scatter<Table, Dout>& o, CUstream_st* stream) {
-  const int64_t items = tiles_of(o.shape.width, kColumns * count) * tiles_of(o.shape.count, kLanes);
+void launch_scatter(const Scatter<Table, Dout>& scatter, CUstream_st* stream) {
+  const int64_t items = count_tiles(scatter.shape.width, kColumns * count) * count_tiles(scatter.shape.count, kLanes);
   launch_kernel("scatter_add_rows", scatter_kernel<count, Table, Dout>,
-                Grid{blocks_for(items * kThreads), kThreads, 0, stream}, o);
+                Grid{blocks_for(items * kThreads), kThreads, 0, stream}, scatter);
 }
 
 }  // namespace
@@ -178,11 +181,11 @@ void scatter_add_rows_cuda(Table* table, const SortedIndices& sorted, const Dout
                            CUstream_st* stream) {
   constexpr int64_t kPack = Pack<Dout>::kCount;  // a pack of Table has as many elements or fewer
   if (shape.count == 0 || shape.width == 0) return;
-  const Scatter<Table, Dout> o{table, sorted, dout, shape};
+  const Scatter<Table, Dout> scatter{table, sorted, dout, shape};
   if (shape.width % kPack == 0 && aligned_for_packs(table, dout)) {
-    launch_scatter<kPack>(o, stream);
+    launch_scatter<kPack>(scatter, stream);
   } else {
-    launch_scatter<1>(o, stream);
+    launch_scatter<1>(scatter, stream);
   }
 }
 

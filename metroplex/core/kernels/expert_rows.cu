@@ -47,7 +47,7 @@ void launch_rows(const char* name, const int64_t* counts, const ExpertShape& sha
 }
 
 template <class T>
-__device__ Wide<T> prob_of(const Wide<T>* probs, int64_t row) {
+__device__ Wide<T> row_prob(const Wide<T>* probs, int64_t row) {
   return probs != nullptr ? probs[row] : Wide<T>(1);
 }
 template <int64_t n, class T>
@@ -83,7 +83,7 @@ struct Forward {
   __device__ void operator()(int64_t row, int64_t expert) const {
     const int64_t wide = gated ? 2 * width : width;
     const T *from = x + row * wide, *add = bias != nullptr ? bias + expert * wide : nullptr;
-    const Wide<T> prob = prob_of<T>(probs, row);
+    const Wide<T> prob = row_prob<T>(probs, row);
     over_row<n>(width, [&](int64_t i) {
       Elements<T, n> y = biased<n>(from, add, i);
       for (int64_t k = 0; k < n; ++k) y.values[k] = activation_value<kind, DeviceMath>(limits.gate(y.values[k]));
@@ -108,15 +108,15 @@ struct Backward {
     const int64_t wide = gated ? 2 * width : width;
     const T *x = g.x + row * wide, *bias = g.bias != nullptr ? g.bias + expert * wide : nullptr;
     T* const dx = g.dx + row * wide;
-    const Wide<T> prob = prob_of<T>(g.probs, row);
+    const Wide<T> prob = row_prob<T>(g.probs, row);
     Wide<T> sum = 0;
     over_row<n>(width, [&](int64_t i) {
       const Elements<T, n> given = biased<n>(x, bias, i), dy = elements_at<n>(g.dy, row * width + i);
       Elements<T, n> raw, of_gate, of_up;
       if (gated) raw = biased<n>(x, bias, width + i);
       for (int64_t k = 0; k < n; ++k) {
-        const Wide<T> a = limits.gate(given.values[k]), y = activation_value<kind, DeviceMath>(a),
-                      slope = activation_slope<kind, DeviceMath>(a);
+        const Wide<T> wide = limits.gate(given.values[k]), y = activation_value<kind, DeviceMath>(wide),
+                      slope = activation_slope<kind, DeviceMath>(wide);
         if (gated) {
           const Wide<T> up = limits.up(raw.values[k]);
           of_gate.values[k] = dy.values[k] * prob * up * slope * limits.gate_slope(given.values[k]);
@@ -144,7 +144,7 @@ struct AddBias {
   int64_t width;
 
   __device__ void operator()(int64_t row, int64_t expert) const {
-    const Wide<T> prob = prob_of<T>(probs, row);
+    const Wide<T> prob = row_prob<T>(probs, row);
     over_row<n>(width, [&](int64_t i) {
       Elements<T, n> sum = elements_at<n>(static_cast<const T*>(y), row * width + i);
       const Elements<T, n> add = elements_at<n>(bias, expert * width + i);
@@ -163,8 +163,9 @@ struct BiasProbs {
   __device__ void operator()(int64_t row, int64_t expert) const {
     Wide<T> sum = 0;
     over_row<n>(width, [&](int64_t i) {
-      const Elements<T, n> a = elements_at<n>(dy, row * width + i), b = elements_at<n>(bias, expert * width + i);
-      for (int64_t k = 0; k < n; ++k) sum += a.values[k] * b.values[k];
+      const Elements<T, n> elements = elements_at<n>(dy, row * width + i),
+                           b = elements_at<n>(bias, expert * width + i);
+      for (int64_t k = 0; k < n; ++k) sum += elements.values[k] * b.values[k];
     });
     sum = block_reduce(sum, Add());
     if (threadIdx.x == 0) dprobs[row] += sum;
@@ -232,7 +233,7 @@ __global__ void __launch_bounds__(kThreads)
   if (column >= shape.width) return;
   Wide<T> sum = sums[walk.expert * shape.width + column];
   for (int64_t row = walk.begin; row < walk.end; ++row) {
-    sum += load(x[row * shape.width + column]) * prob_of<T>(probs, row);
+    sum += load(x[row * shape.width + column]) * row_prob<T>(probs, row);
   }
   sums[walk.expert * shape.width + column] = sum;
 }

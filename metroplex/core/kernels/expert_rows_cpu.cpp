@@ -9,7 +9,7 @@ namespace metroplex::kernels {
 namespace {
 
 template <class T>
-MPX_INLINE Wide<T> prob_of(const Wide<T>* probs, int64_t row) {
+MPX_INLINE Wide<T> row_prob(const Wide<T>* probs, int64_t row) {
   return probs != nullptr ? probs[row] : Wide<T>(1);
 }
 
@@ -23,22 +23,22 @@ template <class T>
 MPX_INLINE void column_sums(const T* __restrict x, const Wide<T>* probs, Wide<T>* __restrict sums, int64_t rows,
                             int64_t width, int64_t begin, int64_t end) {
   for (int64_t row = 0; row < rows; ++row) {
-    const Wide<T> prob = prob_of<T>(probs, row);
+    const Wide<T> prob = row_prob<T>(probs, row);
     for (int64_t i = begin; i < end; ++i) sums[i] += load(x[row * width + i]) * prob;
   }
 }
 
-#define MPX_ROWS(clones, T)                                                                                         \
-  clones void bias_row(T* y, const T* bias, Wide<T> prob, int64_t width) {                                          \
-    for (int64_t i = 0; i < width; ++i) y[i] = store<T>(load(y[i]) + load(bias[i]) * prob);                         \
-  }                                                                                                                 \
-  clones void scale_row(const T* x, Wide<T> prob, T* out, int64_t width) {                                          \
-    for (int64_t i = 0; i < width; ++i) out[i] = store<T>(load(x[i]) * prob);                                       \
-  }                                                                                                                 \
-  clones Wide<T> dot_row(const T* a, const T* b, int64_t width) { return dot(a, b, width); }                        \
-  clones void sum_rows(const T* x, const Wide<T>* probs, Wide<T>* sums, int64_t rows, int64_t width, int64_t begin, \
-                       int64_t end) {                                                                               \
-    column_sums(x, probs, sums, rows, width, begin, end);                                                           \
+#define MPX_ROWS(replicas, T)                                                                          \
+  replicas void bias_row(T* y, const T* bias, Wide<T> prob, int64_t width) {                           \
+    for (int64_t i = 0; i < width; ++i) y[i] = store<T>(load(y[i]) + load(bias[i]) * prob);            \
+  }                                                                                                    \
+  replicas void scale_row(const T* x, Wide<T> prob, T* out, int64_t width) {                           \
+    for (int64_t i = 0; i < width; ++i) out[i] = store<T>(load(x[i]) * prob);                          \
+  }                                                                                                    \
+  replicas Wide<T> dot_row(const T* a, const T* b, int64_t width) { return dot(a, b, width); }         \
+  replicas void sum_rows(const T* x, const Wide<T>* probs, Wide<T>* sums, int64_t rows, int64_t width, \
+                         int64_t begin, int64_t end) {                                                 \
+    column_sums(x, probs, sums, rows, width, begin, end);                                              \
   }
 MPX_ROWS(MPX_VECTOR_CLONES, float)
 MPX_ROWS(MPX_HALF_CLONES, Bf16)
@@ -52,7 +52,7 @@ template <class T>
 void expert_bias(T* y, const T* bias, const Wide<T>* probs, const int64_t* counts, const ExpertShape& shape) {
   for_spans(counts, shape, [&](int64_t expert, int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
-      bias_row(y + row * shape.width, bias + expert * shape.width, prob_of<T>(probs, row), shape.width);
+      bias_row(y + row * shape.width, bias + expert * shape.width, row_prob<T>(probs, row), shape.width);
     }
   });
 }

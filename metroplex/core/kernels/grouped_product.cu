@@ -19,21 +19,22 @@ constexpr MPX_INLINE int64_t tiles(int64_t n, int64_t side) { return (n + side -
 __global__ void arguments_kernel(const int64_t* counts, GroupedSource source, int64_t* arguments) {
   if (threadIdx.x != 0 || blockIdx.x != 0) return;
   const GroupedOperand operands[] = {source.a, source.b, source.c};
-  const int64_t groups = source.groups, home = groups - source.clones;
+  const int64_t groups = source.groups, home = groups - source.replicas;
   int64_t first = 0;
   for (int64_t e = 0; e < groups; ++e) {
     const int64_t left = source.rows - first, count = counts[e] < left ? counts[e] : left,
                   rows = count > 0 ? count : 0;
     for (int64_t i = 0; i < 3; ++i) {
-      const GroupedOperand& o = operands[i];
-      const bool in_clones = o.group_stride != 0 && e >= home;
-      const int64_t at = o.group_stride != 0 ? (in_clones ? e - home : e) * o.group_stride : first * o.leading;
+      const GroupedOperand& operand = operands[i];
+      const bool in_replicas = operand.group_stride != 0 && e >= home;
+      const int64_t at =
+          operand.group_stride != 0 ? (in_replicas ? e - home : e) * operand.group_stride : first * operand.leading;
       arguments[(kPointerA + i) * groups + e] =
-          reinterpret_cast<int64_t>(in_clones ? o.clones : o.base) + at * o.element_bytes;
-      arguments[(kLeadingA + i) * groups + e] = o.leading;
+          reinterpret_cast<int64_t>(in_replicas ? operand.replicas : operand.base) + at * operand.element_bytes;
+      arguments[(kLeadingA + i) * groups + e] = operand.leading;
     }
     arguments[kGroupRows * groups + e] = rows;
-    arguments[kGroupAdds * groups + e] = e < home ? source.adds : source.clones_add;
+    arguments[kGroupAdds * groups + e] = e < home ? source.adds : source.replicas_add;
     first += rows;
   }
 }
@@ -52,19 +53,19 @@ template <GroupedOp op>
 constexpr bool kBByN = op == GroupedOp::forward;
 
 template <GroupedOp op>
-__device__ int64_t result_rows(const int64_t* arguments, const GroupedShape& s, int64_t e) {
-  const int64_t rows = arguments[kGroupRows * s.groups + e];
+__device__ int64_t result_rows(const int64_t* arguments, const GroupedShape& shape, int64_t e) {
+  const int64_t rows = arguments[kGroupRows * shape.groups + e];
   if (op != GroupedOp::weight_gradient) return rows;
-  return rows > 0 || arguments[kGroupAdds * s.groups + e] == 0 ? s.out : 0;
+  return rows > 0 || arguments[kGroupAdds * shape.groups + e] == 0 ? shape.out : 0;
 }
-constexpr MPX_INLINE int64_t result_columns(GroupedOp op, const GroupedShape& s) {
-  return op == GroupedOp::forward ? s.out : s.in;
+constexpr MPX_INLINE int64_t result_columns(GroupedOp op, const GroupedShape& shape) {
+  return op == GroupedOp::forward ? shape.out : shape.in;
 }
 
 template <class T, GroupedOp op>
-__device__ Problem<T> problem_of(const int64_t* arguments, const GroupedShape& s, int64_t e) {
+__device__ Problem<T> make_problem(const int64_t* arguments, const GroupedShape& shape, int64_t e) {
   const int64_t* const of = arguments + e;
-  const int64_t groups = s.groups;
+  const int64_t groups = shape.groups;
   constexpr bool kWeight = op == GroupedOp::weight_gradient;
   return {reinterpret_cast<const T*>(of[kPointerA * groups]),
           reinterpret_cast<const T*>(of[kPointerB * groups]),
@@ -72,13 +73,13 @@ __device__ Problem<T> problem_of(const int64_t* arguments, const GroupedShape& s
           of[kLeadingA * groups],
           of[kLeadingB * groups],
           of[kLeadingC * groups],
-          result_rows<op>(arguments, s, e),
-          result_columns(op, s),
-          op == GroupedOp::forward ? s.in
+          result_rows<op>(arguments, shape, e),
+          result_columns(op, shape),
+          op == GroupedOp::forward ? shape.in
           : kWeight                ? of[kGroupRows * groups]
-                                   : s.out,
+                                   : shape.out,
           kWeight && of[kGroupAdds * groups] != 0,
-          kWeight && s.wide_sum};
+          kWeight && shape.wide_sum};
 }
 
 struct Place {
@@ -97,13 +98,13 @@ __device__ Place place_in(int64_t group, int64_t tile, int64_t high, int64_t wid
 
 // Finds the tile of this block. A warp counts the tiles of 32 groups at once.
 template <GroupedOp op>
-__device__ Place find_place(const int64_t* arguments, const GroupedShape& s, int64_t side) {
-  const int64_t wide = tiles(result_columns(op, s), side);
+__device__ Place find_place(const int64_t* arguments, const GroupedShape& shape, int64_t side) {
+  const int64_t wide = tiles(result_columns(op, shape), side);
   const auto lane = static_cast<int>(threadIdx.x % kWarp);
   int64_t left = blockIdx.x;
-  for (int64_t first = 0; first < s.groups; first += kWarp) {
+  for (int64_t first = 0; first < shape.groups; first += kWarp) {
     const int64_t e = first + lane;
-    const int64_t high = e < s.groups ? tiles(result_rows<op>(arguments, s, e), side) : 0;
+    const int64_t high = e < shape.groups ? tiles(result_rows<op>(arguments, shape, e), side) : 0;
     int64_t until = high * wide;  // tiles of this lane's group and all previous ones
     for (int apart = 1; apart < static_cast<int>(kWarp); apart *= 2) {
       const int64_t before = __shfl_sync(kAll, until, lane >= apart ? lane - apart : lane);
@@ -136,21 +137,21 @@ __device__ void fetch(const T* source, int64_t ld, bool by_own, int64_t own, int
 }
 
 template <class T>
-__device__ void store_sum(const Problem<T>& p, int64_t row, int64_t column, T sum) {
-  if (row >= p.m || column >= p.n) return;
-  T* const to = static_cast<T*>(p.c) + row * p.ldc + column;
-  *to = p.adds ? *to + sum : sum;
+__device__ void store_sum(const Problem<T>& problem, int64_t row, int64_t column, T sum) {
+  if (row >= problem.m || column >= problem.n) return;
+  T* const to = static_cast<T*>(problem.c) + row * problem.ldc + column;
+  *to = problem.adds ? *to + sum : sum;
 }
 
 // Each thread computes 4 x 4 sums, 16 apart.
 template <class T, GroupedOp op>
-__device__ void plain_tile(const Problem<T>& p, int64_t m, int64_t n) {
+__device__ void plain_tile(const Problem<T>& problem, int64_t m, int64_t n) {
   __shared__ T a[kDepth][kPadded], b[kDepth][kPadded];
   T sums[4][4] = {};
   const int row = static_cast<int>(threadIdx.x) / 16, column = static_cast<int>(threadIdx.x) % 16;
-  for (int64_t k = 0; k < p.k; k += kDepth) {
-    fetch(p.a, p.lda, kAByM<op>, m, p.m, k, p.k, a);
-    fetch(p.b, p.ldb, kBByN<op>, n, p.n, k, p.k, b);
+  for (int64_t k = 0; k < problem.k; k += kDepth) {
+    fetch(problem.a, problem.lda, kAByM<op>, m, problem.m, k, problem.k, a);
+    fetch(problem.b, problem.ldb, kBByN<op>, n, problem.n, k, problem.k, b);
     __syncthreads();
     for (int depth = 0; depth < kDepth; ++depth) {
       for (int i = 0; i < 4; ++i) {
@@ -160,7 +161,7 @@ __device__ void plain_tile(const Problem<T>& p, int64_t m, int64_t n) {
     __syncthreads();
   }
   for (int i = 0; i < 4; ++i) {
-    for (int j = 0; j < 4; ++j) store_sum(p, m + row + 16 * i, n + column + 16 * j, sums[i][j]);
+    for (int j = 0; j < 4; ++j) store_sum(problem, m + row + 16 * i, n + column + 16 * j, sums[i][j]);
   }
 }
 
@@ -220,7 +221,7 @@ class Reader {
       if (whole(i, left)) {
         *reinterpret_cast<uint4*>(to) = packs_[i];
       } else {
-        const int count = count_of(i, left);
+        const int count = count_left(i, left);
 #pragma unroll 1
         for (int e = 0; e < kPack; ++e) to[e] = e < count ? next_[i][e] : T{};
       }
@@ -232,12 +233,12 @@ class Reader {
   static __device__ int line() { return static_cast<int>(threadIdx.x) / Of::kOfLine; }
   static __device__ int column() { return static_cast<int>(threadIdx.x) % Of::kOfLine * kPack; }
   // Number of valid elements of pack i; the others are zeros.
-  __device__ int count_of(int i, int64_t left) const {
+  __device__ int count_left(int i, int64_t left) const {
     const int most = left < kStep ? static_cast<int>(left) : kStep;
     if (by_own) return most - column();
     return line() + i * Of::kApart < most ? inside_ : 0;
   }
-  __device__ bool whole(int i, int64_t left) const { return wide_ && count_of(i, left) >= kPack; }
+  __device__ bool whole(int i, int64_t left) const { return wide_ && count_left(i, left) >= kPack; }
 
   const T* next_[Of::kOfThread];
   uint4 packs_[Of::kOfThread];
@@ -260,20 +261,20 @@ __device__ void store_sums(C* to, const float* sums, bool adds) {
 }
 
 template <class C, class T>
-__device__ void store_patch(const Problem<T>& p, int64_t row, int64_t column, const float* patch) {
+__device__ void store_patch(const Problem<T>& problem, int64_t row, int64_t column, const float* patch) {
   constexpr int kCount = Pack<C>::kCount, kOfRow = kAcross * kSide / kCount;
-  C* const c = static_cast<C*>(p.c);
-  const bool wide = reinterpret_cast<uintptr_t>(c) % kWideBytes == 0 && p.ldc % kCount == 0;
+  C* const c = static_cast<C*>(problem.c);
+  const bool wide = reinterpret_cast<uintptr_t>(c) % kWideBytes == 0 && problem.ldc % kCount == 0;
   for (int i = static_cast<int>(threadIdx.x % kWarp); i < kSide * kOfRow; i += static_cast<int>(kWarp)) {
     const int down = i / kOfRow, right = i % kOfRow * kCount;
-    if (row + down >= p.m) return;
-    C* const to = c + (row + down) * p.ldc + column + right;
+    if (row + down >= problem.m) return;
+    C* const to = c + (row + down) * problem.ldc + column + right;
     const float* const sums = patch + down * kPatchPitch + right;
-    const int64_t inside = p.n - column - right;
+    const int64_t inside = problem.n - column - right;
     if (wide && inside >= kCount) {
-      store_sums<C, kCount>(to, sums, p.adds);
+      store_sums<C, kCount>(to, sums, problem.adds);
     } else {
-      for (int e = 0; e < kCount && e < inside; ++e) store_sums<C, 1>(to + e, sums + e, p.adds);
+      for (int e = 0; e < kCount && e < inside; ++e) store_sums<C, 1>(to + e, sums + e, problem.adds);
     }
   }
 }
@@ -298,16 +299,16 @@ __device__ void half_tile(const int64_t* arguments, const GroupedShape& shape, c
 #pragma unroll
     for (auto& sum : of_row) wmma::fill_fragment(sum, 0.0F);
   }
-  const Problem<T> p = problem_of<T, op>(arguments, shape, place.group);
-  const bool outside = m + row >= p.m || n + column >= p.n;
-  Reader<T, kAByM<op>> a(p.a, p.lda, m, p.m);
-  Reader<T, kBByN<op>> b(p.b, p.ldb, n, p.n);
-  if (p.k > 0) a.fetch(p.k), b.fetch(p.k);
+  const Problem<T> problem = make_problem<T, op>(arguments, shape, place.group);
+  const bool outside = m + row >= problem.m || n + column >= problem.n;
+  Reader<T, kAByM<op>> reader(problem.a, problem.lda, m, problem.m);
+  Reader<T, kBByN<op>> b(problem.b, problem.ldb, n, problem.n);
+  if (problem.k > 0) reader.fetch(problem.k), b.fetch(problem.k);
   T* stage = room;
-  for (int64_t left = p.k; left > 0; left -= kStep) {
-    a.put(stage, left), b.put(stage + A::kHalves, left);
+  for (int64_t left = problem.k; left > 0; left -= kStep) {
+    reader.put(stage, left), b.put(stage + A::kHalves, left);
     __syncthreads();  // the stage is full, and the other stage is no longer read
-    if (left > kStep) a.fetch(left - kStep), b.fetch(left - kStep);
+    if (left > kStep) reader.fetch(left - kStep), b.fetch(left - kStep);
     const auto* const slab_a = reinterpret_cast<const Native*>(stage);
     const Native* const slab_b = slab_a + A::kHalves;
 #pragma unroll
@@ -329,7 +330,7 @@ __device__ void half_tile(const int64_t* arguments, const GroupedShape& shape, c
   __syncthreads();  // before patches overwrite the stages
   if (outside) return;
   // Reads the arguments again, because registers are scarce during the steps.
-  const Problem<T> to = problem_of<T, op>(arguments, shape, place.group);
+  const Problem<T> to = make_problem<T, op>(arguments, shape, place.group);
   float* const patch = reinterpret_cast<float*>(room) + warp * kPatch;
 #pragma unroll
   for (int i = 0; i < kHigh; ++i) {
@@ -354,19 +355,20 @@ __global__ void __launch_bounds__(kThreads, 2) product_kernel(const int64_t* arg
   if constexpr (kIsHalf<T>) {
     half_tile<T, op>(arguments, shape, place);
   } else {
-    plain_tile<T, op>(problem_of<T, op>(arguments, shape, place.group), place.m * kTile<T>, place.n * kTile<T>);
+    plain_tile<T, op>(make_problem<T, op>(arguments, shape, place.group), place.m * kTile<T>, place.n * kTile<T>);
   }
 }
 
 template <class T, GroupedOp op>
-void launch_product(const int64_t* arguments, const GroupedShape& s, CUstream_st* stream) {
+void launch_product(const int64_t* arguments, const GroupedShape& shape, CUstream_st* stream) {
   constexpr int64_t kBeside = kTile<T> - 1;  // maximum number of missing rows in a group's last tile
-  const int64_t high = op == GroupedOp::weight_gradient ? s.groups * tiles(s.out, kTile<T>)
-                                                        : (s.rows + kBeside * std::min(s.groups, s.rows)) / kTile<T>;
-  const int64_t blocks = high * tiles(result_columns(op, s), kTile<T>);
+  const int64_t high = op == GroupedOp::weight_gradient
+                           ? shape.groups * tiles(shape.out, kTile<T>)
+                           : (shape.rows + kBeside * std::min(shape.groups, shape.rows)) / kTile<T>;
+  const int64_t blocks = high * tiles(result_columns(op, shape), kTile<T>);
   if (blocks == 0) return;
   launch_kernel("grouped_product", product_kernel<T, op>,
-                Grid{dim3(static_cast<unsigned>(blocks)), kThreads, 0, stream}, arguments, s);
+                Grid{dim3(static_cast<unsigned>(blocks)), kThreads, 0, stream}, arguments, shape);
 }
 
 }  // namespace
@@ -378,14 +380,14 @@ void grouped_arguments_cuda(const int64_t* counts, const GroupedSource& source, 
 }
 
 template <class T>
-void grouped_product_cuda(const int64_t* arguments, const GroupedShape& s, CUstream_st* stream) {
-  switch (s.op) {
+void grouped_product_cuda(const int64_t* arguments, const GroupedShape& shape, CUstream_st* stream) {
+  switch (shape.op) {
     case GroupedOp::forward:
-      return launch_product<T, GroupedOp::forward>(arguments, s, stream);
+      return launch_product<T, GroupedOp::forward>(arguments, shape, stream);
     case GroupedOp::input_gradient:
-      return launch_product<T, GroupedOp::input_gradient>(arguments, s, stream);
+      return launch_product<T, GroupedOp::input_gradient>(arguments, shape, stream);
     case GroupedOp::weight_gradient:
-      return launch_product<T, GroupedOp::weight_gradient>(arguments, s, stream);
+      return launch_product<T, GroupedOp::weight_gradient>(arguments, shape, stream);
   }
 }
 

@@ -19,20 +19,20 @@ enum class GroupedOp {
 };
 
 // Row-major. Group e starts `group_stride` elements after group e - 1; if group_stride is 0, after that group's last
-// row. With a group stride, replicas start at `clones` instead.
+// row. With a group stride, replicas start at `replicas` instead.
 struct GroupedOperand {
   const void* base = nullptr;
   int64_t leading = 0, group_stride = 0, element_bytes = 0;
-  const void* clones = nullptr;
+  const void* replicas = nullptr;
 };
 
 struct GroupedSource {
   GroupedOperand a, b, c;
   int64_t groups = 0;
-  int64_t rows = 0;    // buffer size; counts beyond it are clamped
-  int64_t clones = 0;  // number of trailing groups that are replicas
+  int64_t rows = 0;      // buffer size; counts beyond it are clamped
+  int64_t replicas = 0;  // number of trailing groups that are replicas
   // For weight_gradient: whether c of a group is added to or overwritten (zeros for a group without rows).
-  bool adds = true, clones_add = false;
+  bool adds = true, replicas_add = false;
 };
 
 // The arguments are [kGroupedFields, groups] int64.

@@ -91,45 +91,47 @@ struct GroupBlocks {
   int64_t first = 0, m_blocks = 0, m_size = 0;
 };
 
-GroupedProblem problem_of(const int64_t* arguments, const GroupedShape& s, int64_t e) {
-  const auto field = [&](GroupedField which) { return arguments[which * s.groups + e]; };
-  GroupedProblem p;
-  p.a = reinterpret_cast<const void*>(field(kPointerA));
-  p.b = reinterpret_cast<const void*>(field(kPointerB));
-  p.c = reinterpret_cast<void*>(field(kPointerC));
-  p.lda = field(kLeadingA), p.ldb = field(kLeadingB), p.ldc = field(kLeadingC);
+GroupedProblem make_problem(const int64_t* arguments, const GroupedShape& shape, int64_t e) {
+  const auto field = [&](GroupedField which) { return arguments[which * shape.groups + e]; };
+  GroupedProblem problem;
+  problem.a = reinterpret_cast<const void*>(field(kPointerA));
+  problem.b = reinterpret_cast<const void*>(field(kPointerB));
+  problem.c = reinterpret_cast<void*>(field(kPointerC));
+  problem.lda = field(kLeadingA), problem.ldb = field(kLeadingB), problem.ldc = field(kLeadingC);
   const int64_t rows = field(kGroupRows);
-  switch (s.op) {
+  switch (shape.op) {
     case GroupedOp::forward:
-      p.m = rows, p.n = s.out, p.k = s.in, p.b_by_n = true;
+      problem.m = rows, problem.n = shape.out, problem.k = shape.in, problem.b_by_n = true;
       break;
     case GroupedOp::input_gradient:
-      p.m = rows, p.n = s.in, p.k = s.out;
+      problem.m = rows, problem.n = shape.in, problem.k = shape.out;
       break;
     case GroupedOp::weight_gradient:
-      p.m = rows > 0 ? s.out : 0, p.n = s.in, p.k = rows, p.a_by_k = true, p.wide_c = s.wide_sum;
-      p.adds = field(kGroupAdds) != 0;
+      problem.m = rows > 0 ? shape.out : 0, problem.n = shape.in, problem.k = rows, problem.a_by_k = true,
+      problem.wide_c = shape.wide_sum;
+      problem.adds = field(kGroupAdds) != 0;
       break;
   }
-  return p;
+  return problem;
 }
 
 struct Free {
   void operator()(char* data) const { ::operator delete (data, std::align_val_t{64}); }
 };
-std::unique_ptr<char, Free> scratch_of(int64_t bytes) {
+std::unique_ptr<char, Free> allocate_scratch(int64_t bytes) {
   return std::unique_ptr<char, Free>(
       static_cast<char*>(::operator new (static_cast<size_t>(bytes), std::align_val_t{64})));
 }
 
 // Writes zeros for a group of a weight gradient that has no rows, and thus no blocks.
-void write_zeros(const GroupedProblem& p, const GroupedShape& s, Number number) {
+void write_zeros(const GroupedProblem& problem, const GroupedShape& shape, Number number) {
   const bool half = number == Number::bf16 || number == Number::f16;
-  const int64_t bytes = number == Number::f64 ? 8 : half && !s.wide_sum ? 2 : 4;
-  at::parallel_for(0, s.out, std::max<int64_t>(1, 65536 / std::max<int64_t>(1, s.in)),
+  const int64_t bytes = number == Number::f64 ? 8 : half && !shape.wide_sum ? 2 : 4;
+  at::parallel_for(0, shape.out, std::max<int64_t>(1, 65536 / std::max<int64_t>(1, shape.in)),
                    [&](int64_t begin, int64_t end) {
                      for (int64_t i = begin; i < end; ++i) {
-                       std::memset(static_cast<char*>(p.c) + i * p.ldc * bytes, 0, static_cast<size_t>(s.in * bytes));
+                       std::memset(static_cast<char*>(problem.c) + i * problem.ldc * bytes, 0,
+                                   static_cast<size_t>(shape.in * bytes));
                      }
                    });
 }
@@ -157,7 +159,7 @@ struct Queue {
 };
 
 // `group`: group of the previous block.
-GroupedWork work_of(const Queue& queue, int64_t i, size_t& group) {
+GroupedWork next_work(const Queue& queue, int64_t i, size_t& group) {
   while (group + 1 < queue.groups.size() && queue.groups[group + 1].first <= i) ++group;
   const GroupBlocks& of = queue.groups[group];
   const int64_t m = (i - of.first) % of.m_blocks * of.m_size, n = (i - of.first) / of.m_blocks * queue.cut.n;
@@ -165,14 +167,14 @@ GroupedWork work_of(const Queue& queue, int64_t i, size_t& group) {
 }
 
 void compute_blocks(const GroupedChoice& choice, Queue& queue) {
-  const auto scratch = scratch_of(queue.cut.scratch_bytes);
+  const auto scratch = allocate_scratch(queue.cut.scratch_bytes);
   if (choice.begin != nullptr) choice.begin();
   size_t group = 0;
   for (int64_t i = queue.next.fetch_add(queue.at_a_time); i < queue.end; i = queue.next.fetch_add(queue.at_a_time)) {
     const int64_t end = std::min(queue.end, i + queue.at_a_time);
-    GroupedWork work = work_of(queue, i, group);
+    GroupedWork work = next_work(queue, i, group);
     while (++i < end) {
-      const GroupedWork after = work_of(queue, i, group);
+      const GroupedWork after = next_work(queue, i, group);
       choice.product(work, &after, scratch.get());
       work = after;
     }
@@ -217,20 +219,21 @@ const GroupedChoice& grouped_choice(bool gpu, Number number, int capability) {
 
 void grouped_arguments(const int64_t* counts, const GroupedSource& source, int64_t* arguments) {
   const GroupedOperand* const operands[] = {&source.a, &source.b, &source.c};
-  const int64_t groups = source.groups, home = groups - source.clones;
+  const int64_t groups = source.groups, home = groups - source.replicas;
   int64_t first = 0;
   for (int64_t e = 0; e < groups; ++e) {
     const int64_t rows = std::max<int64_t>(0, std::min(counts[e], source.rows - first));
     for (int64_t i = 0; i < 3; ++i) {
-      const GroupedOperand& o = *operands[i];
-      const bool in_clones = o.group_stride != 0 && e >= home;
-      const int64_t at = o.group_stride != 0 ? (in_clones ? e - home : e) * o.group_stride : first * o.leading;
+      const GroupedOperand& operand = *operands[i];
+      const bool in_replicas = operand.group_stride != 0 && e >= home;
+      const int64_t at =
+          operand.group_stride != 0 ? (in_replicas ? e - home : e) * operand.group_stride : first * operand.leading;
       arguments[(kPointerA + i) * groups + e] =
-          reinterpret_cast<int64_t>(in_clones ? o.clones : o.base) + at * o.element_bytes;
-      arguments[(kLeadingA + i) * groups + e] = o.leading;
+          reinterpret_cast<int64_t>(in_replicas ? operand.replicas : operand.base) + at * operand.element_bytes;
+      arguments[(kLeadingA + i) * groups + e] = operand.leading;
     }
     arguments[kGroupRows * groups + e] = rows;
-    arguments[kGroupAdds * groups + e] = e < home ? source.adds : source.clones_add;
+    arguments[kGroupAdds * groups + e] = e < home ? source.adds : source.replicas_add;
     first += rows;
   }
 }
@@ -239,10 +242,11 @@ void grouped_product_by(const GroupedChoice& choice, const int64_t* arguments, c
   std::vector<GroupBlocks> groups;
   double work = 0;
   for (int64_t e = 0; e < shape.groups; ++e) {
-    const GroupedProblem p = problem_of(arguments, shape, e);
-    if (shape.op == GroupedOp::weight_gradient && p.k == 0 && !p.adds) write_zeros(p, shape, choice.number);
-    groups.push_back({p});
-    work += static_cast<double>(p.m) * static_cast<double>(p.n) * static_cast<double>(p.k);
+    const GroupedProblem problem = make_problem(arguments, shape, e);
+    if (shape.op == GroupedOp::weight_gradient && problem.k == 0 && !problem.adds)
+      write_zeros(problem, shape, choice.number);
+    groups.push_back({problem});
+    work += static_cast<double>(problem.m) * static_cast<double>(problem.n) * static_cast<double>(problem.k);
   }
   const bool alone = work < 2e6 || at::in_parallel_region();
   const int64_t most = alone ? 1 : at::get_num_threads();

@@ -33,8 +33,8 @@ struct GroupedWork {
 template <class T>
 const T* first_of_right(const GroupedWork* work) {
   if (work == nullptr) return nullptr;
-  const GroupedProblem& p = work->problem;
-  return static_cast<const T*>(p.b) + work->block.n_begin * (p.b_by_n ? p.ldb : 1);
+  const GroupedProblem& problem = work->problem;
+  return static_cast<const T*>(problem.b) + work->block.n_begin * (problem.b_by_n ? problem.ldb : 1);
 }
 
 // Block size of a product, and the scratch memory per thread, which the caller provides 64-byte aligned.

@@ -4,17 +4,18 @@ namespace metroplex::kernels {
 namespace {
 
 template <int64_t count, int packs, class In, class Out>
-__global__ void __launch_bounds__(kThreads) forward_kernel(NormForward<In, Out> p, NormShape s) {
+__global__ void __launch_bounds__(kThreads) forward_kernel(NormForward<In, Out> forward, NormShape shape) {
   unsigned turn = 0;
-  for (int64_t row = blockIdx.x; row < s.rows; row += gridDim.x) norm_forward_row<count, packs>(p, s, row, turn);
+  for (int64_t row = blockIdx.x; row < shape.rows; row += gridDim.x)
+    norm_forward_row<count, packs>(forward, shape, row, turn);
 }
 
 template <int64_t count, int packs, class In, class Out>
 __global__ void __launch_bounds__(kThreads, kNormBlocks<packs, In, Out>)
-    backward_kernel(NormBackward<In, Out> p, NormLines<Wide<In>> lines, NormShape s) {
+    backward_kernel(NormBackward<In, Out> backward, NormLines<Wide<In>> lines, NormShape shape) {
   unsigned turn = 0;
-  norm_line<count, packs>(lines, s, [&](int64_t row, NormColumns<Wide<In>, count, packs>& columns) {
-    norm_backward_row<count, packs>(p, s, row, columns, turn);
+  norm_line<count, packs>(lines, shape, [&](int64_t row, NormColumns<Wide<In>, count, packs>& columns) {
+    norm_backward_row<count, packs>(backward, shape, row, columns, turn);
   });
 }
 

@@ -11,63 +11,66 @@ namespace metroplex::kernels {
 namespace {
 
 template <class In, class Out>
-MPX_INLINE void norm_forward_row(const NormForward<In, Out, Wide<In>>& p, const NormShape& s, int64_t row) {
+MPX_INLINE void norm_forward_row(const NormForward<In, Out, Wide<In>>& forward, const NormShape& shape, int64_t row) {
   using T = Wide<In>;
-  const In* __restrict x = p.x + row * s.width;
-  Out* __restrict out = p.out + row * s.width;
-  const T* __restrict weight = p.weight;
-  const T count = static_cast<T>(s.width);
-  const T mean = s.rms ? T(0) : lane_sum<T>(s.width, [&](int64_t i) { return load(x[i]); }) / count;
+  const In* __restrict x = forward.x + row * shape.width;
+  Out* __restrict out = forward.out + row * shape.width;
+  const T* __restrict weight = forward.weight;
+  const T count = static_cast<T>(shape.width);
+  const T mean = shape.rms ? T(0) : lane_sum<T>(shape.width, [&](int64_t i) { return load(x[i]); }) / count;
   const T variance =
-      lane_sum<T>(s.width, [&](int64_t i) { return (load(x[i]) - mean) * (load(x[i]) - mean); }) / count;
-  const T rstd = T(1) / std::sqrt(variance + static_cast<T>(s.epsilon));
-  if (p.bias != nullptr) {
-    const T* __restrict bias = p.bias;
-    for (int64_t i = 0; i < s.width; ++i) out[i] = store<Out>((load(x[i]) - mean) * rstd * weight[i] + bias[i]);
+      lane_sum<T>(shape.width, [&](int64_t i) { return (load(x[i]) - mean) * (load(x[i]) - mean); }) / count;
+  const T rstd = T(1) / std::sqrt(variance + static_cast<T>(shape.epsilon));
+  if (forward.bias != nullptr) {
+    const T* __restrict bias = forward.bias;
+    for (int64_t i = 0; i < shape.width; ++i) out[i] = store<Out>((load(x[i]) - mean) * rstd * weight[i] + bias[i]);
   } else {
-    for (int64_t i = 0; i < s.width; ++i) out[i] = store<Out>((load(x[i]) - mean) * rstd * weight[i]);
+    for (int64_t i = 0; i < shape.width; ++i) out[i] = store<Out>((load(x[i]) - mean) * rstd * weight[i]);
   }
-  if (!s.rms) p.mean[row] = mean;
-  p.rstd[row] = rstd;
+  if (!shape.rms) forward.mean[row] = mean;
+  forward.rstd[row] = rstd;
 }
 
 // Adds the row's weight gradients to dweight and dbias [width].
 template <class In, class Out>
-MPX_INLINE void norm_backward_row(const NormBackward<In, Out, Wide<In>>& p, const NormShape& s, int64_t row,
-                                  Wide<In>* __restrict dweight, Wide<In>* __restrict dbias) {
+MPX_INLINE void norm_backward_row(const NormBackward<In, Out, Wide<In>>& backward, const NormShape& shape,
+                                  int64_t row, Wide<In>* __restrict dweight, Wide<In>* __restrict dbias) {
   using T = Wide<In>;
-  const T* __restrict weight = p.weight;
-  const Out* __restrict dy = p.dy + row * s.width;
-  const In* __restrict x = p.x + row * s.width;
-  In* __restrict dx = p.dx + row * s.width;
-  const T mean = s.rms ? T(0) : p.mean[row], rstd = p.rstd[row], count = static_cast<T>(s.width);
-  const T sum = s.rms ? T(0) : lane_sum<T>(s.width, [&](int64_t i) { return load(dy[i]) * weight[i]; }) / count;
+  const T* __restrict weight = backward.weight;
+  const Out* __restrict dy = backward.dy + row * shape.width;
+  const In* __restrict x = backward.x + row * shape.width;
+  In* __restrict dx = backward.dx + row * shape.width;
+  const T mean = shape.rms ? T(0) : backward.mean[row], rstd = backward.rstd[row],
+          count = static_cast<T>(shape.width);
+  const T sum =
+      shape.rms ? T(0) : lane_sum<T>(shape.width, [&](int64_t i) { return load(dy[i]) * weight[i]; }) / count;
   const T dot =
-      lane_sum<T>(s.width, [&](int64_t i) { return load(dy[i]) * weight[i] * ((load(x[i]) - mean) * rstd); }) / count;
-  for (int64_t i = 0; i < s.width; ++i) {
+      lane_sum<T>(shape.width, [&](int64_t i) { return load(dy[i]) * weight[i] * ((load(x[i]) - mean) * rstd); }) /
+      count;
+  for (int64_t i = 0; i < shape.width; ++i) {
     const T normal = (load(x[i]) - mean) * rstd;
     dx[i] = store<In>(rstd * (load(dy[i]) * weight[i] - sum - normal * dot));
     dweight[i] += load(dy[i]) * normal;
   }
   if (dbias != nullptr) {
-    for (int64_t i = 0; i < s.width; ++i) dbias[i] += load(dy[i]);
+    for (int64_t i = 0; i < shape.width; ++i) dbias[i] += load(dy[i]);
   }
-  if (p.add != nullptr) {
-    const In* __restrict add = p.add + row * s.width;
-    for (int64_t i = 0; i < s.width; ++i) dx[i] = store<In>(load(dx[i]) + load(add[i]));
+  if (backward.add != nullptr) {
+    const In* __restrict add = backward.add + row * shape.width;
+    for (int64_t i = 0; i < shape.width; ++i) dx[i] = store<In>(load(dx[i]) + load(add[i]));
   }
 }
 
 }  // namespace
 
-#define MPX_ROWS(Out, In)                                                                                            \
-  MPX_HALF_CLONES void norm_forward_rows(const NormForward<In, Out, Wide<In>>& p, const NormShape& s, int64_t begin, \
-                                         int64_t end) {                                                              \
-    for (int64_t row = begin; row < end; ++row) norm_forward_row(p, s, row);                                         \
-  }                                                                                                                  \
-  MPX_HALF_CLONES void norm_backward_rows(const NormBackward<In, Out, Wide<In>>& p, const NormShape& s,              \
-                                          int64_t begin, int64_t end, Wide<In>* dweight, Wide<In>* dbias) {          \
-    for (int64_t row = begin; row < end; ++row) norm_backward_row(p, s, row, dweight, dbias);                        \
+#define MPX_ROWS(Out, In)                                                                                          \
+  MPX_HALF_CLONES void norm_forward_rows(const NormForward<In, Out, Wide<In>>& forward, const NormShape& shape,    \
+                                         int64_t begin, int64_t end) {                                             \
+    for (int64_t row = begin; row < end; ++row) norm_forward_row(forward, shape, row);                             \
+  }                                                                                                                \
+  MPX_HALF_CLONES void norm_backward_rows(const NormBackward<In, Out, Wide<In>>& backward, const NormShape& shape, \
+                                          int64_t begin, int64_t end, Wide<In>* dweight, Wide<In>* dbias) {        \
+    for (int64_t row = begin; row < end; ++row) norm_backward_row(backward, shape, row, dweight, dbias);           \
   }
 MPX_FOR_ELEMENT_PAIRS(MPX_ROWS)
 #undef MPX_ROWS

@@ -21,20 +21,22 @@ constexpr unsigned kNormBlocks = packs == 4                               ? 2
                                                                           : 4;
 
 template <class In, class Out>
-bool in_packs(const NormForward<In, Out>& p, const NormShape& s) {
-  return s.width % kNormPack<In, Out> == 0 && aligned_for_packs(p.x, p.weight, p.bias, p.out);
+bool in_packs(const NormForward<In, Out>& forward, const NormShape& shape) {
+  return shape.width % kNormPack<In, Out> == 0 &&
+         aligned_for_packs(forward.x, forward.weight, forward.bias, forward.out);
 }
 template <class In, class Out>
-bool in_packs(const NormBackward<In, Out>& p, const Wide<In>* lines, const NormShape& s) {
-  return s.width % kNormPack<In, Out> == 0 && aligned_for_packs(p.dy, p.x, p.weight, p.add, p.dx, lines);
+bool in_packs(const NormBackward<In, Out>& backward, const Wide<In>* lines, const NormShape& shape) {
+  return shape.width % kNormPack<In, Out> == 0 &&
+         aligned_for_packs(backward.dy, backward.x, backward.weight, backward.add, backward.dx, lines);
 }
 
 // Reads the weights of `count` adjacent columns, plus 1 with one_plus.
 template <int64_t count, class T>
-__device__ Elements<T, count> norm_weight(const T* from, const NormShape& s) {
+__device__ Elements<T, count> norm_weight(const T* from, const NormShape& shape) {
   Elements<T, count> weight;
   weight.read(from);
-  if (s.one_plus) {
+  if (shape.one_plus) {
     for (Wide<T>& value : weight.values) value += 1;
   }
   return weight;
@@ -43,15 +45,15 @@ __device__ Elements<T, count> norm_weight(const T* from, const NormShape& s) {
 // Calls each(i, column) for the columns of this thread; together the block's threads cover the row. If `packs` > 0,
 // at most `packs` calls suffice, and i is the index of the call. If `packs` is 0, the loop is unbounded and i is 0.
 template <int64_t count, int packs, class Each>
-__device__ void for_columns(const NormShape& s, const Each& each) {
+__device__ void for_columns(const NormShape& shape, const Each& each) {
   if constexpr (packs > 0) {
 #pragma unroll
     for (int i = 0; i < packs; ++i) {
       const int64_t column = (i * kThreads + threadIdx.x) * count;
-      if (column < s.width) each(i, column);
+      if (column < shape.width) each(i, column);
     }
   } else {
-    for (int64_t column = threadIdx.x * count; column < s.width; column += blockDim.x * count) each(0, column);
+    for (int64_t column = threadIdx.x * count; column < shape.width; column += blockDim.x * count) each(0, column);
   }
 }
 
@@ -59,9 +61,9 @@ __device__ void for_columns(const NormShape& s, const Each& each) {
 template <class T, int64_t count, int packs>
 class RowElements {
  public:
-  __device__ RowElements(const T* row, const NormShape& s) : row_(row) {
+  __device__ RowElements(const T* row, const NormShape& shape) : row_(row) {
     if constexpr (packs > 0) {
-      for_columns<count, packs>(s, [&](int i, int64_t column) {
+      for_columns<count, packs>(shape, [&](int i, int64_t column) {
         for (int64_t part = 0; part < kParts; ++part) held_[i][part] = load_pack(row + column + part * kOfPack);
       });
     }
@@ -99,34 +101,35 @@ __device__ void block_sums(T (&sums)[n], unsigned& turn) {
 }
 
 template <int64_t count, int packs, class In, class Out>
-__device__ void norm_forward_row(const NormForward<In, Out>& p, const NormShape& s, int64_t row, unsigned& turn) {
+__device__ void norm_forward_row(const NormForward<In, Out>& forward, const NormShape& shape, int64_t row,
+                                 unsigned& turn) {
   using T = Wide<In>;
-  const RowElements<In, count, packs> x(p.x + row * s.width, s);
-  Out* out = p.out + row * s.width;
-  const T share = T(1) / static_cast<T>(s.width);
+  const RowElements<In, count, packs> x(forward.x + row * shape.width, shape);
+  Out* out = forward.out + row * shape.width;
+  const T share = T(1) / static_cast<T>(shape.width);
   const auto row_sum = [&](const auto& term) {
     T sum[1] = {0};
-    for_columns<count, packs>(s, [&](int i, int64_t column) {
+    for_columns<count, packs>(shape, [&](int i, int64_t column) {
       const Elements<In, count> values = x.at(i, column);
       for (int64_t l = 0; l < count; ++l) sum[0] += term(values.values[l]);
     });
     block_sums(sum, turn);
     return sum[0];
   };
-  const T mean = s.rms ? T(0) : row_sum([](T value) { return value; }) * share;
+  const T mean = shape.rms ? T(0) : row_sum([](T value) { return value; }) * share;
   const T variance = row_sum([=](T value) { return (value - mean) * (value - mean); }) * share;
-  const T rstd = T(1) / sqrt(variance + static_cast<T>(s.epsilon));
-  for_columns<count, packs>(s, [&](int i, int64_t column) {
+  const T rstd = T(1) / sqrt(variance + static_cast<T>(shape.epsilon));
+  for_columns<count, packs>(shape, [&](int i, int64_t column) {
     const Elements<In, count> values = x.at(i, column);
-    const Elements<Out, count> weight = norm_weight<count>(p.weight + column, s);
+    const Elements<Out, count> weight = norm_weight<count>(forward.weight + column, shape);
     Elements<Out, count> to;
     for (int64_t l = 0; l < count; ++l) to.values[l] = (values.values[l] - mean) * rstd * weight.values[l];
-    to.add(p.bias != nullptr ? p.bias + column : nullptr);
+    to.add(forward.bias != nullptr ? forward.bias + column : nullptr);
     to.write(out + column);
   });
   if (threadIdx.x == 0) {
-    if (!s.rms) p.mean[row] = mean;
-    p.rstd[row] = rstd;
+    if (!shape.rms) forward.mean[row] = mean;
+    forward.rstd[row] = rstd;
   }
 }
 
@@ -158,18 +161,19 @@ struct NormColumns<T, count, 0> {
 };
 
 template <int64_t count, int packs, class In, class Out>
-__device__ void norm_backward_row(const NormBackward<In, Out>& p, const NormShape& s, int64_t row,
+__device__ void norm_backward_row(const NormBackward<In, Out>& backward, const NormShape& shape, int64_t row,
                                   NormColumns<Wide<In>, count, packs>& columns, unsigned& turn) {
   using T = Wide<In>;
-  const int64_t begin = row * s.width;
-  const RowElements<In, count, packs> x(p.x + begin, s);
-  const RowElements<Out, count, packs> gradients(p.dy + begin, s);
-  const T mean = s.rms ? T(0) : p.mean[row], rstd = p.rstd[row], share = T(1) / static_cast<T>(s.width);
+  const int64_t begin = row * shape.width;
+  const RowElements<In, count, packs> x(backward.x + begin, shape);
+  const RowElements<Out, count, packs> gradients(backward.dy + begin, shape);
+  const T mean = shape.rms ? T(0) : backward.mean[row], rstd = backward.rstd[row],
+          share = T(1) / static_cast<T>(shape.width);
   // each(i, column, dy, x - mean, weight)
   const auto for_elements = [&](const auto& each) {
-    for_columns<count, packs>(s, [&](int i, int64_t column) {
+    for_columns<count, packs>(shape, [&](int i, int64_t column) {
       Elements<In, count> centred = x.at(i, column);
-      const Elements<Out, count> weight = norm_weight<count>(p.weight + column, s);
+      const Elements<Out, count> weight = norm_weight<count>(backward.weight + column, shape);
       for (T& value : centred.values) value -= mean;
       each(i, column, gradients.at(i, column).values, centred.values, weight.values);
     });
@@ -186,17 +190,17 @@ __device__ void norm_backward_row(const NormBackward<In, Out>& p, const NormShap
     columns.add(i, column, to_dweight, dy);
   });
   block_sums(sums, turn);
-  const T sum = s.rms ? T(0) : sums[0] * share, dot = sums[1] * share * rstd;
+  const T sum = shape.rms ? T(0) : sums[0] * share, dot = sums[1] * share * rstd;
   for_elements(
       [&](int /*i*/, int64_t column, const T(&dy)[count], const T(&centred)[count], const T(&weight)[count]) {
         Elements<In, count> dx;
         for (int64_t l = 0; l < count; ++l) dx.values[l] = rstd * (dy[l] * weight[l] - sum - centred[l] * dot);
-        if (p.add != nullptr) {
+        if (backward.add != nullptr) {
           Elements<In, count> past;
-          past.read(p.add + begin + column);
+          past.read(backward.add + begin + column);
           for (int64_t l = 0; l < count; ++l) dx.values[l] = load(store<In>(dx.values[l])) + past.values[l];
         }
-        dx.write(p.dx + begin + column);
+        dx.write(backward.dx + begin + column);
       });
 }
 
@@ -210,23 +214,23 @@ struct NormLines {
 // Calls each_row(row, columns) for the rows of this thread block (one block per line), and writes their weight
 // gradients to the line.
 template <int64_t count, int packs, class T, class Row>
-__device__ void norm_line(const NormLines<T>& to, const NormShape& s, const Row& each_row) {
-  T *line = to.lines + int64_t{blockIdx.x} * 2 * s.width, *sums = line;
+__device__ void norm_line(const NormLines<T>& to, const NormShape& shape, const Row& each_row) {
+  T *line = to.lines + int64_t{blockIdx.x} * 2 * shape.width, *sums = line;
   NormColumns<T, count, packs> columns{};
   if constexpr (packs == 0) {
     if (to.shared) sums = reinterpret_cast<T*>(dynamic_shared());
-    columns = {sums, to.with_bias ? sums + s.width : nullptr};
-    for_columns<count, 0>(s, [&](int, int64_t column) {
+    columns = {sums, to.with_bias ? sums + shape.width : nullptr};
+    for_columns<count, 0>(shape, [&](int, int64_t column) {
       constexpr Elements<T, count> kZeros{};
       kZeros.write(columns.dweight + column);
       if (to.with_bias) kZeros.write(columns.dbias + column);
     });
   }
-  const int64_t begin = blockIdx.x * norm_rows_per_line(s), most = begin + norm_rows_per_line(s);
-  const int64_t end = most < s.rows ? most : s.rows;
+  const int64_t begin = blockIdx.x * norm_rows_per_line(shape), most = begin + norm_rows_per_line(shape);
+  const int64_t end = most < shape.rows ? most : shape.rows;
   for (int64_t row = begin; row < end; ++row) each_row(row, columns);
   if (packs == 0 && !to.shared) return;
-  for_columns<count, packs>(s, [&](int i, int64_t column) {
+  for_columns<count, packs>(shape, [&](int i, int64_t column) {
     Elements<T, count> dweight, dbias{};
     if constexpr (packs > 0) {
       dweight = columns.dweight[i], dbias = columns.dbias[i];
@@ -235,33 +239,33 @@ __device__ void norm_line(const NormLines<T>& to, const NormShape& s, const Row&
       if (to.with_bias) dbias.read(columns.dbias + column);
     }
     dweight.write(line + column);
-    if (to.with_bias) dbias.write(line + s.width + column);
+    if (to.with_bias) dbias.write(line + shape.width + column);
   });
 }
 
 // Calls call.template operator()<count, packs>() for rows of whole packs or of single elements.
 template <class In, class Out, class Call>
-void with_norm_packs(bool in_packs, const NormShape& s, const Call& call) {
+void with_norm_packs(bool in_packs, const NormShape& shape, const Call& call) {
   constexpr int64_t kPack = kNormPack<In, Out>, kOfBlock = kPack * kThreads;
   if (!in_packs) return call.template operator()<1, 0>();
-  if (s.width <= kOfBlock) return call.template operator()<kPack, 1>();
-  if (s.width <= 2 * kOfBlock) return call.template operator()<kPack, 2>();
-  if (s.width <= 4 * kOfBlock) return call.template operator()<kPack, 4>();
+  if (shape.width <= kOfBlock) return call.template operator()<kPack, 1>();
+  if (shape.width <= 2 * kOfBlock) return call.template operator()<kPack, 2>();
+  if (shape.width <= 4 * kOfBlock) return call.template operator()<kPack, 4>();
   call.template operator()<kPack, 0>();
 }
 
 // Bytes of shared memory for the sums: 0 if they exceed the default limit of every GPU, or if registers hold them.
 template <class T>
-unsigned norm_room_bytes(const NormShape& s, bool with_bias, int packs) {
+unsigned norm_room_bytes(const NormShape& shape, bool with_bias, int packs) {
   constexpr int64_t kMost = 40 * 1024;  // leaves space for block_reduce
-  const int64_t bytes = (with_bias ? 2 : 1) * s.width * static_cast<int64_t>(sizeof(T));
+  const int64_t bytes = (with_bias ? 2 : 1) * shape.width * static_cast<int64_t>(sizeof(T));
   return packs == 0 && bytes <= kMost ? static_cast<unsigned>(bytes) : 0;
 }
 
 // Sums the lines into dweight and dbias; dbias may be null.
 template <class T>
-void sum_norm_lines(const T* lines, T* dweight, T* dbias, const NormShape& s, CUstream_st* stream) {
-  sum_lines_cuda<T>({lines, norm_lines(s), 2 * s.width, s.width, {dweight, dbias}}, stream);
+void sum_norm_lines(const T* lines, T* dweight, T* dbias, const NormShape& shape, CUstream_st* stream) {
+  sum_lines_cuda<T>({lines, norm_lines(shape), 2 * shape.width, shape.width, {dweight, dbias}}, stream);
 }
 
 }  // namespace metroplex::kernels

@@ -10,21 +10,23 @@
 namespace metroplex::kernels {
 
 template <class In, class Out>
-NormForward<In, Out, Wide<In>> widened(const NormForward<In, Out>& p, const WideRow<Out>& weight,
+NormForward<In, Out, Wide<In>> widened(const NormForward<In, Out>& forward, const WideRow<Out>& weight,
                                        const WideRow<Out>& bias) {
-  return {p.x, weight.data(), bias.data(), p.out, p.mean, p.rstd};
+  return {forward.x, weight.data(), bias.data(), forward.out, forward.mean, forward.rstd};
 }
 template <class In, class Out>
-NormBackward<In, Out, Wide<In>> widened(const NormBackward<In, Out>& p, const WideRow<Out>& weight) {
-  return {p.dy, p.x, weight.data(), p.mean, p.rstd, p.add, p.dx, p.dweight, p.dbias};
+NormBackward<In, Out, Wide<In>> widened(const NormBackward<In, Out>& backward, const WideRow<Out>& weight) {
+  return {backward.dy,  backward.x,  weight.data(),    backward.mean, backward.rstd,
+          backward.add, backward.dx, backward.dweight, backward.dbias};
 }
 
 // Process rows [begin, end) of norm_forward and norm_backward. The latter adds weight gradients to dweight and dbias
 // [width].
-#define MPX_ROWS(Out, In)                                                                                           \
-  void norm_forward_rows(const NormForward<In, Out, Wide<In>>& p, const NormShape& s, int64_t begin, int64_t end);  \
-  void norm_backward_rows(const NormBackward<In, Out, Wide<In>>& p, const NormShape& s, int64_t begin, int64_t end, \
-                          Wide<In>* dweight, Wide<In>* dbias)
+#define MPX_ROWS(Out, In)                                                                                         \
+  void norm_forward_rows(const NormForward<In, Out, Wide<In>>& forward, const NormShape& shape, int64_t begin,    \
+                         int64_t end);                                                                            \
+  void norm_backward_rows(const NormBackward<In, Out, Wide<In>>& backward, const NormShape& shape, int64_t begin, \
+                          int64_t end, Wide<In>* dweight, Wide<In>* dbias)
 MPX_FOR_ELEMENT_PAIRS(MPX_ROWS);
 #undef MPX_ROWS
 

@@ -19,17 +19,17 @@ __device__ void load_moment(const MomentArray& moment, int64_t i, T* to) {
 }
 
 template <int64_t count, class T>
-__device__ void load_main(const OptimizerRange& r, int64_t i, T* to) {
+__device__ void load_main(const OptimizerRange& range, int64_t i, T* to) {
   if constexpr (sizeof(T) == sizeof(float)) {
-    if (r.remainder != nullptr) {
+    if (range.remainder != nullptr) {
       uint16_t param[count], remainder[count];
-      read_stored<count>(static_cast<const uint16_t*>(r.param) + i, param);
-      read_stored<count>(r.remainder + i, remainder);
+      read_stored<count>(static_cast<const uint16_t*>(range.param) + i, param);
+      read_stored<count>(range.remainder + i, remainder);
       for (int64_t l = 0; l < count; ++l) to[l] = join_float(param[l], remainder[l]);
       return;
     }
   }
-  load_stored<count>(r.main, r.main_number, i, to);
+  load_stored<count>(range.main, range.main_number, i, to);
 }
 
 // 16 random bits per element; if not `stochastic`, rounds to nearest.
@@ -59,40 +59,40 @@ __device__ void store_moment(const MomentArray& moment, int64_t i, bool inside, 
 }
 
 template <int64_t count>
-__device__ void store_param(const OptimizerRange& r, int64_t i, const float* x) {
-  if (r.param == nullptr) return;
-  if (r.param_number == Number::f32) return write_stored<count>(static_cast<float*>(r.param) + i, x);
+__device__ void store_param(const OptimizerRange& range, int64_t i, const float* x) {
+  if (range.param == nullptr) return;
+  if (range.param_number == Number::f32) return write_stored<count>(static_cast<float*>(range.param) + i, x);
   uint16_t halves[count];
   for (int64_t l = 0; l < count; ++l)
-    halves[l] = r.param_number == Number::bf16 ? float_to_bf16(x[l]) : float_to_f16(x[l]);
-  write_stored<count>(static_cast<uint16_t*>(r.param) + i, halves);
+    halves[l] = range.param_number == Number::bf16 ? float_to_bf16(x[l]) : float_to_f16(x[l]);
+  write_stored<count>(static_cast<uint16_t*>(range.param) + i, halves);
 }
 
 // Stores the main parameter, and rounds x to the stored value.
 template <int64_t count, class T>
-__device__ void store_main(const OptimizerRange& r, int64_t i, T* x, uint32_t key) {
+__device__ void store_main(const OptimizerRange& range, int64_t i, T* x, uint32_t key) {
   if constexpr (sizeof(T) == sizeof(double)) {
-    write_stored<count>(static_cast<double*>(r.main) + i, x);
-  } else if (r.remainder != nullptr) {
+    write_stored<count>(static_cast<double*>(range.main) + i, x);
+  } else if (range.remainder != nullptr) {
     uint16_t param[count], remainder[count];
     for (int64_t l = 0; l < count; ++l) {
       const SplitFloat split = split_float(x[l]);
       param[l] = split.param, remainder[l] = split.remainder;
     }
-    write_stored<count>(static_cast<uint16_t*>(r.param) + i, param);
-    write_stored<count>(r.remainder + i, remainder);
-  } else if (r.main_number == Number::bf16) {
+    write_stored<count>(static_cast<uint16_t*>(range.param) + i, param);
+    write_stored<count>(range.remainder + i, remainder);
+  } else if (range.main_number == Number::bf16) {
     uint16_t halves[count];
     for (int64_t l = 0; l < count; ++l) {
-      const uint32_t noise = position_noise(key, r.noise_start + i + l) & 0xFFFF;
-      halves[l] = r.stochastic ? float_to_bf16(x[l], noise) : float_to_bf16(x[l]);
+      const uint32_t noise = position_noise(key, range.noise_start + i + l) & 0xFFFF;
+      halves[l] = range.stochastic ? float_to_bf16(x[l], noise) : float_to_bf16(x[l]);
       x[l] = bf16_to_float(halves[l]);
     }
-    write_stored<count>(static_cast<uint16_t*>(r.main) + i, halves);
-    store_param<count>(r, i, x);
+    write_stored<count>(static_cast<uint16_t*>(range.main) + i, halves);
+    store_param<count>(range, i, x);
   } else {
-    write_stored<count>(static_cast<float*>(r.main) + i, x);
-    store_param<count>(r, i, x);
+    write_stored<count>(static_cast<float*>(range.main) + i, x);
+    store_param<count>(range, i, x);
   }
 }
 
@@ -102,26 +102,26 @@ struct NoiseKeys {
 
 // Updates elements [i, i + count), if `inside`. With count 1 and block8, all threads of a block must call it.
 template <int64_t count, class Update>
-__device__ void step_elements(const OptimizerRange& r, const Update& update, const NoiseKeys& keys, int64_t i,
+__device__ void step_elements(const OptimizerRange& range, const Update& update, const NoiseKeys& keys, int64_t i,
                               bool inside) {
   using T = typename Update::Scalar;
   T g[count] = {}, p[count] = {}, m[count] = {}, v[count] = {};
   if (inside) {
-    load_stored<count>(r.grad, r.grad_number, i, g);
-    load_main<count>(r, i, p);
-    if constexpr (Update::kMoments > 0) load_moment<count, true>(r.first, i, m);
-    if constexpr (Update::kMoments > 1) load_moment<count, false>(r.second, i, v);
+    load_stored<count>(range.grad, range.grad_number, i, g);
+    load_main<count>(range, i, p);
+    if constexpr (Update::kMoments > 0) load_moment<count, true>(range.first, i, m);
+    if constexpr (Update::kMoments > 1) load_moment<count, false>(range.second, i, v);
     for (int64_t l = 0; l < count; ++l) update(g[l], p[l], m[l], v[l]);
-    store_main<count>(r, i, p, keys.main);
+    store_main<count>(range, i, p, keys.main);
   }
-  Noise<count> low{r.stochastic, {}}, high{r.stochastic, {}};
+  Noise<count> low{range.stochastic, {}}, high{range.stochastic, {}};
   for (int64_t l = 0; l < count; ++l) {
-    const uint32_t word = r.stochastic ? position_noise(keys.moments, r.noise_start + i + l) : 0;
+    const uint32_t word = range.stochastic ? position_noise(keys.moments, range.noise_start + i + l) : 0;
     low.bits[l] = word & 0xFFFF, high.bits[l] = word >> 16;
   }
   // A scale is stored after all threads have read it, because block_max synchronizes.
-  if constexpr (Update::kMoments > 0) store_moment<count, true>(r.first, i, inside, m, low);
-  if constexpr (Update::kMoments > 1) store_moment<count, false>(r.second, i, inside, v, high);
+  if constexpr (Update::kMoments > 0) store_moment<count, true>(range.first, i, inside, m, low);
+  if constexpr (Update::kMoments > 1) store_moment<count, false>(range.second, i, inside, v, high);
 }
 
 // Thread blocks of all ranges in one launch, in range order.
@@ -144,26 +144,27 @@ __global__ void __launch_bounds__(kThreads) step_kernel(RangeTable table, Hyper 
       while (block >= table.first[of + 1]) ++of;
       update = Update(hyper, *values, *table.rates[of]);
     }
-    const OptimizerRange& r = table.ranges[of];
-    const uint64_t key = step_key(r.noise_key, values->number);
+    const OptimizerRange& range = table.ranges[of];
+    const uint64_t key = step_key(range.noise_key, values->number);
     const NoiseKeys keys{mixed_key(key), mixed_key(~key)};
     const int64_t thread = (block - table.first[of]) * kThreads + threadIdx.x;
     if (!table.packs[of]) {
-      step_elements<1>(r, update, keys, thread, thread < r.n);
-    } else if (thread * kAtOnce + kAtOnce <= r.n) {
-      step_elements<kAtOnce>(r, update, keys, thread * kAtOnce, true);
+      step_elements<1>(range, update, keys, thread, thread < range.n);
+    } else if (thread * kAtOnce + kAtOnce <= range.n) {
+      step_elements<kAtOnce>(range, update, keys, thread * kAtOnce, true);
     } else {
-      for (int64_t i = thread * kAtOnce; i < r.n; ++i) step_elements<1>(r, update, keys, i, true);
+      for (int64_t i = thread * kAtOnce; i < range.n; ++i) step_elements<1>(range, update, keys, i, true);
     }
   }
 }
 
-bool takes_packs(const OptimizerRange& r) {
-  const bool blocks = r.first.number == Number::block8 || r.second.number == Number::block8;
-  return !blocks && aligned_for_packs(r.grad, r.main, r.param, r.remainder, r.first.data, r.second.data);
+bool takes_packs(const OptimizerRange& range) {
+  const bool blocks = range.first.number == Number::block8 || range.second.number == Number::block8;
+  return !blocks &&
+         aligned_for_packs(range.grad, range.main, range.param, range.remainder, range.first.data, range.second.data);
 }
 
-bool is_wide(const OptimizerRange& r) { return r.remainder == nullptr && r.main_number == Number::f64; }
+bool is_wide(const OptimizerRange& range) { return range.remainder == nullptr && range.main_number == Number::f64; }
 
 // Returns the table of one launch for the ranges from `begin` on; advances `begin` past them.
 RangeTable next_table(const std::vector<RatedRange>& ranges, size_t& begin) {

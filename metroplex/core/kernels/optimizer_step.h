@@ -8,7 +8,10 @@
 #include <cstdint>
 #include <vector>
 
+#include "kernels/adam.h"
+#include "kernels/lion.h"
 #include "kernels/number.h"
+#include "kernels/sgd.h"
 #include "kernels/step_state.h"
 
 struct CUstream_st;
@@ -53,25 +56,8 @@ constexpr uint64_t step_key(uint64_t noise_key, double number) {
 
 // All updates read `place` once, before their loops. If values->updates is 0 they change nothing.
 
-// AdamW (Loshchilov & Hutter, arXiv:1711.05101) as in torch.optim.AdamW: decay, moments, then
-// p -= lr / (1 - beta1^step) * m / (sqrt(v) / sqrt(1 - beta2^step) + eps).
-struct AdamHyper {
-  double beta1 = 0.9, beta2 = 0.999, eps = 1e-8;  // the rates contain powers of the same betas
-};
 void adam_step(const OptimizerRange& range, const AdamHyper& hyper, const StepPlace& place);
-
-// torch.optim.SGD: weight decay is added to the gradient; the momentum buffer starts as the first gradient. Without
-// momentum `first` is unused.
-struct SgdHyper {
-  double momentum = 0;
-};
 void sgd_step(const OptimizerRange& range, const SgdHyper& hyper, const StepPlace& place);
-
-// Lion (Chen et al., arXiv:2302.06675): p -= lr sign(beta1 m + (1 - beta1) g), with decoupled weight decay; then m =
-// beta2 m + (1 - beta2) g.
-struct LionHyper {
-  double beta1 = 0.9, beta2 = 0.99;
-};
 void lion_step(const OptimizerRange& range, const LionHyper& hyper, const StepPlace& place);
 
 // GPU versions, enqueued on `stream`, for many ranges at once. Up to kRangesOfLaunch consecutive ranges with the same

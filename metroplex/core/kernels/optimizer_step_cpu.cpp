@@ -35,14 +35,14 @@ MPX_INLINE T* opened(const void* data, Number number, int64_t at, int64_t n, T* 
 }
 
 template <class T>
-MPX_INLINE T* opened_main(const OptimizerRange& r, int64_t at, int64_t n, T* buffer) {
+MPX_INLINE T* opened_main(const OptimizerRange& range, int64_t at, int64_t n, T* buffer) {
   if constexpr (sizeof(T) == sizeof(float)) {
-    if (r.remainder != nullptr) {
-      join_tile(static_cast<const uint16_t*>(r.param) + at, r.remainder + at, n, buffer);
+    if (range.remainder != nullptr) {
+      join_tile(static_cast<const uint16_t*>(range.param) + at, range.remainder + at, n, buffer);
       return buffer;
     }
   }
-  return opened(r.main, r.main_number, at, n, buffer);
+  return opened(range.main, range.main_number, at, n, buffer);
 }
 
 template <class T>
@@ -65,25 +65,26 @@ MPX_INLINE void close_moment(const MomentArray& moment, bool is_signed, int64_t 
   }
 }
 
-MPX_INLINE NoiseWords drawn(const OptimizerRange& r, uint64_t key, int64_t at, int64_t n, uint32_t* words) {
-  if (!r.stochastic) return nullptr;
+MPX_INLINE NoiseWords drawn(const OptimizerRange& range, uint64_t key, int64_t at, int64_t n, uint32_t* words) {
+  if (!range.stochastic) return nullptr;
   const uint32_t mixed = mixed_key(key);
-  for (int64_t i = 0; i < n; ++i) words[i] = position_noise(mixed, r.noise_start + at + i);
+  for (int64_t i = 0; i < n; ++i) words[i] = position_noise(mixed, range.noise_start + at + i);
   return words;
 }
 
-MPX_INLINE void close_main(const OptimizerRange& r, int64_t at, int64_t n, float* values, uint32_t* words) {
-  if (r.remainder != nullptr) return split_tile(values, n, static_cast<uint16_t*>(r.param) + at, r.remainder + at);
-  if (r.main_number == Number::bf16) {
-    const NoiseWords noise = drawn(r, ~r.noise_key, at, n, words);
-    floats_to_bf16(values, n, true, noise, static_cast<uint16_t*>(r.main) + at);
-    bf16_to_floats(static_cast<const uint16_t*>(r.main) + at, n, values);
+MPX_INLINE void close_main(const OptimizerRange& range, int64_t at, int64_t n, float* values, uint32_t* words) {
+  if (range.remainder != nullptr)
+    return split_tile(values, n, static_cast<uint16_t*>(range.param) + at, range.remainder + at);
+  if (range.main_number == Number::bf16) {
+    const NoiseWords noise = drawn(range, ~range.noise_key, at, n, words);
+    floats_to_bf16(values, n, true, noise, static_cast<uint16_t*>(range.main) + at);
+    bf16_to_floats(static_cast<const uint16_t*>(range.main) + at, n, values);
   }
-  if (r.param == nullptr) return;
-  uint16_t* half = static_cast<uint16_t*>(r.param) + at;
-  if (r.param_number == Number::bf16) return floats_to_bf16(values, n, half);
-  if (r.param_number == Number::f16) return floats_to_f16(values, n, half);
-  std::copy_n(values, n, static_cast<float*>(r.param) + at);
+  if (range.param == nullptr) return;
+  uint16_t* half = static_cast<uint16_t*>(range.param) + at;
+  if (range.param_number == Number::bf16) return floats_to_bf16(values, n, half);
+  if (range.param_number == Number::f16) return floats_to_f16(values, n, half);
+  std::copy_n(values, n, static_cast<float*>(range.param) + at);
 }
 
 template <class T, class Update>
@@ -99,30 +100,30 @@ MPX_INLINE void update_tile(const Update update, int64_t n, const T* __restrict 
 }
 
 template <class T, class Update>
-MPX_INLINE void update_tiles(const OptimizerRange& r, const Update& update, int64_t begin, int64_t end) {
-  Buffers<T> b;
-  for (int64_t at = begin * kTile; at < std::min(end * kTile, r.n); at += kTile) {
-    const int64_t n = std::min(kTile, r.n - at);
-    const T* grad = opened(r.grad, r.grad_number, at, n, b.grad);
-    T* main = opened_main(r, at, n, b.main);
+MPX_INLINE void update_tiles(const OptimizerRange& range, const Update& update, int64_t begin, int64_t end) {
+  Buffers<T> buffers;
+  for (int64_t at = begin * kTile; at < std::min(end * kTile, range.n); at += kTile) {
+    const int64_t n = std::min(kTile, range.n - at);
+    const T* grad = opened(range.grad, range.grad_number, at, n, buffers.grad);
+    T* main = opened_main(range, at, n, buffers.main);
     T *first = nullptr, *second = nullptr;
-    if constexpr (Update::kMoments > 0) first = opened_moment(r.first, true, at, n, b.first);
-    if constexpr (Update::kMoments > 1) second = opened_moment(r.second, false, at, n, b.second);
+    if constexpr (Update::kMoments > 0) first = opened_moment(range.first, true, at, n, buffers.first);
+    if constexpr (Update::kMoments > 1) second = opened_moment(range.second, false, at, n, buffers.second);
     update_tile(update, n, grad, main, first, second);
     if constexpr (sizeof(T) == sizeof(float)) {
-      const bool narrow = (Update::kMoments > 0 && r.first.number != Number::f32) ||
-                          (Update::kMoments > 1 && r.second.number != Number::f32);
-      const NoiseWords noise = narrow ? drawn(r, r.noise_key, at, n, b.noise) : nullptr;
-      if constexpr (Update::kMoments > 0) close_moment(r.first, true, at, n, first, noise);
-      if constexpr (Update::kMoments > 1) close_moment(r.second, false, at, n, second, noise);
-      close_main(r, at, n, main, b.noise);
+      const bool narrow = (Update::kMoments > 0 && range.first.number != Number::f32) ||
+                          (Update::kMoments > 1 && range.second.number != Number::f32);
+      const NoiseWords noise = narrow ? drawn(range, range.noise_key, at, n, buffers.noise) : nullptr;
+      if constexpr (Update::kMoments > 0) close_moment(range.first, true, at, n, first, noise);
+      if constexpr (Update::kMoments > 1) close_moment(range.second, false, at, n, second, noise);
+      close_main(range, at, n, main, buffers.noise);
     }
   }
 }
 
-#define MPX_STEP(...)                                                                                  \
-  MPX_HALF_CLONES void run(const OptimizerRange& r, const __VA_ARGS__& update, int64_t b, int64_t e) { \
-    update_tiles<__VA_ARGS__::Scalar>(r, update, b, e);                                                \
+#define MPX_STEP(...)                                                                                      \
+  MPX_HALF_CLONES void run(const OptimizerRange& range, const __VA_ARGS__& update, int64_t b, int64_t e) { \
+    update_tiles<__VA_ARGS__::Scalar>(range, update, b, e);                                                \
   }
 MPX_STEP(AdamUpdate<float>)
 MPX_STEP(AdamUpdate<double>)

@@ -80,7 +80,7 @@ bool in_packs(const void* rows, const PagedRows& pages, const PageShape& shape) 
   return sizes % kWideBytes == 0 && aligned_for_packs(rows, pages.device, pages.host);
 }
 
-Grid grid_of(const PagedRows& pages, CUstream_st* stream) {
+Grid make_grid(const PagedRows& pages, CUstream_st* stream) {
   return {blocks_for(pages.rows * kThreads), kThreads, 0, stream};
 }
 
@@ -97,14 +97,14 @@ void give_pages_cuda(const int32_t* lease, int32_t* state, const PageShape& shap
 void rows_to_pages_cuda(const void* from, const PagedRows& pages, const PageShape& shape, CUstream_st* stream) {
   if (pages.rows == 0) return;
   const auto kernel = in_packs(from, pages, shape) ? to_pages_kernel<uint4> : to_pages_kernel<uint16_t>;
-  launch_kernel("rows_to_pages", kernel, grid_of(pages, stream), static_cast<const unsigned char*>(from), pages,
+  launch_kernel("rows_to_pages", kernel, make_grid(pages, stream), static_cast<const unsigned char*>(from), pages,
                 shape);
 }
 
 void rows_from_pages_cuda(const PagedRows& pages, void* to, const PageShape& shape, CUstream_st* stream) {
   if (pages.rows == 0) return;
   const auto kernel = in_packs(to, pages, shape) ? from_pages_kernel<uint4> : from_pages_kernel<uint16_t>;
-  launch_kernel("rows_from_pages", kernel, grid_of(pages, stream), pages, static_cast<unsigned char*>(to), shape);
+  launch_kernel("rows_from_pages", kernel, make_grid(pages, stream), pages, static_cast<unsigned char*>(to), shape);
 }
 
 }  // namespace metroplex::kernels

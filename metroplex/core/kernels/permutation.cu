@@ -14,26 +14,26 @@ constexpr int64_t kTile = 1024, kMostExperts = 1024;
 struct Tiles {
   int64_t size, count;
 };
-Tiles tiles_of(const PermutationShape& s) {
-  const int64_t size = s.num_experts > kTile ? s.num_experts : kTile;
-  return {size, s.assignments < size ? 1 : s.assignments / size};
+Tiles make_tiles(const PermutationShape& shape) {
+  const int64_t size = shape.num_experts > kTile ? shape.num_experts : kTile;
+  return {size, shape.assignments < size ? 1 : shape.assignments / size};
 }
 
 struct Stretch {
   int64_t begin, end;  // assignments
 };
-__device__ Stretch stretch_of(const PermutationShape& s, const Tiles& tiles, unsigned warp) {
+__device__ Stretch make_stretch(const PermutationShape& shape, const Tiles& tiles, unsigned warp) {
   const int64_t first = blockIdx.x * tiles.size,
-                last = blockIdx.x + 1 == tiles.count ? s.assignments : first + tiles.size;
+                last = blockIdx.x + 1 == tiles.count ? shape.assignments : first + tiles.size;
   const int64_t length = (last - first + kWarps - 1) / kWarps, begin = first + warp * length;
   return {begin < last ? begin : last, begin + length < last ? begin + length : last};
 }
 
 // Returns the local index of an assignment's expert, or -1 if it gets no row.
-__device__ int expert_of(const int64_t* experts, int64_t a, const Stretch& stretch, const PermutationShape& s) {
+__device__ int read_expert(const int64_t* experts, int64_t a, const Stretch& stretch, const PermutationShape& shape) {
   if (a >= stretch.end) return -1;
-  const int64_t e = experts[a] - s.first;
-  return e >= 0 && e < s.num_experts ? static_cast<int>(e) : -1;
+  const int64_t e = experts[a] - shape.first;
+  return e >= 0 && e < shape.num_experts ? static_cast<int>(e) : -1;
 }
 
 __global__ void __launch_bounds__(kThreads) fill_kernel(int64_t* x, int64_t value, int64_t n) {
@@ -42,14 +42,15 @@ __global__ void __launch_bounds__(kThreads) fill_kernel(int64_t* x, int64_t valu
 }
 
 // Computes counts [warps, experts] of each warp's stretch in shared memory. All threads can read them on return.
-__device__ void count_stretches(const int64_t* experts, const PermutationShape& s, const Tiles& tiles, int* counts) {
+__device__ void count_stretches(const int64_t* experts, const PermutationShape& shape, const Tiles& tiles,
+                                int* counts) {
   const unsigned lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
-  for (int64_t i = threadIdx.x; i < kWarps * s.num_experts; i += kThreads) counts[i] = 0;
+  for (int64_t i = threadIdx.x; i < kWarps * shape.num_experts; i += kThreads) counts[i] = 0;
   __syncthreads();
-  const Stretch stretch = stretch_of(s, tiles, warp);
-  int* const mine = counts + warp * s.num_experts;
+  const Stretch stretch = make_stretch(shape, tiles, warp);
+  int* const mine = counts + warp * shape.num_experts;
   for (int64_t a = stretch.begin; a < stretch.end; a += kWarp) {
-    const int e = expert_of(experts, a + lane, stretch, s);
+    const int e = read_expert(experts, a + lane, stretch, shape);
     const unsigned peers = __match_any_sync(kAll, e);
     if (e >= 0 && (peers & ((1U << lane) - 1U)) == 0) mine[e] += __popc(peers);
     __syncwarp();
@@ -58,22 +59,23 @@ __device__ void count_stretches(const int64_t* experts, const PermutationShape& 
 }
 
 __global__ void __launch_bounds__(kThreads)
-    count_kernel(const int64_t* experts, PermutationPlan plan, PermutationShape s, Tiles tiles) {
+    count_kernel(const int64_t* experts, PermutationPlan plan, PermutationShape shape, Tiles tiles) {
   int* const counts = reinterpret_cast<int*>(dynamic_shared());
-  count_stretches(experts, s, tiles, counts);
-  int64_t* const to = tiles.count == 1 ? plan.counts : plan.rows + blockIdx.x * tiles.size * s.copies;
-  for (int64_t e = threadIdx.x; e < s.num_experts; e += kThreads) {
+  count_stretches(experts, shape, tiles, counts);
+  int64_t* const to = tiles.count == 1 ? plan.counts : plan.rows + blockIdx.x * tiles.size * shape.copies;
+  for (int64_t e = threadIdx.x; e < shape.num_experts; e += kThreads) {
     int64_t sum = 0;
-    for (unsigned w = 0; w < kWarps; ++w) sum += counts[w * s.num_experts + e];
+    for (unsigned w = 0; w < kWarps; ++w) sum += counts[w * shape.num_experts + e];
     to[e] = sum;
   }
 }
 
 // One warp per expert: replaces the counts of tiles by the sums over previous tiles.
-__global__ void __launch_bounds__(kThreads) sum_tiles_kernel(PermutationPlan plan, PermutationShape s, Tiles tiles) {
+__global__ void __launch_bounds__(kThreads)
+    sum_tiles_kernel(PermutationPlan plan, PermutationShape shape, Tiles tiles) {
   const unsigned lane = threadIdx.x % kWarp;
-  const int64_t e = int64_t{blockIdx.x} * kWarps + threadIdx.x / kWarp, apart = tiles.size * s.copies;
-  if (e >= s.num_experts) return;
+  const int64_t e = int64_t{blockIdx.x} * kWarps + threadIdx.x / kWarp, apart = tiles.size * shape.copies;
+  if (e >= shape.num_experts) return;
   int64_t before = 0;
   for (int64_t first = 0; first < tiles.count; first += kWarp) {
     const int64_t tile = first + lane;
@@ -89,59 +91,59 @@ __global__ void __launch_bounds__(kThreads) sum_tiles_kernel(PermutationPlan pla
   if (lane == 0) plan.counts[e] = before;
 }
 
-__device__ int64_t room_of(const int64_t* counts, int64_t e, int64_t capacity) {
+__device__ int64_t expert_capacity(const int64_t* counts, int64_t e, int64_t capacity) {
   return capacity > 0 ? capacity : counts[e];
 }
 
 struct Rows {
   int64_t first, apart;  // first row of an expert's first copy; distance between its copies
 };
-__device__ Rows rows_of(const int64_t* counts, const PermutationShape& s, int64_t e) {
-  const int64_t chunk = e / s.chunk * s.chunk;
-  const int64_t chunk_end = chunk + s.chunk < s.num_experts ? chunk + s.chunk : s.num_experts;
+__device__ Rows expert_rows(const int64_t* counts, const PermutationShape& shape, int64_t e) {
+  const int64_t chunk = e / shape.chunk * shape.chunk;
+  const int64_t chunk_end = chunk + shape.chunk < shape.num_experts ? chunk + shape.chunk : shape.num_experts;
   int64_t before = 0, inside = 0, step = 0;
-  for (int64_t i = 0; i < chunk; ++i) before += room_of(counts, i, s.capacity);
+  for (int64_t i = 0; i < chunk; ++i) before += expert_capacity(counts, i, shape.capacity);
   for (int64_t i = chunk; i < chunk_end; ++i) {
-    if (i < e) inside += room_of(counts, i, s.capacity);
-    step += room_of(counts, i, s.capacity);
+    if (i < e) inside += expert_capacity(counts, i, shape.capacity);
+    step += expert_capacity(counts, i, shape.capacity);
   }
-  return {before * s.copies + inside, step};
+  return {before * shape.copies + inside, step};
 }
 
 // Shared memory: rows [experts], then the counts, which become the number of rows before a warp's stretch in its
 // tile.
 __global__ void __launch_bounds__(kThreads)
-    place_kernel(const int64_t* experts, PermutationPlan plan, PermutationShape s, Tiles tiles) {
+    place_kernel(const int64_t* experts, PermutationPlan plan, PermutationShape shape, Tiles tiles) {
   Rows* const rows = reinterpret_cast<Rows*>(dynamic_shared());
-  int* const next = reinterpret_cast<int*>(rows + s.num_experts);
-  count_stretches(experts, s, tiles, next);
-  const int64_t* const before = plan.rows + blockIdx.x * tiles.size * s.copies;
-  for (int64_t e = threadIdx.x; e < s.num_experts; e += kThreads) {
-    Rows of = rows_of(plan.counts, s, e);
+  int* const next = reinterpret_cast<int*>(rows + shape.num_experts);
+  count_stretches(experts, shape, tiles, next);
+  const int64_t* const before = plan.rows + blockIdx.x * tiles.size * shape.copies;
+  for (int64_t e = threadIdx.x; e < shape.num_experts; e += kThreads) {
+    Rows of = expert_rows(plan.counts, shape, e);
     if (tiles.count > 1) of.first += before[e];
     rows[e] = of;
     int sum = 0;
     for (unsigned w = 0; w < kWarps; ++w) {
-      const int count = next[w * s.num_experts + e];
-      next[w * s.num_experts + e] = sum;
+      const int count = next[w * shape.num_experts + e];
+      next[w * shape.num_experts + e] = sum;
       sum += count;
     }
   }
   __syncthreads();  // waits until `before` has been read
   const unsigned lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
-  const Stretch stretch = stretch_of(s, tiles, warp);
-  int* const mine = next + warp * s.num_experts;
+  const Stretch stretch = make_stretch(shape, tiles, warp);
+  int* const mine = next + warp * shape.num_experts;
   for (int64_t begin = stretch.begin; begin < stretch.end; begin += kWarp) {
     const int64_t a = begin + lane;
-    const int e = expert_of(experts, a, stretch, s);
+    const int e = read_expert(experts, a, stretch, shape);
     const unsigned peers = __match_any_sync(kAll, e), earlier = peers & ((1U << lane) - 1U);
     const int64_t place = e < 0 ? 0 : rows[e].first + mine[e] + __popc(earlier);
     __syncwarp();
     if (e >= 0 && earlier == 0) mine[e] += __popc(peers);
     __syncwarp();
-    for (int64_t copy = 0; a < stretch.end && copy < s.copies; ++copy) {
+    for (int64_t copy = 0; a < stretch.end && copy < shape.copies; ++copy) {
       const int64_t row = e < 0 ? -1 : place + copy * rows[e].apart;
-      plan.rows[a * s.copies + copy] = row;
+      plan.rows[a * shape.copies + copy] = row;
       if (e >= 0) plan.source[row] = a;
     }
   }
@@ -149,12 +151,12 @@ __global__ void __launch_bounds__(kThreads)
 
 // One thread block per rank and expert.
 __global__ void __launch_bounds__(kThreads)
-    regroup_kernel(const int64_t* table, PermutationPlan plan, RegroupShape s) {
-  const int64_t rank = blockIdx.x / s.num_experts, e = blockIdx.x % s.num_experts, count = table[blockIdx.x];
+    regroup_kernel(const int64_t* table, PermutationPlan plan, RegroupShape shape) {
+  const int64_t rank = blockIdx.x / shape.num_experts, e = blockIdx.x % shape.num_experts, count = table[blockIdx.x];
   int64_t from = 0, to = 0, total = 0;
-  for (int64_t i = 0; i < s.ranks * s.num_experts; ++i) {
-    const int64_t other_rank = i / s.num_experts, other = i % s.num_experts;
-    if (i < blockIdx.x) from += s.capacity > 0 ? s.capacity : table[i];
+  for (int64_t i = 0; i < shape.ranks * shape.num_experts; ++i) {
+    const int64_t other_rank = i / shape.num_experts, other = i % shape.num_experts;
+    if (i < blockIdx.x) from += shape.capacity > 0 ? shape.capacity : table[i];
     if (other < e || (other == e && other_rank < rank)) to += table[i];
     if (other == e) total += table[i];
   }
@@ -167,14 +169,15 @@ __global__ void __launch_bounds__(kThreads)
 
 // One warp per row, `count` elements per lane and access.
 template <class T, int64_t count>
-__global__ void __launch_bounds__(kThreads) permute_kernel(const T* x, const int64_t* source, T* out, RowsShape s) {
+__global__ void __launch_bounds__(kThreads)
+    permute_kernel(const T* x, const int64_t* source, T* out, RowsShape shape) {
   const int64_t stride = int64_t{gridDim.x} * kWarps;
-  for (int64_t r = int64_t{blockIdx.x} * kWarps + threadIdx.x / kWarp; r < s.num_rows; r += stride) {
+  for (int64_t r = int64_t{blockIdx.x} * kWarps + threadIdx.x / kWarp; r < shape.num_rows; r += stride) {
     const int64_t from = source[r];
     if (from < 0) continue;
-    const T* const row = x + from / s.divisor * s.width;
-    T* const to = out + r * s.width;
-    for (int64_t c = threadIdx.x % kWarp * count; c < s.width; c += kWarp * count) {
+    const T* const row = x + from / shape.divisor * shape.width;
+    T* const to = out + r * shape.width;
+    for (int64_t c = threadIdx.x % kWarp * count; c < shape.width; c += kWarp * count) {
       if constexpr (count == 1) to[c] = row[c];
       else store_pack(to + c, load_pack(row + c));
     }
@@ -182,19 +185,19 @@ __global__ void __launch_bounds__(kThreads) permute_kernel(const T* x, const int
 }
 
 template <class T, int64_t count>
-__global__ void __launch_bounds__(kThreads) sum_kernel(const T* x, const int64_t* rows, T* out, SumShape s) {
+__global__ void __launch_bounds__(kThreads) sum_kernel(const T* x, const int64_t* rows, T* out, SumShape shape) {
   const int64_t stride = int64_t{gridDim.x} * kWarps;
-  for (int64_t t = int64_t{blockIdx.x} * kWarps + threadIdx.x / kWarp; t < s.tokens; t += stride) {
-    for (int64_t c = threadIdx.x % kWarp * count; c < s.width; c += kWarp * count) {
+  for (int64_t t = int64_t{blockIdx.x} * kWarps + threadIdx.x / kWarp; t < shape.tokens; t += stride) {
+    for (int64_t c = threadIdx.x % kWarp * count; c < shape.width; c += kWarp * count) {
       Elements<T, count> sum{};
-      for (int64_t j = 0; j < s.terms; ++j) {
-        const int64_t row = rows[t * s.terms + j];
+      for (int64_t j = 0; j < shape.terms; ++j) {
+        const int64_t row = rows[t * shape.terms + j];
         if (row < 0) continue;
         Elements<T, count> term;
-        term.read(x + row * s.width + c);
+        term.read(x + row * shape.width + c);
         for (int64_t i = 0; i < count; ++i) sum.values[i] += term.values[i];
       }
-      sum.write(out + t * s.width + c);
+      sum.write(out + t * shape.width + c);
     }
   }
 }
@@ -218,7 +221,7 @@ void plan_permutation_cuda(const int64_t* experts, const PermutationPlan& plan, 
   MPX_CHECK(shape.num_experts <= kMostExperts, "cuda", "rows of ", shape.num_experts,
             " experts must be sorted on one GPU, which supports at most ", kMostExperts,
             "; share them among more ranks (expert_model_parallel_size)");
-  const Tiles tiles = tiles_of(shape);
+  const Tiles tiles = make_tiles(shape);
   const auto blocks = static_cast<unsigned>(tiles.count), of_experts = static_cast<unsigned>(shape.num_experts);
   const auto counts = static_cast<unsigned>(kWarps * sizeof(int)) * of_experts,
              rows = static_cast<unsigned>(sizeof(Rows)) * of_experts;

@@ -12,28 +12,29 @@ namespace metroplex::kernels {
 namespace {
 
 template <class T>
-MPX_INLINE void sum_loop(const T* x, const int64_t* rows, T* out, const SumShape& s, int64_t begin, int64_t end) {
+MPX_INLINE void sum_loop(const T* x, const int64_t* rows, T* out, const SumShape& shape, int64_t begin, int64_t end) {
   constexpr int64_t kColumns = 256;
   Wide<T> sums[kColumns];
   for (int64_t t = begin; t < end; ++t) {
-    const int64_t* terms = rows + t * s.terms;
-    for (int64_t first = 0; first < s.width; first += kColumns) {
-      const int64_t columns = std::min(kColumns, s.width - first);
+    const int64_t* terms = rows + t * shape.terms;
+    for (int64_t first = 0; first < shape.width; first += kColumns) {
+      const int64_t columns = std::min(kColumns, shape.width - first);
       for (int64_t c = 0; c < columns; ++c) sums[c] = 0;
-      for (int64_t j = 0; j < s.terms; ++j) {
+      for (int64_t j = 0; j < shape.terms; ++j) {
         if (terms[j] < 0) continue;
-        const T* __restrict row = x + terms[j] * s.width + first;
+        const T* __restrict row = x + terms[j] * shape.width + first;
         for (int64_t c = 0; c < columns; ++c) sums[c] += load(row[c]);
       }
-      T* __restrict target = out + t * s.width + first;
+      T* __restrict target = out + t * shape.width + first;
       for (int64_t c = 0; c < columns; ++c) target[c] = store<T>(sums[c]);
     }
   }
 }
 
-#define MPX_SUM(clones, T)                                                                                      \
-  clones void run_sum(const T* x, const int64_t* rows, T* out, const SumShape& s, int64_t begin, int64_t end) { \
-    sum_loop(x, rows, out, s, begin, end);                                                                      \
+#define MPX_SUM(replicas, T)                                                                           \
+  replicas void run_sum(const T* x, const int64_t* rows, T* out, const SumShape& shape, int64_t begin, \
+                        int64_t end) {                                                                 \
+    sum_loop(x, rows, out, shape, begin, end);                                                         \
   }
 MPX_SUM(MPX_VECTOR_CLONES, float)
 MPX_SUM(MPX_VECTOR_CLONES, double)

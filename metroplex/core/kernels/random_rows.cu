@@ -1,4 +1,4 @@
-#include "kernels/route.h"
+#include "kernels/random_rows.h"
 
 #include "base/philox.h"
 #include "kernels/launch.h"
@@ -14,26 +14,27 @@ constexpr int64_t blocks_per_row(int64_t width) { return (width + 2 * (kWords - 
 
 // `whole`: rows start and end at block boundaries and are stored in packs.
 template <bool whole, class T>
-__global__ void __launch_bounds__(kThreads) random_rows_kernel(T* out, Noise noise, DropoutShape s, int64_t items) {
-  const int64_t stride = int64_t{gridDim.x} * blockDim.x, blocks = blocks_per_row(s.width);
+__global__ void __launch_bounds__(kThreads)
+    random_rows_kernel(T* out, Noise noise, DropoutShape shape, int64_t items) {
+  const int64_t stride = int64_t{gridDim.x} * blockDim.x, blocks = blocks_per_row(shape.width);
   for (int64_t item = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; item < items; item += stride) {
     const auto [row, block] = divided(item, blocks);
-    const DropoutRow where = dropout_row(s, row);
+    const DropoutRow where = dropout_row(shape, row);
     const int64_t first = block * kWords - where.start % kWords;  // may be negative
-    if (first >= s.width) continue;
+    if (first >= shape.width) continue;
     const base::PhiloxBlock bits =
-        base::philox4x32(s.key, static_cast<uint64_t>((where.start + first) / kWords), where.counter);
+        base::philox4x32(shape.key, static_cast<uint64_t>((where.start + first) / kWords), where.counter);
     Elements<T, kWords> values;
     for (int64_t word = 0; word < kWords; ++word) {
       const double u = uniform_double(bits[static_cast<size_t>(word)]);
       values.values[word] = static_cast<T>(noise == Noise::uniform ? u : -log(-log(u)));
     }
-    T* const to = out + row * s.width + first;
+    T* const to = out + row * shape.width + first;
     if constexpr (whole) {
       values.write(to);
     } else {
       for (int64_t word = 0; word < kWords; ++word) {
-        if (first + word >= 0 && first + word < s.width) to[word] = values.values[word];
+        if (first + word >= 0 && first + word < shape.width) to[word] = values.values[word];
       }
     }
   }

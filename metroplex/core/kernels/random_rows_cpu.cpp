@@ -1,4 +1,4 @@
-#include "kernels/route.h"
+#include "kernels/random_rows.h"
 
 #include <ATen/Parallel.h>
 
@@ -12,11 +12,11 @@ namespace metroplex::kernels {
 namespace {
 
 template <class T>
-void random_row(T* out, Noise noise, const DropoutShape& s, const DropoutRow& row) {
+void random_row(T* out, Noise noise, const DropoutShape& shape, const DropoutRow& row) {
   uint32_t bits[kDrawn];
-  for (int64_t first = -(row.start % 4); first < s.width; first += kDrawn) {
-    philox_blocks(s.key, static_cast<uint64_t>((row.start + first) / 4), row.counter, bits);
-    const int64_t begin = std::max<int64_t>(0, first), end = std::min(s.width, first + kDrawn);
+  for (int64_t first = -(row.start % 4); first < shape.width; first += kDrawn) {
+    philox_blocks(shape.key, static_cast<uint64_t>((row.start + first) / 4), row.counter, bits);
+    const int64_t begin = std::max<int64_t>(0, first), end = std::min(shape.width, first + kDrawn);
     for (int64_t i = begin; i < end; ++i) {
       const double u = uniform_double(bits[i - first]);
       out[i] = static_cast<T>(noise == Noise::uniform ? u : -std::log(-std::log(u)));

@@ -8,36 +8,37 @@ namespace {
 // An item is `count` adjacent dimensions of a head (1 if interleaved) and their pair partners.
 template <int64_t count, class T>
 __global__ void __launch_bounds__(kThreads)
-    rope_kernel(T* x, const Wide<T>* cos, const Wide<T>* sin, Wide<T> sign, RopeShape s) {
-  const int64_t half = s.rotary / 2, of_half = half / count, items = s.sequence * s.batch * s.heads * of_half;
+    rope_kernel(T* x, const Wide<T>* cos, const Wide<T>* sin, Wide<T> sign, RopeShape shape) {
+  const int64_t half = shape.rotary / 2, of_half = half / count,
+                items = shape.sequence * shape.batch * shape.heads * of_half;
   const int64_t stride = int64_t{gridDim.x} * blockDim.x;
   for (int64_t item = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; item < items; item += stride) {
     const auto [of_heads, pack] = divided(item, of_half);
-    const auto [of_samples, head] = divided(of_heads, s.heads);
-    const auto [row, b] = divided(of_samples, s.batch);
+    const auto [of_samples, head] = divided(of_heads, shape.heads);
+    const auto [row, b] = divided(of_samples, shape.batch);
     const int64_t angle = row * half + pack * count;
-    T* low = x + row * s.stride_s + b * s.stride_b + head * s.stride_head + pack * count * s.step();
-    Elements<T, count> a, c;
+    T* low = x + row * shape.stride_s + b * shape.stride_b + head * shape.stride_head + pack * count * shape.step();
+    Elements<T, count> elements, c;
     Elements<Wide<T>, count> across, turn;
-    a.read(low);
-    c.read(low + s.apart());
+    elements.read(low);
+    c.read(low + shape.apart());
     across.read(cos + angle);
     turn.read(sin + angle);
     for (int64_t i = 0; i < count; ++i) {
-      const Wide<T> x0 = a.values[i], x1 = c.values[i], by = sign * turn.values[i];
-      a.values[i] = x0 * across.values[i] - x1 * by;
+      const Wide<T> x0 = elements.values[i], x1 = c.values[i], by = sign * turn.values[i];
+      elements.values[i] = x0 * across.values[i] - x1 * by;
       c.values[i] = x1 * across.values[i] + x0 * by;
     }
-    a.write(low);
-    c.write(low + s.apart());
+    elements.write(low);
+    c.write(low + shape.apart());
   }
 }
 
 template <class T>
-bool packs_fit(const T* x, const Wide<T>* cos, const Wide<T>* sin, const RopeShape& s) {
+bool packs_fit(const T* x, const Wide<T>* cos, const Wide<T>* sin, const RopeShape& shape) {
   constexpr int64_t kPack = Pack<T>::kCount;
-  return !s.interleaved && s.rotary / 2 % kPack == 0 && s.stride_s % kPack == 0 && s.stride_b % kPack == 0 &&
-         s.stride_head % kPack == 0 && aligned_for_packs(x, cos, sin);
+  return !shape.interleaved && shape.rotary / 2 % kPack == 0 && shape.stride_s % kPack == 0 &&
+         shape.stride_b % kPack == 0 && shape.stride_head % kPack == 0 && aligned_for_packs(x, cos, sin);
 }
 
 }  // namespace

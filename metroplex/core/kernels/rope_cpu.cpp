@@ -16,41 +16,43 @@ struct Operands {
 };
 
 template <class T>
-MPX_INLINE void turn_pairs(const Operands<T>& o, const Wide<T>* cos, const Wide<T>* sin, T* x, int64_t pairs) {
+MPX_INLINE void turn_pairs(const Operands<T>& operands, const Wide<T>* cos, const Wide<T>* sin, T* x, int64_t pairs) {
   for (int64_t i = 0; i < pairs; ++i) {
-    const Wide<T> a = load(x[2 * i]), c = load(x[2 * i + 1]), turn = o.sign * sin[i];
-    x[2 * i] = store<T>(a * cos[i] - c * turn);
-    x[2 * i + 1] = store<T>(c * cos[i] + a * turn);
+    const Wide<T> wide = load(x[2 * i]), c = load(x[2 * i + 1]), turn = operands.sign * sin[i];
+    x[2 * i] = store<T>(wide * cos[i] - c * turn);
+    x[2 * i + 1] = store<T>(c * cos[i] + wide * turn);
   }
 }
 
 template <class T>
-MPX_INLINE void rows_loop(const Operands<T>& o, const RopeShape& s, int64_t begin, int64_t end) {
-  const int64_t half = s.rotary / 2;
+MPX_INLINE void rows_loop(const Operands<T>& operands, const RopeShape& shape, int64_t begin, int64_t end) {
+  const int64_t half = shape.rotary / 2;
   for (int64_t row = begin; row < end; ++row) {
-    const Wide<T>* __restrict cos = o.cos + row * half;
-    const Wide<T>* __restrict sin = o.sin + row * half;
-    for (int64_t b = 0; b < s.batch; ++b) {
-      for (int64_t head = 0; head < s.heads; ++head) {
-        T* const first = o.x + row * s.stride_s + b * s.stride_b + head * s.stride_head;
-        if (s.interleaved) {
-          turn_pairs(o, cos, sin, first, half);
+    const Wide<T>* __restrict cos = operands.cos + row * half;
+    const Wide<T>* __restrict sin = operands.sin + row * half;
+    for (int64_t b = 0; b < shape.batch; ++b) {
+      for (int64_t head = 0; head < shape.heads; ++head) {
+        T* const first = operands.x + row * shape.stride_s + b * shape.stride_b + head * shape.stride_head;
+        if (shape.interleaved) {
+          turn_pairs(operands, cos, sin, first, half);
           continue;
         }
         T* __restrict low = first;
         T* __restrict high = low + half;
         for (int64_t i = 0; i < half; ++i) {
-          const Wide<T> a = load(low[i]), c = load(high[i]), turn = o.sign * sin[i];
-          low[i] = store<T>(a * cos[i] - c * turn);
-          high[i] = store<T>(c * cos[i] + a * turn);
+          const Wide<T> wide = load(low[i]), c = load(high[i]), turn = operands.sign * sin[i];
+          low[i] = store<T>(wide * cos[i] - c * turn);
+          high[i] = store<T>(c * cos[i] + wide * turn);
         }
       }
     }
   }
 }
 
-#define MPX_ROWS(clones, T) \
-  clones void run_rows(const Operands<T>& o, const RopeShape& s, int64_t b, int64_t e) { rows_loop(o, s, b, e); }
+#define MPX_ROWS(replicas, T)                                                                         \
+  replicas void run_rows(const Operands<T>& operands, const RopeShape& shape, int64_t b, int64_t e) { \
+    rows_loop(operands, shape, b, e);                                                                 \
+  }
 MPX_ROWS(MPX_VECTOR_CLONES, float)
 MPX_ROWS(MPX_VECTOR_CLONES, double)
 MPX_ROWS(MPX_HALF_CLONES, Bf16)
@@ -61,10 +63,10 @@ MPX_ROWS(MPX_HALF_CLONES, F16)
 
 template <class T>
 void rope(T* x, const Wide<T>* cos, const Wide<T>* sin, int direction, const RopeShape& shape) {
-  const Operands<T> o{x, cos, sin, static_cast<Wide<T>>(direction)};
+  const Operands<T> operands{x, cos, sin, static_cast<Wide<T>>(direction)};
   const int64_t per_row = std::max<int64_t>(1, shape.batch * shape.heads * shape.rotary);
   at::parallel_for(0, shape.sequence, std::max<int64_t>(1, 16384 / per_row),
-                   [&](int64_t begin, int64_t end) { run_rows(o, shape, begin, end); });
+                   [&](int64_t begin, int64_t end) { run_rows(operands, shape, begin, end); });
 }
 
 #define MPX_INSTANTIATE(T) template void rope<T>(T*, const Wide<T>*, const Wide<T>*, int, const RopeShape&)

@@ -28,68 +28,70 @@ __device__ Place<T> next_of_warp(const Place<T>& last, int64_t n, unsigned lane,
 
 // Returns the last chosen group; groups after it in descending order are not chosen.
 template <class T>
-__device__ Place<T> last_group(const RouteForward<T>& o, const RouteShape& s, const RowSoftmax<T>& whole,
+__device__ Place<T> last_group(const RouteForward<T>& forward, const RouteShape& shape, const RowSoftmax<T>& whole,
                                unsigned lane) {
-  for (int64_t g = lane; g < s.groups; g += kWarp) o.group_scores[g] = group_score(o, s, whole, g);
+  for (int64_t g = lane; g < shape.groups; g += kWarp)
+    forward.group_scores[g] = group_score(forward, shape, whole, g);
   __syncwarp();
   Place<T> last;
-  for (int64_t j = 0; j < s.groups_chosen; ++j)
+  for (int64_t j = 0; j < shape.groups_chosen; ++j)
     last = next_of_warp(
-        last, s.groups, lane, [&](int64_t g) { return o.group_scores[g]; }, [](int64_t) { return true; });
+        last, shape.groups, lane, [&](int64_t g) { return forward.group_scores[g]; }, [](int64_t) { return true; });
   return last;
 }
 
 template <class T>
-__device__ void choose_row(const RouteForward<T>& o, const RouteShape& s, const RowSoftmax<T>& whole, unsigned lane) {
+__device__ void choose_row(const RouteForward<T>& forward, const RouteShape& shape, const RowSoftmax<T>& whole,
+                           unsigned lane) {
   Place<T> group, last;
-  const int64_t of_group = s.groups > 0 ? s.experts / s.groups : s.experts;
-  if (s.groups > 0) group = last_group(o, s, whole, lane);
+  const int64_t of_group = shape.groups > 0 ? shape.experts / shape.groups : shape.experts;
+  if (shape.groups > 0) group = last_group(forward, shape, whole, lane);
   const auto taken = [&](int64_t e) {
     const int64_t g = e / of_group;
-    return s.groups == 0 || !group.before({o.group_scores[g], g});
+    return shape.groups == 0 || !group.before({forward.group_scores[g], g});
   };
-  for (int64_t j = 0; j < s.k; ++j) {
+  for (int64_t j = 0; j < shape.k; ++j) {
     last = next_of_warp(
-        last, s.experts, lane, [&](int64_t e) { return compared(o, s, e); }, taken);
-    if (lane == 0) o.experts[j] = last.index;
+        last, shape.experts, lane, [&](int64_t e) { return compared(forward, shape, e); }, taken);
+    if (lane == 0) forward.experts[j] = last.index;
   }
   __syncwarp();
 }
 
 // One warp per row.
 template <class T>
-__global__ void __launch_bounds__(kThreads) route_forward_kernel(RouteForward<T> all, RouteShape s) {
+__global__ void __launch_bounds__(kThreads) route_forward_kernel(RouteForward<T> all, RouteShape shape) {
   const unsigned lane = threadIdx.x % kWarp;
   const int64_t stride = int64_t{gridDim.x} * kWarps;
-  for (int64_t t = int64_t{blockIdx.x} * kWarps + threadIdx.x / kWarp; t < s.tokens; t += stride) {
-    const RouteForward<T> o = all.row(t, s);
+  for (int64_t t = int64_t{blockIdx.x} * kWarps + threadIdx.x / kWarp; t < shape.tokens; t += stride) {
+    const RouteForward<T> forward = all.row(t, shape);
     RowSoftmax<T> whole;
-    if (s.score == RouteScore::softmax_of_all) whole = row_softmax(o.logits, s.experts, lane);
-    if (!s.chosen) choose_row(o, s, whole, lane);
-    if (lane == 0) chosen_probs(o.logits, o.experts, o.probs, whole, s);
+    if (shape.score == RouteScore::softmax_of_all) whole = row_softmax(forward.logits, shape.experts, lane);
+    if (!shape.chosen) choose_row(forward, shape, whole, lane);
+    if (lane == 0) chosen_probs(forward.logits, forward.experts, forward.probs, whole, shape);
   }
 }
 
 template <class T>
-__global__ void __launch_bounds__(kThreads) route_backward_kernel(RouteBackward<T> all, RouteShape s) {
+__global__ void __launch_bounds__(kThreads) route_backward_kernel(RouteBackward<T> all, RouteShape shape) {
   const unsigned lane = threadIdx.x % kWarp;
   const int64_t stride = int64_t{gridDim.x} * kWarps;
-  for (int64_t t = int64_t{blockIdx.x} * kWarps + threadIdx.x / kWarp; t < s.tokens; t += stride) {
-    const RouteBackward<T> o{all.dprobs + t * s.k, all.logits + t * s.experts, all.experts + t * s.k,
-                             all.dlogits + t * s.experts};
-    const bool of_all = s.score == RouteScore::softmax_of_all;
+  for (int64_t t = int64_t{blockIdx.x} * kWarps + threadIdx.x / kWarp; t < shape.tokens; t += stride) {
+    const RouteBackward<T> backward{all.dprobs + t * shape.k, all.logits + t * shape.experts,
+                                    all.experts + t * shape.k, all.dlogits + t * shape.experts};
+    const bool of_all = shape.score == RouteScore::softmax_of_all;
     RowSoftmax<T> whole;
-    if (of_all) whole = row_softmax(o.logits, s.experts, lane);
-    for (int64_t e = lane; e < s.experts; e += kWarp) o.dlogits[e] = T(0);
+    if (of_all) whole = row_softmax(backward.logits, shape.experts, lane);
+    for (int64_t e = lane; e < shape.experts; e += kWarp) backward.dlogits[e] = T(0);
     __syncwarp();
     T mean = 0;
-    if (lane == 0) mean = chosen_gradients(o, whole, s);
+    if (lane == 0) mean = chosen_gradients(backward, whole, shape);
     mean = __shfl_sync(kAll, mean, 0);
     if (!of_all) continue;
-    for (int64_t e = lane; e < s.experts; e += kWarp) {
+    for (int64_t e = lane; e < shape.experts; e += kWarp) {
       bool chosen = false;
-      for (int64_t j = 0; j < s.k; ++j) chosen = chosen || o.experts[j] == e;
-      if (!chosen) o.dlogits[e] = -mean * exp(o.logits[e] - whole.largest) / whole.sum;
+      for (int64_t j = 0; j < shape.k; ++j) chosen = chosen || backward.experts[j] == e;
+      if (!chosen) backward.dlogits[e] = -mean * exp(backward.logits[e] - whole.largest) / whole.sum;
     }
   }
 }

@@ -47,65 +47,66 @@ struct Room {
   std::vector<T> values, group_values;
   std::vector<int64_t> groups;
 
-  explicit Room(const RouteShape& s)
-      : values(static_cast<size_t>(s.k)),
-        group_values(static_cast<size_t>(s.groups_chosen)),
-        groups(static_cast<size_t>(s.groups_chosen)) {}
+  explicit Room(const RouteShape& shape)
+      : values(static_cast<size_t>(shape.k)),
+        group_values(static_cast<size_t>(shape.groups_chosen)),
+        groups(static_cast<size_t>(shape.groups_chosen)) {}
 };
 
 template <class T>
-void choose_row(const RouteForward<T>& o, const RouteShape& s, const RowSoftmax<T>& all, Room<T>& room) {
-  Best<T> best{s.k, room.values.data(), o.experts};
+void choose_row(const RouteForward<T>& forward, const RouteShape& shape, const RowSoftmax<T>& all, Room<T>& room) {
+  Best<T> best{shape.k, room.values.data(), forward.experts};
   const auto add_all = [&](int64_t begin, int64_t end) {
-    for (int64_t e = begin; e < end; ++e) best.add(compared(o, s, e), e);
+    for (int64_t e = begin; e < end; ++e) best.add(compared(forward, shape, e), e);
   };
-  if (s.groups == 0) return add_all(0, s.experts);
-  Best<T> groups{s.groups_chosen, room.group_values.data(), room.groups.data()};
-  for (int64_t g = 0; g < s.groups; ++g) groups.add(group_score(o, s, all, g), g);
+  if (shape.groups == 0) return add_all(0, shape.experts);
+  Best<T> groups{shape.groups_chosen, room.group_values.data(), room.groups.data()};
+  for (int64_t g = 0; g < shape.groups; ++g) groups.add(group_score(forward, shape, all, g), g);
   std::sort(room.groups.begin(), room.groups.end());
-  const int64_t of_group = s.experts / s.groups;
+  const int64_t of_group = shape.experts / shape.groups;
   for (const int64_t g : room.groups) add_all(g * of_group, (g + 1) * of_group);
 }
 
 template <class T>
-void forward_row(const RouteForward<T>& o, const RouteShape& s, Room<T>& room) {
-  const bool whole = s.score == RouteScore::softmax_of_all;
-  const RowSoftmax<T> all = whole ? row_softmax(o.logits, s.experts) : RowSoftmax<T>();
-  if (!s.chosen) choose_row(o, s, all, room);
-  chosen_probs(o.logits, o.experts, o.probs, all, s);
+void forward_row(const RouteForward<T>& forward, const RouteShape& shape, Room<T>& room) {
+  const bool whole = shape.score == RouteScore::softmax_of_all;
+  const RowSoftmax<T> all = whole ? row_softmax(forward.logits, shape.experts) : RowSoftmax<T>();
+  if (!shape.chosen) choose_row(forward, shape, all, room);
+  chosen_probs(forward.logits, forward.experts, forward.probs, all, shape);
 }
 
 template <class T>
-void backward_row(const RouteBackward<T>& o, const RouteShape& s) {
-  const bool whole = s.score == RouteScore::softmax_of_all;
-  const RowSoftmax<T> all = whole ? row_softmax(o.logits, s.experts) : RowSoftmax<T>();
-  std::fill(o.dlogits, o.dlogits + s.experts, T(0));
-  const T mean = chosen_gradients(o, all, s);
+void backward_row(const RouteBackward<T>& backward, const RouteShape& shape) {
+  const bool whole = shape.score == RouteScore::softmax_of_all;
+  const RowSoftmax<T> all = whole ? row_softmax(backward.logits, shape.experts) : RowSoftmax<T>();
+  std::fill(backward.dlogits, backward.dlogits + shape.experts, T(0));
+  const T mean = chosen_gradients(backward, all, shape);
   if (!whole) return;
-  for (int64_t e = 0; e < s.experts; ++e) {
-    const bool chosen = std::find(o.experts, o.experts + s.k, e) != o.experts + s.k;
-    if (!chosen) o.dlogits[e] = -mean * std::exp(o.logits[e] - all.largest) / all.sum;
+  for (int64_t e = 0; e < shape.experts; ++e) {
+    const bool chosen = std::find(backward.experts, backward.experts + shape.k, e) != backward.experts + shape.k;
+    if (!chosen) backward.dlogits[e] = -mean * std::exp(backward.logits[e] - all.largest) / all.sum;
   }
 }
 
-int64_t grain(const RouteShape& s) { return std::max<int64_t>(1, 8192 / std::max<int64_t>(1, s.experts)); }
+int64_t grain(const RouteShape& shape) { return std::max<int64_t>(1, 8192 / std::max<int64_t>(1, shape.experts)); }
 
 }  // namespace
 
 template <class T>
-void route_forward(const RouteForward<T>& o, const RouteShape& s) {
-  at::parallel_for(0, s.tokens, grain(s), [&](int64_t begin, int64_t end) {
-    Room<T> room(s);
-    for (int64_t t = begin; t < end; ++t) forward_row(o.row(t, s), s, room);
+void route_forward(const RouteForward<T>& forward, const RouteShape& shape) {
+  at::parallel_for(0, shape.tokens, grain(shape), [&](int64_t begin, int64_t end) {
+    Room<T> room(shape);
+    for (int64_t t = begin; t < end; ++t) forward_row(forward.row(t, shape), shape, room);
   });
 }
 
 template <class T>
-void route_backward(const RouteBackward<T>& o, const RouteShape& s) {
-  at::parallel_for(0, s.tokens, grain(s), [&](int64_t begin, int64_t end) {
+void route_backward(const RouteBackward<T>& backward, const RouteShape& shape) {
+  at::parallel_for(0, shape.tokens, grain(shape), [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t)
-      backward_row<T>({o.dprobs + t * s.k, o.logits + t * s.experts, o.experts + t * s.k, o.dlogits + t * s.experts},
-                      s);
+      backward_row<T>({backward.dprobs + t * shape.k, backward.logits + t * shape.experts,
+                       backward.experts + t * shape.k, backward.dlogits + t * shape.experts},
+                      shape);
   });
 }
 

@@ -46,8 +46,8 @@ MPX_BOTH T comparable(T x) {
 
 // The value that orders experts.
 template <class T>
-MPX_BOTH T compared(const RouteForward<T>& row, const RouteShape& s, int64_t e) {
-  return comparable(row.bias != nullptr ? own_score(s.score, row.logits[e]) + row.bias[e] : row.logits[e]);
+MPX_BOTH T compared(const RouteForward<T>& row, const RouteShape& shape, int64_t e) {
+  return comparable(row.bias != nullptr ? own_score(shape.score, row.logits[e]) + row.bias[e] : row.logits[e]);
 }
 
 // Softmax statistics of a row: largest logit, and sum of exp(logit - largest).
@@ -58,11 +58,11 @@ struct RowSoftmax {
 
 // An expert's contribution to its group: its score, which may differ from the value that orders experts.
 template <class T>
-MPX_BOTH T group_term(const RouteForward<T>& row, const RouteShape& s, const RowSoftmax<T>& all, int64_t e) {
+MPX_BOTH T group_term(const RouteForward<T>& row, const RouteShape& shape, const RowSoftmax<T>& all, int64_t e) {
   const T x = row.logits[e];
-  if (s.score == RouteScore::softmax_of_chosen) return comparable(x);
-  if (s.score == RouteScore::softmax_of_all) return comparable(std::exp(x - all.largest) / all.sum);
-  return comparable(own_score(s.score, x) + (row.bias != nullptr ? row.bias[e] : T(0)));
+  if (shape.score == RouteScore::softmax_of_chosen) return comparable(x);
+  if (shape.score == RouteScore::softmax_of_all) return comparable(std::exp(x - all.largest) / all.sum);
+  return comparable(own_score(shape.score, x) + (row.bias != nullptr ? row.bias[e] : T(0)));
 }
 
 // A value and its index; -1: none.
@@ -80,14 +80,14 @@ struct Place {
 
 // Sums the best terms of group g in descending order: each iteration finds the next term after the last one.
 template <class T>
-MPX_BOTH T group_score(const RouteForward<T>& row, const RouteShape& s, const RowSoftmax<T>& all, int64_t g) {
-  const int64_t of_group = s.experts / s.groups;
+MPX_BOTH T group_score(const RouteForward<T>& row, const RouteShape& shape, const RowSoftmax<T>& all, int64_t g) {
+  const int64_t of_group = shape.experts / shape.groups;
   Place<T> last;
   T sum = 0;
-  for (int64_t j = 0; j < s.best_of_group; ++j) {
+  for (int64_t j = 0; j < shape.best_of_group; ++j) {
     Place<T> best;
     for (int64_t e = g * of_group; e < (g + 1) * of_group; ++e) {
-      const Place<T> one{group_term(row, s, all, e), e};
+      const Place<T> one{group_term(row, shape, all, e), e};
       if ((last.index < 0 || last.before(one)) && one.before(best)) best = one;
     }
     sum += best.value;
@@ -99,49 +99,49 @@ MPX_BOTH T group_score(const RouteForward<T>& row, const RouteShape& s, const Ro
 // Computes probs[j] of logits[experts[j]]. `all`: statistics of the whole row, for softmax_of_all.
 template <class T>
 MPX_BOTH void chosen_probs(const T* logits, const int64_t* experts, T* probs, const RowSoftmax<T>& all,
-                           const RouteShape& s) {
+                           const RouteShape& shape) {
   T sum = 0, largest = all.largest;
-  if (s.score == RouteScore::softmax_of_chosen) {
+  if (shape.score == RouteScore::softmax_of_chosen) {
     largest = logits[experts[0]];
-    for (int64_t j = 1; j < s.k; ++j) largest = logits[experts[j]] > largest ? logits[experts[j]] : largest;
+    for (int64_t j = 1; j < shape.k; ++j) largest = logits[experts[j]] > largest ? logits[experts[j]] : largest;
   }
-  const bool own = s.score == RouteScore::sigmoid || s.score == RouteScore::sqrtsoftplus;
-  for (int64_t j = 0; j < s.k; ++j) {
+  const bool own = shape.score == RouteScore::sigmoid || shape.score == RouteScore::sqrtsoftplus;
+  for (int64_t j = 0; j < shape.k; ++j) {
     const T x = logits[experts[j]];
-    probs[j] = own ? own_score(s.score, x) : std::exp(x - largest);
+    probs[j] = own ? own_score(shape.score, x) : std::exp(x - largest);
     sum += probs[j];
   }
-  if (own) sum = s.normalizes ? sum + static_cast<T>(kLeastSum) : T(1);
-  if (s.score == RouteScore::softmax_of_all) sum = all.sum;
-  for (int64_t j = 0; j < s.k; ++j) probs[j] = probs[j] / sum * static_cast<T>(s.scale);
+  if (own) sum = shape.normalizes ? sum + static_cast<T>(kLeastSum) : T(1);
+  if (shape.score == RouteScore::softmax_of_all) sum = all.sum;
+  for (int64_t j = 0; j < shape.k; ++j) probs[j] = probs[j] / sum * static_cast<T>(shape.scale);
 }
 
 // Writes dlogits of the chosen experts. Returns the mean that softmax_of_all subtracts from every expert, times its
 // probability.
 template <class T>
-MPX_BOTH T chosen_gradients(const RouteBackward<T>& row, const RowSoftmax<T>& all, const RouteShape& s) {
-  const bool own = s.score == RouteScore::sigmoid || s.score == RouteScore::sqrtsoftplus;
-  const T scale = static_cast<T>(s.scale);
+MPX_BOTH T chosen_gradients(const RouteBackward<T>& row, const RowSoftmax<T>& all, const RouteShape& shape) {
+  const bool own = shape.score == RouteScore::sigmoid || shape.score == RouteScore::sqrtsoftplus;
+  const T scale = static_cast<T>(shape.scale);
   T largest = all.largest, sum = 0, mean = 0;
-  if (s.score == RouteScore::softmax_of_chosen) {
+  if (shape.score == RouteScore::softmax_of_chosen) {
     largest = row.logits[row.experts[0]];
-    for (int64_t j = 1; j < s.k; ++j) {
+    for (int64_t j = 1; j < shape.k; ++j) {
       const T x = row.logits[row.experts[j]];
       largest = x > largest ? x : largest;
     }
   }
-  for (int64_t j = 0; j < s.k; ++j) {
-    const T x = row.logits[row.experts[j]], q = own ? own_score(s.score, x) : std::exp(x - largest);
+  for (int64_t j = 0; j < shape.k; ++j) {
+    const T x = row.logits[row.experts[j]], q = own ? own_score(shape.score, x) : std::exp(x - largest);
     sum += q;
     mean += q * row.dprobs[j] * scale;
   }
-  if (own) sum = s.normalizes ? sum + static_cast<T>(kLeastSum) : T(1);
-  if (s.score == RouteScore::softmax_of_all) sum = all.sum;
-  mean = own && !s.normalizes ? T(0) : mean / sum;
-  for (int64_t j = 0; j < s.k; ++j) {
+  if (own) sum = shape.normalizes ? sum + static_cast<T>(kLeastSum) : T(1);
+  if (shape.score == RouteScore::softmax_of_all) sum = all.sum;
+  mean = own && !shape.normalizes ? T(0) : mean / sum;
+  for (int64_t j = 0; j < shape.k; ++j) {
     const int64_t e = row.experts[j];
-    const T x = row.logits[e], q = own ? own_score(s.score, x) : std::exp(x - largest);
-    const T slope = own ? own_slope(s.score, x, q) : q;
+    const T x = row.logits[e], q = own ? own_score(shape.score, x) : std::exp(x - largest);
+    const T slope = own ? own_slope(shape.score, x, q) : q;
     row.dlogits[e] = slope * (row.dprobs[j] * scale - mean) / sum;
   }
   return mean;

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "kernels/route.h"
+#include "kernels/sinkhorn.h"
 
 #pragma GCC optimize("O3")
 
@@ -16,12 +16,12 @@ int64_t grain(int64_t other) { return std::max<int64_t>(1, 16384 / std::max<int6
 
 // row[r] = share / (sum over columns of cost column + tiny).
 template <class T>
-void scale_rows(const T* cost, const T* column, T* row, const SinkhornShape& s) {
-  const T share = T(1) / static_cast<T>(s.rows);
-  at::parallel_for(0, s.rows, grain(s.columns), [&](int64_t begin, int64_t end) {
+void scale_rows(const T* cost, const T* column, T* row, const SinkhornShape& shape) {
+  const T share = T(1) / static_cast<T>(shape.rows);
+  at::parallel_for(0, shape.rows, grain(shape.columns), [&](int64_t begin, int64_t end) {
     for (int64_t r = begin; r < end; ++r) {
       T sum = 0;
-      for (int64_t c = 0; c < s.columns; ++c) sum += column[c] * cost[r * s.columns + c];
+      for (int64_t c = 0; c < shape.columns; ++c) sum += column[c] * cost[r * shape.columns + c];
       row[r] = share / (sum + static_cast<T>(kTiny));
     }
   });
@@ -29,12 +29,12 @@ void scale_rows(const T* cost, const T* column, T* row, const SinkhornShape& s) 
 
 // Threads split the columns, so that each sum has a fixed order.
 template <class T>
-void scale_columns(const T* cost, const T* row, T* column, const SinkhornShape& s) {
-  const T share = T(1) / static_cast<T>(s.columns);
-  at::parallel_for(0, s.columns, std::max<int64_t>(16, grain(s.rows)), [&](int64_t begin, int64_t end) {
+void scale_columns(const T* cost, const T* row, T* column, const SinkhornShape& shape) {
+  const T share = T(1) / static_cast<T>(shape.columns);
+  at::parallel_for(0, shape.columns, std::max<int64_t>(16, grain(shape.rows)), [&](int64_t begin, int64_t end) {
     std::fill(column + begin, column + end, T(0));
-    for (int64_t r = 0; r < s.rows; ++r) {
-      for (int64_t c = begin; c < end; ++c) column[c] += row[r] * cost[r * s.columns + c];
+    for (int64_t r = 0; r < shape.rows; ++r) {
+      for (int64_t c = begin; c < end; ++c) column[c] += row[r] * cost[r * shape.columns + c];
     }
     for (int64_t c = begin; c < end; ++c) column[c] = share / (column[c] + static_cast<T>(kTiny));
   });
@@ -43,21 +43,21 @@ void scale_columns(const T* cost, const T* row, T* column, const SinkhornShape& 
 }  // namespace
 
 template <class T>
-void sinkhorn(const T* logits, T* out, T* factors, const SinkhornShape& s) {
+void sinkhorn(const T* logits, T* out, T* factors, const SinkhornShape& shape) {
   T* const row = factors;
-  T *column = factors + s.rows, *next = column + s.columns;
-  for (int64_t i = 0; i < s.rows * s.columns; ++i) out[i] = std::exp(logits[i]);
-  std::fill(column, column + s.columns, T(1));
+  T *column = factors + shape.rows, *next = column + shape.columns;
+  for (int64_t i = 0; i < shape.rows * shape.columns; ++i) out[i] = std::exp(logits[i]);
+  std::fill(column, column + shape.columns, T(1));
   for (int64_t turn = 0; turn < kMostSinkhornTurns; ++turn) {
-    scale_rows(out, column, row, s);
-    scale_columns(out, row, next, s);
+    scale_rows(out, column, row, shape);
+    scale_columns(out, row, next, shape);
     T change = 0;
-    for (int64_t c = 0; c < s.columns; ++c) change += std::abs(column[c] - next[c]);
+    for (int64_t c = 0; c < shape.columns; ++c) change += std::abs(column[c] - next[c]);
     std::swap(column, next);
-    if (!(change / static_cast<T>(s.columns) > static_cast<T>(s.tolerance))) break;
+    if (!(change / static_cast<T>(shape.columns) > static_cast<T>(shape.tolerance))) break;
   }
-  for (int64_t r = 0; r < s.rows; ++r) {
-    for (int64_t c = 0; c < s.columns; ++c) out[r * s.columns + c] *= column[c] * row[r];
+  for (int64_t r = 0; r < shape.rows; ++r) {
+    for (int64_t c = 0; c < shape.columns; ++c) out[r * shape.columns + c] *= column[c] * row[r];
   }
 }
 

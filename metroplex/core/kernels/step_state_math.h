@@ -12,10 +12,10 @@ constexpr MPX_INLINE double mean_of(double sum, double tokens, bool per_token) {
   return per_token ? sum : sum / at_least_one(tokens);
 }
 
-constexpr MPX_INLINE double loss_factor(double loss_scale, double tokens, const LossFactorShape& s) {
-  const int64_t averaged = s.averaged > 0 ? s.averaged : s.microbatches;
-  const double mean = static_cast<double>(s.parts) / (at_least_one(tokens) * static_cast<double>(averaged));
-  return loss_scale * (s.per_token ? 1.0 : mean);
+constexpr MPX_INLINE double loss_factor(double loss_scale, double tokens, const LossFactorShape& shape) {
+  const int64_t averaged = shape.averaged > 0 ? shape.averaged : shape.microbatches;
+  const double mean = static_cast<double>(shape.parts) / (at_least_one(tokens) * static_cast<double>(averaged));
+  return loss_scale * (shape.per_token ? 1.0 : mean);
 }
 
 // Indices read from the device are checked against the number of terms.
@@ -51,23 +51,23 @@ constexpr MPX_INLINE void add_own(const OwnLosses& own, const SumsPlace& place) 
 }
 
 // In float32, so that histories are bitwise reproducible (Megatron-LM, core/optimizer/grad_scaler.py).
-constexpr MPX_INLINE void move_scale(const ScaleRule& rule, bool found_inf, StepValues& v) {
+constexpr MPX_INLINE void move_scale(const ScaleRule& rule, bool found_inf, StepValues& values) {
   if (!rule.dynamic) return;
-  const auto scale = static_cast<float>(v.loss_scale);
+  const auto scale = static_cast<float>(values.loss_scale);
   if (found_inf) {
-    v.growth_tracker = 0;
-    v.hysteresis_tracker -= 1;
-    if (v.hysteresis_tracker > 0) return;
+    values.growth_tracker = 0;
+    values.hysteresis_tracker -= 1;
+    if (values.hysteresis_tracker > 0) return;
     const float cut = scale * rule.backoff_factor;
-    v.loss_scale = cut < rule.min_scale ? rule.min_scale : cut;
+    values.loss_scale = cut < rule.min_scale ? rule.min_scale : cut;
     return;
   }
-  v.growth_tracker += 1;
-  if (v.growth_tracker < static_cast<double>(rule.growth_interval)) return;
-  v.growth_tracker = 0;
-  v.hysteresis_tracker = static_cast<double>(rule.hysteresis);
+  values.growth_tracker += 1;
+  if (values.growth_tracker < static_cast<double>(rule.growth_interval)) return;
+  values.growth_tracker = 0;
+  values.hysteresis_tracker = static_cast<double>(rule.hysteresis);
   const float grown = scale * rule.growth_factor;
-  if (is_finite(grown)) v.loss_scale = grown;
+  if (is_finite(grown)) values.loss_scale = grown;
 }
 
 // max_norm / (norm + 1e-6) if that is below 1, else 1 (Megatron's clip_grad_by_total_norm).
@@ -90,10 +90,10 @@ constexpr MPX_INLINE void take_rates(const StepRules& rules, const JudgePlace& p
 }
 
 constexpr MPX_INLINE void judge(const StepRules& rules, const JudgePlace& place, double norm) {
-  StepValues v = *place.values;
+  StepValues values = *place.values;
   StepVerdict out;
-  out.loss_scale = v.loss_scale;
-  out.unscale = unscale_of(rules.per_token, place.sums->tokens, rules.ranks, v.loss_scale);
+  out.loss_scale = values.loss_scale;
+  out.unscale = unscale_of(rules.per_token, place.sums->tokens, rules.ranks, values.loss_scale);
   out.grad_norm = norm * out.unscale;
   out.num_bad = place.numbers[1];
   out.num_zeros = place.numbers[2];
@@ -104,14 +104,14 @@ constexpr MPX_INLINE void judge(const StepRules& rules, const JudgePlace& place,
                     (found_inf && (rules.scale.scales || rules.holds_bad_gradients)) || over_limit;
   out.found_inf = found_inf ? 1 : 0;
   out.over_limit = over_limit ? 1 : 0;
-  take_rates(rules, place, v.steps, out);
-  v.updates = out.updates = held ? 0 : 1;
-  v.number = v.steps + 1;
-  v.grad_factor = (rules.max_norm > 0 ? clip_factor(out.grad_norm, rules.max_norm) : 1.0) * out.unscale;
-  v.steps += v.updates;
-  out.steps = v.steps;
-  if (!overflows) move_scale(rules.scale, found_inf, v);
-  *place.values = v;
+  take_rates(rules, place, values.steps, out);
+  values.updates = out.updates = held ? 0 : 1;
+  values.number = values.steps + 1;
+  values.grad_factor = (rules.max_norm > 0 ? clip_factor(out.grad_norm, rules.max_norm) : 1.0) * out.unscale;
+  values.steps += values.updates;
+  out.steps = values.steps;
+  if (!overflows) move_scale(rules.scale, found_inf, values);
+  *place.values = values;
   *place.verdict = out;
 }
 

@@ -22,8 +22,8 @@ nn::NormSpec norm_spec(const std::string& name, const config::Model& model, cons
           model.apply_layernorm_1p};
 }
 
-static std::optional<nn::Norm> norm_behind(const std::string& name, const config::Model& model,
-                                           const nn::LayerContext& context) {
+static std::optional<nn::Norm> make_post_norm(const std::string& name, const config::Model& model,
+                                              const nn::LayerContext& context) {
   if (!model.sandwich_norm) return std::nullopt;
   return std::optional<nn::Norm>(std::in_place, norm_spec(name, model, context), context);
 }
@@ -60,20 +60,20 @@ AttentionSegment::AttentionSegment(const LayerSpec& spec, const config::Model& m
                                    std::shared_ptr<nn::RopeTable> rope)
     : name_(spec.name + ".self_attention"),
       sp_(context.sp),
-      query_from_outside_(spec.query_from_outside),
+      has_external_query_(spec.has_external_query),
       saving_(context.saving),
       dropout_{context.seed, spec.layer, nn::RandomSite::attention_output, model.hidden_dropout, context.target},
       norm_(norm_spec(spec.name + ".input_layernorm", model, context), context),
-      attention_(nn::make_attention({name_, spec.layer, spec.query_from_outside}, model, context, std::move(rope))),
-      post_norm_(norm_behind(spec.name + ".post_self_attn_layernorm", model, context)) {}
+      attention_(nn::make_attention({name_, spec.layer, spec.has_external_query}, model, context, std::move(rope))),
+      post_norm_(make_post_norm(spec.name + ".post_self_attn_layernorm", model, context)) {}
 
 nn::Values AttentionSegment::forward(const nn::Values& in, nn::SegmentContext& context) {
   const nn::ResidualAndNorm x = nn::residual_and_norm(in.at(nn::kHiddenStates), norm_, saving_, context.batch);
-  const at::Tensor query = query_from_outside_ ? in.tensor(kQueries) : at::Tensor();
-  at::Tensor attended = attention_->forward(x.normed, context.batch, query);
-  if (post_norm_) attended = nn::normalize(*post_norm_, attended, saving_).x;
-  const nn::SequencePlace place = nn::sequence_place(x.h, sp_);
-  return {nn::kHiddenStates, nn::PendingSum{attended, x.h, {dropout_, attention_->output_bias(), place}}};
+  const at::Tensor query = has_external_query_ ? in.tensor(kQueries) : at::Tensor();
+  at::Tensor attention_out = attention_->forward(x.normed, context.batch, query);
+  if (post_norm_) attention_out = nn::normalize(*post_norm_, attention_out, saving_).x;
+  const nn::SequenceOffset offset = nn::sequence_offset(x.h, sp_);
+  return {nn::kHiddenStates, nn::PendingSum{attention_out, x.h, {dropout_, attention_->output_bias(), offset}}};
 }
 
 void AttentionSegment::collect_params(std::vector<nn::Param*>& params) {
@@ -90,14 +90,14 @@ FeedForwardSegment::FeedForwardSegment(const LayerSpec& spec, const config::Mode
       dropout_{context.seed, spec.layer, nn::RandomSite::mlp_output, model.hidden_dropout, context.target},
       norm_(norm_spec(spec.name + ".pre_mlp_layernorm", model, context), context),
       mlp_(name_, model, context),
-      post_norm_(norm_behind(spec.name + ".post_mlp_layernorm", model, context)) {}
+      post_norm_(make_post_norm(spec.name + ".post_mlp_layernorm", model, context)) {}
 
 nn::Values FeedForwardSegment::forward(const nn::Values& in, nn::SegmentContext& context) {
   const nn::ResidualAndNorm x = nn::residual_and_norm(in.at(nn::kHiddenStates), norm_, saving_, context.batch);
   at::Tensor out = mlp_.forward(x.normed, context.batch);
   if (post_norm_) out = nn::normalize(*post_norm_, out, saving_).x;
-  const nn::SequencePlace place = nn::sequence_place(x.h, sp_);
-  return {nn::kHiddenStates, nn::PendingSum{out, x.h, {dropout_, mlp_.output_bias(), place}}};
+  const nn::SequenceOffset offset = nn::sequence_offset(x.h, sp_);
+  return {nn::kHiddenStates, nn::PendingSum{out, x.h, {dropout_, mlp_.output_bias(), offset}}};
 }
 
 void FeedForwardSegment::collect_params(std::vector<nn::Param*>& params) {

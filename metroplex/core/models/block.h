@@ -28,7 +28,7 @@ struct LayerSpec {
   std::string name;   // decoder.layers.<global number>
   int64_t layer = 0;  // global layer number: key of dropout and KV cache
   // The queries are computed from the value kQueries, [s (/tp), b, h], instead of the hidden states.
-  bool query_from_outside = false;
+  bool has_external_query = false;
 };
 inline constexpr const char* kQueries = "queries";
 
@@ -44,7 +44,7 @@ class AttentionSegment final : public nn::Segment {
  private:
   std::string name_;
   comm::Group sp_;
-  bool query_from_outside_;
+  bool has_external_query_;
   nn::SavePolicy saving_;
   nn::DropoutKey dropout_;
   nn::Norm norm_;

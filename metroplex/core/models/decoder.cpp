@@ -22,18 +22,20 @@ namespace {
 
 std::shared_ptr<nn::Param> vocabulary_param(const char* name, topology::Role role, const ModelContext& context) {
   return nn::make_vocabulary_param({name, context.vocab_size, context.model.hidden_size, role},
-                                   vocabulary_of(context), context);
+                                   vocabulary_shard(context), context);
 }
 
 std::shared_ptr<nn::Param> make_word_embeddings(const ModelContext& context) {
-  const auto words = vocabulary_param("embedding.word_embeddings.weight", topology::Role::embedding, context);
+  const auto word_embeddings =
+      vocabulary_param("embedding.word_embeddings.weight", topology::Role::embedding, context);
   // The embedding, the prediction layers and the head may be in different stages.
-  if (context.model.tied() || context.model.mtp_num_layers > 0) words->placement.shared = words->name;
-  return words;
+  if (context.model.tied() || context.model.mtp_num_layers > 0)
+    word_embeddings->placement.shared = word_embeddings->name;
+  return word_embeddings;
 }
 
 // cap tanh(x / cap). Saves a copy of the result, because the loss overwrites the result with its gradient.
-at::Tensor capped(const at::Tensor& x, double cap, const nn::SavePolicy& saving) {
+at::Tensor apply_softcap(const at::Tensor& x, double cap, const nn::SavePolicy& saving) {
   at::Tensor share, out;
   {
     const at::NoGradGuard no_grad;
@@ -41,22 +43,22 @@ at::Tensor capped(const at::Tensor& x, double cap, const nn::SavePolicy& saving)
     out = share * cap;
   }
   if (!at::GradMode::is_enabled()) return out;
-  return nn::attach(out, {x}, [kept = saving.keep(share)](const at::Tensor& dy) -> nn::Gradients {
+  return nn::attach(out, {x}, [saved_share = saving.keep(share)](const at::Tensor& dy) -> nn::Gradients {
     const at::NoGradGuard no_grad;
-    const at::Tensor y = kept.get();
+    const at::Tensor y = saved_share.get();
     return {dy * (1 - y * y)};
   });
 }
 
 }  // namespace
 
-nn::VocabularyPart vocabulary_of(const ModelContext& context) {
+nn::VocabularyShard vocabulary_shard(const ModelContext& context) {
   const int64_t padded =
       config::padded_vocab_size(context.vocab_size, context.model.make_vocab_size_divisible_by, context.tp.size());
-  return nn::vocabulary_part(context.vocab_size, padded, context.tp.size(), context.tp.index());
+  return nn::make_vocabulary_shard(context.vocab_size, padded, context.tp.size(), context.tp.index());
 }
 
-at::Tensor positions_of(const nn::Microbatch& batch) {
+at::Tensor make_position_ids(const nn::Microbatch& batch) {
   if (batch.position_ids.defined()) return batch.position_ids;
   const nn::Positions rows = nn::sequence_positions(batch);
   if (rows.rows.defined()) return rows.rows.expand(batch.tokens.sizes());
@@ -64,11 +66,12 @@ at::Tensor positions_of(const nn::Microbatch& batch) {
       .expand(batch.tokens.sizes());
 }
 
-EmbeddingSegment::EmbeddingSegment(const ModelContext& context, std::shared_ptr<nn::Param> words, int64_t site)
+EmbeddingSegment::EmbeddingSegment(const ModelContext& context, std::shared_ptr<nn::Param> word_embeddings,
+                                   int64_t site)
     : sp_(context.sp),
       fp32_residual_(context.fp32_residual_connection),
       scale_(context.model.scale_embeddings ? std::sqrt(static_cast<double>(context.model.hidden_size)) : 1),
-      words_(std::move(words), vocabulary_of(context), context),
+      word_embeddings_(std::move(word_embeddings), vocabulary_shard(context), context),
       dropout_{context.seed, site, nn::RandomSite::embedding, context.model.hidden_dropout, context.target} {
   const config::Model& model = context.model;
   if (model.position_embedding_type == config::PositionEmbedding::learned_absolute) {
@@ -81,34 +84,34 @@ nn::Values EmbeddingSegment::forward(const nn::Values&, nn::SegmentContext& cont
   const nn::Microbatch& batch = context.batch;
   MPX_CHECK(batch.tokens.size(1) % sp_.size() == 0, "models", "with sequence parallelism the sequence length ",
             batch.tokens.size(1), " must be a multiple of the tensor parallel size ", sp_.size());
-  const at::Tensor positions = positions_ ? positions_of(batch) : at::Tensor();
+  const at::Tensor positions = positions_ ? make_position_ids(batch) : at::Tensor();
   at::Tensor out;
   {
     const at::NoGradGuard no_grad;
-    out = words_.apply(batch.tokens);
+    out = word_embeddings_.apply(batch.tokens);
     if (scale_ != 1) out.mul_(scale_);
     if (positions_) positions_->add_to(out, positions);
     if (fp32_residual_) out = nn::to_wide(out);
   }
   out = nn::attach(out, {}, [this, tokens = batch.tokens, positions](const at::Tensor& dout) -> nn::Gradients {
     const at::NoGradGuard no_grad;
-    words_.add_gradient(scale_ != 1 ? dout * scale_ : dout, tokens);
+    word_embeddings_.add_gradient(scale_ != 1 ? dout * scale_ : dout, tokens);
     if (positions_) positions_->add_gradient(dout, positions);
     return {};
   });
   if (!dropout_.active(batch)) return {nn::kHiddenStates, out};
-  return {nn::kHiddenStates, nn::PendingSum{out, {}, {dropout_, nullptr, nn::sequence_place(out, sp_)}}};
+  return {nn::kHiddenStates, nn::PendingSum{out, {}, {dropout_, nullptr, nn::sequence_offset(out, sp_)}}};
 }
 
 void EmbeddingSegment::collect_params(std::vector<nn::Param*>& params) {
-  params.push_back(&words_.weight());
+  params.push_back(&word_embeddings_.weight());
   if (positions_) params.push_back(&positions_->weight());
 }
 
 HeadSegment::HeadSegment(const ModelContext& context, std::shared_ptr<nn::Param> weight, bool final_norm)
     : tp_(context.tp),
       softcap_(context.model.final_logit_softcapping),
-      loss_{context.tp, vocabulary_of(context), context.vocab_size, context.label_smoothing, context.target},
+      loss_{context.tp, vocabulary_shard(context), context.vocab_size, context.label_smoothing, context.target},
       saving_(context.saving),
       output_(std::move(weight), context) {
   if (final_norm) norm_.emplace(norm_spec("decoder.final_layernorm", context.model, context), context);
@@ -118,7 +121,7 @@ nn::Values HeadSegment::forward(const nn::Values& in, nn::SegmentContext& contex
   const nn::Microbatch& batch = context.batch;
   const at::Tensor& x_sbh = in.tensor(nn::kHiddenStates);
   at::Tensor logits = output_.forward(norm_ ? nn::normalize(*norm_, x_sbh, saving_) : x_sbh);
-  if (softcap_ > 0) logits = capped(logits, softcap_, saving_);
+  if (softcap_ > 0) logits = apply_softcap(logits, softcap_, saving_);
   if (!batch.labels.defined()) {
     const at::NoGradGuard no_grad;
     return {nn::kLogits, comm::all_gather(logits, -1, tp_).narrow(-1, 0, loss_.vocab_size)};
@@ -134,34 +137,35 @@ void HeadSegment::collect_params(std::vector<nn::Param*>& params) {
   output_.collect_params(params);
 }
 
-nn::Blocks build_decoder(const ModelContext& context, const StageSlice& slice, BeforeHead before_head) {
-  MPX_CHECK(slice.first_layer >= 0 && slice.first_layer + slice.num_layers <= context.model.num_layers, "models",
-            "layers ", slice.first_layer, " to ", slice.first_layer + slice.num_layers, " of a model of ",
+nn::Blocks build_decoder(const ModelContext& context, const StageSpec& stage, BeforeHead before_head) {
+  MPX_CHECK(stage.first_layer >= 0 && stage.first_layer + stage.num_layers <= context.model.num_layers, "models",
+            "layers ", stage.first_layer, " to ", stage.first_layer + stage.num_layers, " of a model of ",
             context.model.num_layers, " layers");
   nn::Blocks blocks;
   const auto add = [&](std::unique_ptr<nn::Segment> segment) {
     blocks.push_back({segment->name(), false, {}});
     blocks.back().segments.push_back(std::move(segment));
   };
-  const bool predicts = slice.has_multi_token && context.model.mtp_num_layers > 0;
-  std::shared_ptr<nn::Param> words, output;
-  if (slice.has_embedding || predicts || (slice.has_loss && context.model.tied()))
-    words = make_word_embeddings(context);
-  if (slice.has_embedding) add(std::make_unique<EmbeddingSegment>(context, words, 0));
+  const bool has_prediction = stage.has_multi_token && context.model.mtp_num_layers > 0;
+  std::shared_ptr<nn::Param> word_embeddings, output;
+  if (stage.has_embedding || has_prediction || (stage.has_loss && context.model.tied()))
+    word_embeddings = make_word_embeddings(context);
+  if (stage.has_embedding) add(std::make_unique<EmbeddingSegment>(context, word_embeddings, 0));
   const std::shared_ptr<nn::RopeTable> rope = make_rope(context);
   const std::vector<bool> windows = config::window_layers(context.model);
   const auto local = context.model.rotary_base_local > 0 ? make_rope(context, true) : rope;
-  for (int64_t layer = slice.first_layer; layer < slice.first_layer + slice.num_layers; ++layer) {
+  for (int64_t layer = stage.first_layer; layer < stage.first_layer + stage.num_layers; ++layer) {
     blocks.push_back({"decoder.layers." + std::to_string(layer), true, {}});
     const bool window = windows[static_cast<size_t>(layer)];
     add_layer_segments(blocks.back(), {blocks.back().name, layer}, context, window ? local : rope);
   }
   const auto add_all = [&](nn::Blocks more) { std::move(more.begin(), more.end(), std::back_inserter(blocks)); };
-  if (slice.has_loss)
-    output = context.model.tied() ? words : vocabulary_param("output_layer.weight", topology::Role::output, context);
-  if (predicts) add_all(multi_token_layers(context, {words, output, rope}));
-  if (!slice.has_loss) return blocks;
-  if (!slice.has_multi_token) add_all(multi_token_losses(context, output));
+  if (stage.has_loss)
+    output = context.model.tied() ? word_embeddings
+                                  : vocabulary_param("output_layer.weight", topology::Role::output, context);
+  if (has_prediction) add_all(multi_token_layers(context, {word_embeddings, output, rope}));
+  if (!stage.has_loss) return blocks;
+  if (!stage.has_multi_token) add_all(multi_token_losses(context, output));
   if (before_head != nullptr) blocks.push_back(before_head(context));
   add(std::make_unique<HeadSegment>(context, output, before_head == nullptr && context.model.mtp_num_layers == 0));
   return blocks;

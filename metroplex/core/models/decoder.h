@@ -14,12 +14,12 @@
 
 namespace metroplex::models {
 
-nn::VocabularyPart vocabulary_of(const ModelContext& context);
+nn::VocabularyShard vocabulary_shard(const ModelContext& context);
 
 class EmbeddingSegment final : public nn::Segment {
  public:
-  // `words` is the word embedding, `site` the layer number of its dropout key.
-  EmbeddingSegment(const ModelContext& context, std::shared_ptr<nn::Param> words, int64_t site);
+  // `word_embeddings` is the word embedding, `site` the layer number of its dropout key.
+  EmbeddingSegment(const ModelContext& context, std::shared_ptr<nn::Param> word_embeddings, int64_t site);
   const std::string& name() const override { return name_; }
   // Takes no values; reads batch.tokens and position_ids (0, 1, ... if undefined).
   nn::Values forward(const nn::Values& in, nn::SegmentContext& context) override;
@@ -30,7 +30,7 @@ class EmbeddingSegment final : public nn::Segment {
   comm::Group sp_;
   bool fp32_residual_;
   double scale_;  // factor of the word embeddings
-  nn::VocabParallelEmbedding words_;
+  nn::VocabParallelEmbedding word_embeddings_;
   std::optional<nn::ReplicatedEmbedding> positions_;
   nn::DropoutKey dropout_;
 };
@@ -54,11 +54,11 @@ class HeadSegment final : public nn::Segment {
 };
 
 // Returns batch.position_ids, or the positions of the batch's rows in the sequence.
-at::Tensor positions_of(const nn::Microbatch& batch);
+at::Tensor make_position_ids(const nn::Microbatch& batch);
 
-// Builds the embedding, layers and head selected by `slice`. `before_head` may insert a block between the last layer
+// Builds the embedding, layers and head selected by `stage`. `before_head` may insert a block between the last layer
 // and the head; the head then has no norm.
 using BeforeHead = nn::Block (*)(const ModelContext& context);
-nn::Blocks build_decoder(const ModelContext& context, const StageSlice& slice, BeforeHead before_head = nullptr);
+nn::Blocks build_decoder(const ModelContext& context, const StageSpec& stage, BeforeHead before_head = nullptr);
 
 }  // namespace metroplex::models

@@ -17,81 +17,81 @@ nn::LinearSpec projection_spec(const std::string& name, const config::Model& mod
 }
 
 // Shifts x [b, s] to the left and fills with zeros.
-at::Tensor shifted(const at::Tensor& x, int64_t by) {
+at::Tensor shift_left(const at::Tensor& x, int64_t by) {
   return at::cat({x.narrow(1, by, x.size(1) - by), at::zeros({x.size(0), by}, x.options())}, 1);
 }
 
-at::Tensor mask_of(const nn::Microbatch& batch) {
+at::Tensor get_loss_mask(const nn::Microbatch& batch) {
   if (batch.loss_mask.defined()) return batch.loss_mask;
   return at::ones(batch.labels.sizes(), batch.labels.options().dtype(at::kFloat));
 }
 
 // Returns the microbatch whose position i has the data of position i + by of `batch`. Rotary positions are unchanged,
 // because only relative distances matter.
-nn::Microbatch ahead_by(const nn::Microbatch& batch, int64_t by) {
+nn::Microbatch shift_batch(const nn::Microbatch& batch, int64_t by) {
   const at::NoGradGuard no_grad;
   MPX_CHECK(by < batch.tokens.size(1), "models", "model.mtp_num_layers = ", by,
             " or more need sequences longer than ", batch.tokens.size(1));
   nn::Microbatch ahead = batch;
-  ahead.tokens = shifted(batch.tokens, by);
-  ahead.labels = shifted(batch.labels, by);
-  ahead.loss_mask = shifted(mask_of(batch), by);
-  if (batch.document_ids.defined())  // no prediction across documents
-    ahead.loss_mask = ahead.loss_mask * shifted(batch.document_ids, by).eq(batch.document_ids);
+  ahead.tokens = shift_left(batch.tokens, by);
+  ahead.labels = shift_left(batch.labels, by);
+  ahead.loss_mask = shift_left(get_loss_mask(batch), by);
+  if (batch.documents.ids.defined())  // no prediction across documents
+    ahead.loss_mask = ahead.loss_mask * shift_left(batch.documents.ids, by).eq(batch.documents.ids);
   return ahead;
 }
 
-double factor_of(const config::Model& model) {
+double loss_factor(const config::Model& model) {
   return model.mtp_loss_scaling_factor / static_cast<double>(model.mtp_num_layers);
 }
 
 // As in Megatron, the mean over the tokens still predicted at this depth has the weight of a mean over the
 // microbatch.
-at::Tensor share_of(const nn::Microbatch& batch, const nn::Microbatch& ahead) {
+at::Tensor depth_weight(const nn::Microbatch& batch, const nn::Microbatch& ahead) {
   const at::NoGradGuard no_grad;
-  const at::Tensor left = ahead.loss_mask.sum(at::kDouble);
-  const at::Tensor none = left.eq(0);  // the sum is 0 then; avoids a division by zero
-  return mask_of(batch).sum(at::kDouble) / (left + none);
+  const at::Tensor num_left = ahead.loss_mask.sum(at::kDouble);
+  const at::Tensor none = num_left.eq(0);  // the sum is 0 then; avoids a division by zero
+  return get_loss_mask(batch).sum(at::kDouble) / (num_left + none);
 }
 
 }  // namespace
 
-bool predicts_ahead(const nn::Microbatch& batch) { return batch.training && batch.labels.defined(); }
+bool has_predictions(const nn::Microbatch& batch) { return batch.training && batch.labels.defined(); }
 std::string predicted_name(int64_t depth) { return "multi_token_hidden_states_" + std::to_string(depth); }
 
 MultiTokenLoss::MultiTokenLoss(const ModelContext& context, int64_t depth, std::shared_ptr<nn::Param> output)
-    : depth_(depth), factor_(factor_of(context.model)), head_(context, std::move(output), false) {}
+    : depth_(depth), factor_(loss_factor(context.model)), head_(context, std::move(output), false) {}
 
 void MultiTokenLoss::add(const at::Tensor& predicted, const nn::Microbatch& ahead, nn::SegmentContext& context) {
   nn::SegmentContext inner{ahead, context.is_recompute, {}};
   const at::Tensor loss = head_.forward({nn::kHiddenStates, predicted}, inner).tensor(nn::kLoss);
-  const at::Tensor weight = (share_of(context.batch, ahead) * factor_).to(loss.scalar_type());
+  const at::Tensor weight = (depth_weight(context.batch, ahead) * factor_).to(loss.scalar_type());
   context.terms.push_back({"mtp_" + std::to_string(depth_) + " loss", loss * weight});
 }
 
 MultiTokenLossSegment::MultiTokenLossSegment(const ModelContext& context, int64_t depth,
                                              std::shared_ptr<nn::Param> output)
     : name_("mtp_" + std::to_string(depth) + "_loss"),
-      takes_(predicted_name(depth)),
+      input_name_(predicted_name(depth)),
       depth_(depth),
       loss_(context, depth, std::move(output)) {}
 
 nn::Values MultiTokenLossSegment::forward(const nn::Values& in, nn::SegmentContext& context) {
   nn::Values out;
   for (const auto& [name, value] : in) {
-    if (name == takes_) loss_.add(value.tensor(), ahead_by(context.batch, depth_), context);
+    if (name == input_name_) loss_.add(value.tensor(), shift_batch(context.batch, depth_), context);
     else out.add(name, value.tensor());
   }
   return out;
 }
 
-MultiTokenSegment::MultiTokenSegment(const ModelContext& context, int64_t depth, const SharedParts& shared)
+MultiTokenSegment::MultiTokenSegment(const ModelContext& context, int64_t depth, const SharedModules& shared)
     : name_(layer_name(depth)),
       depth_(depth),
       layers_(context.model.mtp_num_layers),
       fp32_residual_(context.fp32_residual_connection),
       saving_(context.saving),
-      embedding_(context, shared.words, context.model.num_layers + depth - 1),
+      embedding_(context, shared.word_embeddings, context.model.num_layers + depth - 1),
       embedding_norm_(norm_spec(name_ + ".enorm", context.model, context), context),
       hidden_norm_(norm_spec(name_ + ".hnorm", context.model, context), context),
       final_norm_(norm_spec(name_ + ".final_layernorm", context.model, context), context),
@@ -103,21 +103,22 @@ MultiTokenSegment::MultiTokenSegment(const ModelContext& context, int64_t depth,
 }
 
 // Returns the projection, [s (/tp), b, h].
-at::Tensor MultiTokenSegment::joined(const at::Tensor& before, const nn::Microbatch& ahead,
-                                     nn::SegmentContext& context) {
+at::Tensor MultiTokenSegment::project_inputs(const at::Tensor& before, const nn::Microbatch& ahead,
+                                             nn::SegmentContext& context) {
   nn::SegmentContext inner{ahead, context.is_recompute, {}};
-  nn::Value words = embedding_.forward({}, inner).at(nn::kHiddenStates);
-  words.make(ahead);
-  const at::Tensor both = at::cat(
-      {nn::normalize(embedding_norm_, words.tensor(), saving_).x, nn::normalize(hidden_norm_, before, saving_).x}, 2);
+  nn::Value word_embeddings = embedding_.forward({}, inner).at(nn::kHiddenStates);
+  word_embeddings.compute(ahead);
+  const at::Tensor both = at::cat({nn::normalize(embedding_norm_, word_embeddings.tensor(), saving_).x,
+                                   nn::normalize(hidden_norm_, before, saving_).x},
+                                  2);
   const at::Tensor out = projection_.forward(both);
   return fp32_residual_ ? out.to(at::kFloat) : out;
 }
 
 // Returns the values for the next layer and the head. For a head in another stage `before` is copied: backward needs
 // it after the send has freed the sent tensor.
-nn::Values MultiTokenSegment::passed_on(const nn::Values& in, const at::Tensor& model,
-                                        const at::Tensor& before) const {
+nn::Values MultiTokenSegment::pass_values(const nn::Values& in, const at::Tensor& model,
+                                          const at::Tensor& before) const {
   if (loss_) return {nn::kHiddenStates, model};
   nn::Values out;
   for (const auto& [name, value] : in) {
@@ -131,14 +132,14 @@ nn::Values MultiTokenSegment::forward(const nn::Values& in, nn::SegmentContext& 
   const nn::Microbatch& batch = context.batch;
   at::Tensor model = in.tensor(nn::kHiddenStates);
   if (model_norm_) model = nn::normalize(*model_norm_, model, saving_).x;
-  if (!predicts_ahead(batch)) return {nn::kHiddenStates, model};
-  const nn::Microbatch ahead = ahead_by(batch, depth_);
+  if (!has_predictions(batch)) return {nn::kHiddenStates, model};
+  const nn::Microbatch ahead = shift_batch(batch, depth_);
   const at::Tensor before = model_norm_ ? model : in.tensor(predicted_name(depth_ - 1));
-  nn::Values out = passed_on(in, model, before);
-  nn::Values x(nn::kHiddenStates, joined(before, ahead, context));
+  nn::Values out = pass_values(in, model, before);
+  nn::Values x(nn::kHiddenStates, project_inputs(before, ahead, context));
   for (const auto& segment : layer_.segments) x = segment->forward(x, context);
   nn::Value last = x.at(nn::kHiddenStates);
-  last.make(batch);
+  last.compute(batch);
   const at::Tensor predicted = nn::normalize(final_norm_, last.tensor(), saving_).x;
   if (loss_) loss_->add(predicted, ahead, context);
   if (!loss_ || depth_ < layers_) out.add(predicted_name(depth_), predicted);
@@ -174,7 +175,7 @@ nn::SegmentTraits MultiTokenSegment::traits() const {
   return all;
 }
 
-nn::Blocks multi_token_layers(const ModelContext& context, const SharedParts& shared) {
+nn::Blocks multi_token_layers(const ModelContext& context, const SharedModules& shared) {
   nn::Blocks blocks;
   for (int64_t depth = 1; depth <= context.model.mtp_num_layers; ++depth) {
     blocks.push_back({layer_name(depth), false, {}});

@@ -15,13 +15,13 @@
 namespace metroplex::models {
 
 // Parameters and tables of the model shared by all prediction layers.
-struct SharedParts {
-  std::shared_ptr<nn::Param> words, output;  // word embedding and output layer's weight; null if unused
+struct SharedModules {
+  std::shared_ptr<nn::Param> word_embeddings, output;  // word embedding and output layer's weight; null if unused
   std::shared_ptr<nn::RopeTable> rope;
 };
 
 // Returns whether the prediction layers run: only in training with labels.
-bool predicts_ahead(const nn::Microbatch& batch);
+bool has_predictions(const nn::Microbatch& batch);
 // Name of the value [s (/tp), b, h] that layer `depth` (from 1) passes to the head and the next layer.
 std::string predicted_name(int64_t depth);
 
@@ -44,7 +44,7 @@ class MultiTokenLoss {
 // the predictions of all layers so far.
 class MultiTokenSegment final : public nn::Segment {
  public:
-  MultiTokenSegment(const ModelContext& context, int64_t depth, const SharedParts& shared);
+  MultiTokenSegment(const ModelContext& context, int64_t depth, const SharedModules& shared);
   const std::string& name() const override { return name_; }
   nn::Values forward(const nn::Values& in, nn::SegmentContext& context) override;
   void collect_params(std::vector<nn::Param*>& params) override;
@@ -53,8 +53,8 @@ class MultiTokenSegment final : public nn::Segment {
   nn::SegmentTraits traits() const override;
 
  private:
-  at::Tensor joined(const at::Tensor& before, const nn::Microbatch& ahead, nn::SegmentContext& context);
-  nn::Values passed_on(const nn::Values& in, const at::Tensor& model, const at::Tensor& before) const;
+  at::Tensor project_inputs(const at::Tensor& before, const nn::Microbatch& ahead, nn::SegmentContext& context);
+  nn::Values pass_values(const nn::Values& in, const at::Tensor& model, const at::Tensor& before) const;
 
   std::string name_;
   int64_t depth_, layers_;
@@ -77,13 +77,13 @@ class MultiTokenLossSegment final : public nn::Segment {
   void collect_params(std::vector<nn::Param*>& params) override { loss_.collect_params(params); }
 
  private:
-  std::string name_, takes_;
+  std::string name_, input_name_;
   int64_t depth_;
   MultiTokenLoss loss_;
 };
 
 // Returns one block per prediction layer.
-nn::Blocks multi_token_layers(const ModelContext& context, const SharedParts& shared);
+nn::Blocks multi_token_layers(const ModelContext& context, const SharedModules& shared);
 // Returns one loss block per prediction layer of another stage.
 nn::Blocks multi_token_losses(const ModelContext& context, const std::shared_ptr<nn::Param>& output);
 

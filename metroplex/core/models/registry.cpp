@@ -6,13 +6,13 @@
 
 namespace metroplex::models {
 
-using BuildStage = nn::Blocks(const ModelContext& context, const StageSlice& slice);
+using BuildStage = nn::Blocks(const ModelContext& context, const StageSpec& stage);
 BuildStage build_codegeex;  // codegeex.cpp
 
 namespace {
 
 // Builds every combination that config::Model can express; config/family.h defines the defaults of each family.
-nn::Blocks build_plain(const ModelContext& context, const StageSlice& slice) { return build_decoder(context, slice); }
+nn::Blocks build_plain(const ModelContext& context, const StageSpec& stage) { return build_decoder(context, stage); }
 
 struct Family {
   const char* name;
@@ -33,13 +33,13 @@ std::vector<std::string> family_names() {
   return names;
 }
 
-nn::Blocks build_stage(const ModelContext& context, const StageSlice& slice) {
+nn::Blocks build_stage(const ModelContext& context, const StageSpec& stage) {
   MPX_CHECK(context.vocab_size > 1, "models", "a vocabulary of ", context.vocab_size,
             " tokens; set model.vocab_size or give a tokenizer");
   MPX_ASSERT(!context.model.sharded_initialization || context.streams, "sharded initialisation needs streams");
   config::check_family(context.model);
   for (const Family& family : kFamilies) {
-    if (context.model.family == family.name) return family.build(context, slice);
+    if (context.model.family == family.name) return family.build(context, stage);
   }
   const auto names = family_names();
   std::string known;

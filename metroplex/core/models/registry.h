@@ -19,7 +19,7 @@ namespace metroplex::models {
 
 // The layers of one model chunk by global number, and whether it contains the embedding, the loss and the multi-token
 // prediction layers (if the model has any).
-struct StageSlice {
+struct StageSpec {
   int64_t first_layer = 0, num_layers = 0;
   bool has_embedding = false, has_loss = false, has_multi_token = has_loss;
 };
@@ -45,7 +45,7 @@ struct ModelContext : nn::LayerContext {
 // Returns blocks in forward order: embedding (takes no values), layers, head. They pass kHiddenStates. If
 // batch.labels is defined, the head returns kLoss: the scalar sum over the microbatch of loss_mask * loss of each
 // token (at least fp32). Otherwise it returns kLogits [s, b, vocab_size], gathered and without padding.
-nn::Blocks build_stage(const ModelContext& context, const StageSlice& slice);
+nn::Blocks build_stage(const ModelContext& context, const StageSpec& stage);
 
 // Returns the valid values of model.family.
 std::vector<std::string> family_names();

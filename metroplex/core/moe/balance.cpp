@@ -95,9 +95,9 @@ at::Tensor balance_sums(const device::Target& target, const at::Tensor& logits, 
 
 // Mean number of tokens over tp_cp, if this rank has `own`. Context-parallel ranks may have different numbers.
 static int64_t mean_tokens(int64_t own, const comm::Group& cp, const nn::Microbatch& batch) {
-  if (batch.rank_rows.empty()) return own;
-  const int64_t rows = batch.rank_rows[static_cast<size_t>(cp.index())].count;
-  return own * batch.full_seq_len / (rows * cp.size());
+  if (batch.sequence.rank_rows.empty()) return own;
+  const int64_t rows = batch.sequence.rank_rows[static_cast<size_t>(cp.index())].count;
+  return own * batch.sequence.length / (rows * cp.size());
 }
 
 AuxiliaryLosses::Sums AuxiliaryLosses::own_sums(const at::Tensor& logits, const at::Tensor& experts, int64_t samples,

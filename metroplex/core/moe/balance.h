@@ -18,7 +18,7 @@
 
 #include "comm/group.h"
 #include "config/model.h"
-#include "kernels/route.h"
+#include "kernels/balance.h"
 #include "device/launch_point.h"
 #include "moe/context.h"
 #include "moe/routing.h"

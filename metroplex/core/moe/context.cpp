@@ -15,7 +15,7 @@ using topology::Axis;
 namespace {
 
 comm::Group layer_group(const comm::World& world, const char* name, topology::AxisSet axes) {
-  return world.make_group({name, comm::Purpose::layers, world.grid().group_of(world.rank(), axes)});
+  return world.make_group({name, comm::Purpose::layers, world.grid().group_ranks(world.rank(), axes)});
 }
 
 }  // namespace
@@ -43,13 +43,12 @@ bool captures_shared_expert(const config::Train& train) {
 ExpertContext expert_context(const comm::World& world, const config::Config& config) {
   ExpertContext context;
   context.captures_shared_expert = captures_shared_expert(config.train);
-  topology::Ranks members = world.grid().group_of(world.rank(), {Axis::etp, Axis::ep});
+  topology::Ranks members = world.grid().group_ranks(world.rank(), {Axis::etp, Axis::ep});
   std::sort(members.begin(), members.end(), [&](int a, int b) {
     const topology::Coordinates left = world.grid().coordinates(a), right = world.grid().coordinates(b);
     return std::pair(left.ep, left.etp) < std::pair(right.ep, right.etp);
   });
-  const bool nvshmem = config.model.moe_static_buffer_exchange == config::RowExchangeKind::nvshmem;
-  context.experts = world.make_group({"etp-ep", comm::Purpose::experts, members, nvshmem});
+  context.experts = world.make_group({"etp-ep", comm::Purpose::experts, members});
   context.etp = static_cast<int>(world.grid().size(Axis::etp));
   context.ep = static_cast<int>(world.grid().size(Axis::ep));
   const auto ranks = static_cast<size_t>(context.experts.size());
@@ -68,7 +67,7 @@ ExpertContext expert_context(const comm::World& world, const config::Config& con
     std::vector<int> same_part;
     for (size_t i = static_cast<size_t>(context.etp_rank()); i < ranks; i += static_cast<size_t>(context.etp))
       same_part.push_back(context.experts.ranks()[i]);
-    context.clones = world.make_group({"ep", comm::Purpose::clones, same_part});
+    context.replicas = world.make_group({"ep", comm::Purpose::replicas, same_part});
   }
   context.node = world.make_group({"etp-ep-node", comm::Purpose::experts, node});
   context.across = world.make_group({"etp-ep-across", comm::Purpose::experts, across});

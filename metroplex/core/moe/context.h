@@ -41,7 +41,7 @@ struct StaticBuffers {
 };
 
 // Replica placement for one microbatch of a layer (plan/echo.h). C: replica slots of all ep ranks.
-struct ClonePlan {
+struct ReplicaPlan {
   at::Tensor owners;       // [C] int32: the expert of each slot, -1: none
   at::Tensor counts;       // [ep, E] int64: rows of each source rank for each expert
   at::Tensor source_rows;  // [ep, C] int64: rows from each source rank to each replica
@@ -58,7 +58,7 @@ struct ExpertContext {
   int slots = 0;
   // The ranks of `experts` with the same etp shard, in the order of ep. Replica weights are transferred in this
   // group.
-  comm::Group clones;
+  comm::Group replicas;
   // Subgroups of `experts` for the hierarchical dispatcher: the ranks of the own node, in the order of `experts`, and
   // the ranks with the same index on every node.
   comm::Group node, across;
@@ -74,7 +74,7 @@ struct ExpertContext {
   std::shared_ptr<StaticBuffers> buffers;  // null: rows over capacity are dropped
   std::shared_ptr<PagedStash> stash;       // null: backward saves whole buffers
   // Receives every replica plan of a forward that counts (LoadMeter::count). May be null.
-  std::function<void(int64_t layer, const ClonePlan&)> on_clone_plan;
+  std::function<void(int64_t layer, const ReplicaPlan&)> on_replica_plan;
   std::shared_ptr<const RecordedLoads> forced_loads;  // forced loads of this rank's tokens; null: none
 
   int etp_rank() const { return experts.index() % etp; }

@@ -31,9 +31,9 @@ int64_t DispatcherSpec::capacity(int64_t tokens) const {
 
 std::unique_ptr<Dispatcher> make_dispatcher(DispatcherSpec spec) {
   const config::TokenDispatcher type = config::token_dispatcher(spec.model, spec.experts.experts.size());
-  const bool clones = spec.model.moe_enable_echo;
+  const bool replicas = spec.model.moe_enable_echo;
   std::unique_ptr<Dispatcher> rows = make_dispatcher(type, spec);
-  return clones ? make_echo(std::move(spec), std::move(rows)) : std::move(rows);
+  return replicas ? make_echo(std::move(spec), std::move(rows)) : std::move(rows);
 }
 
 std::unique_ptr<Dispatcher> make_dispatcher(config::TokenDispatcher type, DispatcherSpec spec) {

@@ -12,7 +12,7 @@
 #include "config/experts.h"
 #include "config/model.h"
 #include "device/launch_point.h"
-#include "moe/clones.h"
+#include "moe/replicas.h"
 #include "moe/context.h"
 #include "moe/exchange.h"
 #include "moe/experts.h"
@@ -37,9 +37,9 @@ struct DispatcherSpec {
 
 // Destinations of all assignments: integer tensors on the device, computed before any row is sent.
 struct DispatchPlan {
-  Permutation permutation;  // from tokens to rows sorted by rank and expert
-  at::Tensor rank_counts;   // [ranks, columns] int64: rows that each rank sends, if rows are exchanged
-  ClonePlan clones = {};    // with replicas; only `owners` is passed between segments
+  Permutation permutation;    // from tokens to rows sorted by rank and expert
+  at::Tensor rank_counts;     // [ranks, columns] int64: rows that each rank sends, if rows are exchanged
+  ReplicaPlan replicas = {};  // with replicas; only `owners` is passed between segments
   // [T, k] bool: assignments that a static buffer drops. Undefined unless model.moe_overflow_policy is drop.
   at::Tensor lost = {};
 };
@@ -50,7 +50,7 @@ struct DispatchUnderWay {
   RowsUnderWay rows, rows_probs;                         // rows in flight
   RowTable table = {};                                   // rows between each pair of ranks
   CountedRowsUnderWay counted = {}, counted_probs = {};  // for the static_buffer dispatcher
-  ClonesUnderWay clones = {};
+  ClonesUnderWay replicas = {};
 };
 
 // State of a dispatch for combine().
@@ -64,7 +64,7 @@ struct CombinePlan {
 struct Dispatched {
   ExpertRows rows;
   CombinePlan back;
-  ClonesUnderWay clones = {};  // undefined without replica slots
+  ClonesUnderWay replicas = {};  // undefined without replica slots
 };
 
 // plan(), start_dispatch(), finish_dispatch() and combine() are collective over the experts' ranks, in this order.

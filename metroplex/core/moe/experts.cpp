@@ -28,13 +28,13 @@ struct Sizes {
 
 // Shards of a stack of experts over ep and, unless `cut_dim` is negative, over etp. In dimension 1 of gated units
 // gate and up are sharded separately.
-std::vector<topology::Cut> stack_cuts(const Sizes& s, const ExpertContext& at, int cut_dim) {
-  std::vector<topology::Cut> cuts = {topology::even_cut(0, Axis::ep, s.experts, at.ep, at.ep_rank())};
+std::vector<topology::DimShard> stack_cuts(const Sizes& sizes, const ExpertContext& at, int cut_dim) {
+  std::vector<topology::DimShard> cuts = {topology::even_shard(0, Axis::ep, sizes.experts, at.ep, at.ep_rank())};
   if (cut_dim < 0) return cuts;
-  topology::Cut cut = topology::even_cut(cut_dim, Axis::etp, s.width, at.etp, at.etp_rank());
-  if (s.gated && cut_dim == 1) {
+  topology::DimShard cut = topology::even_shard(cut_dim, Axis::etp, sizes.width, at.etp, at.etp_rank());
+  if (sizes.gated && cut_dim == 1) {
     const topology::RowRange gate = cut.ranges.front();
-    cut.ranges.push_back({gate.size, s.width + gate.global, gate.size});
+    cut.ranges.push_back({gate.size, sizes.width + gate.global, gate.size});
   }
   cuts.push_back(cut);
   return cuts;
@@ -62,7 +62,7 @@ Experts::Experts(const std::string& name, const config::Model& model, const nn::
     placement.grid = topology::Grid::expert;
     placement.cuts = stack_cuts(sizes, at, cut_dim);
     placement.role = init == nn::Init::zeros ? topology::Role::bias : topology::Role::weight;
-    placement.parts = topology::expert_parts(name, sizes.experts, tensor);
+    placement.regions = topology::expert_regions(name, sizes.experts, tensor);
     return nn::make_param({name + "." + tensor, std::move(shape), std::move(placement), init}, context);
   };
   fc1_ = make("linear_fc1.weight", {sizes.experts, inner, sizes.hidden}, 1, nn::Init::normal);
@@ -90,13 +90,13 @@ void each_group(const std::vector<int64_t>& counts, const Body& body) {
 
 at::Tensor of_group(const GroupedWeights& weights, int64_t e) {
   const int64_t home = weights.home.size(0);
-  return e < home ? weights.home.select(0, e) : weights.clones.select(0, e - home);
+  return e < home ? weights.home.select(0, e) : weights.replicas.select(0, e - home);
 }
 
 // Returns the biases of all groups; they are small enough to concatenate.
-at::Tensor biases(const std::optional<nn::Param>& home, const at::Tensor& clones) {
+at::Tensor biases(const std::optional<nn::Param>& home, const at::Tensor& replicas) {
   if (!home) return {};
-  return clones.defined() ? at::cat({home->data, clones}) : home->data;
+  return replicas.defined() ? at::cat({home->data, replicas}) : home->data;
 }
 
 void plain_product(const device::Target& target, at::Tensor out, const at::Tensor& a, const at::Tensor& b) {
@@ -125,13 +125,13 @@ Experts::Counts Experts::counts_of(const ExpertRows& in) const {
   return counts;
 }
 
-at::Tensor Experts::input(const at::Tensor& x, const Factors& p, const Counts& counts) const {
-  return scales_input_ ? rows_.scale(x, p.input, counts.device) : x;
+at::Tensor Experts::input(const at::Tensor& x, const Factors& factors, const Counts& counts) const {
+  return scales_input_ ? rows_.scale(x, factors.input, counts.device) : x;
 }
 
-at::Tensor Experts::activation(const at::Tensor& x, const Factors& p, const Counts& counts,
-                               const at::Tensor& clone_bias) const {
-  return rows_.activation(x, biases(bias1_, clone_bias), p.probs, counts.device);
+at::Tensor Experts::activation(const at::Tensor& x, const Factors& factors, const Counts& counts,
+                               const at::Tensor& replica_bias) const {
+  return rows_.activation(x, biases(bias1_, replica_bias), factors.probs, counts.device);
 }
 
 at::Tensor Experts::product(GroupedOp op, const at::Tensor& rows, const GroupedWeights& weights,
@@ -146,7 +146,7 @@ at::Tensor Experts::product(GroupedOp op, const at::Tensor& rows, const GroupedW
   return out;
 }
 
-at::Tensor* Experts::clones_of(const nn::Param& home, at::Tensor& gradient) const {
+at::Tensor* Experts::replicas_of(const nn::Param& home, at::Tensor& gradient) const {
   MPX_ASSERT(slots_ == 0 || home.deferred == nullptr, "gradients of ", home.name, "'s replicas are deferred");
   return slots_ > 0 ? &gradient : nullptr;
 }
@@ -154,14 +154,14 @@ at::Tensor* Experts::clones_of(const nn::Param& home, at::Tensor& gradient) cons
 // Accumulates once for the whole stack, so that an expert without rows also counts its use.
 at::Tensor Experts::weight_gradient(nn::Param& weight, const at::Tensor& dy, const at::Tensor& x,
                                     const Counts& counts) const {
-  at::Tensor of_clones;
+  at::Tensor of_replicas;
   weight.accumulate_or_write(
-      [this, dy, x, counts, clones = clones_of(weight, of_clones)](at::Tensor& main_grad, bool adds) {
-        const std::array<int64_t, 3> sizes_of_clones = {slots_, main_grad.size(1), main_grad.size(2)};
+      [this, dy, x, counts, replicas = replicas_of(weight, of_replicas)](at::Tensor& main_grad, bool adds) {
+        const std::array<int64_t, 3> sizes_of_replicas = {slots_, main_grad.size(1), main_grad.size(2)};
         GroupedWeights gradients(main_grad);
         if (slots_ > 0) {
-          gradients.clones = *clones = grouped_ ? at::empty(sizes_of_clones, main_grad.options())
-                                                : at::zeros(sizes_of_clones, main_grad.options());
+          gradients.replicas = *replicas = grouped_ ? at::empty(sizes_of_replicas, main_grad.options())
+                                                    : at::zeros(sizes_of_replicas, main_grad.options());
         }
         if (grouped_) return products_.run(GroupedOp::weight_gradient, dy, x, gradients, counts.device, adds);
         if (!adds) main_grad.zero_();
@@ -170,39 +170,39 @@ at::Tensor Experts::weight_gradient(nn::Param& weight, const at::Tensor& dy, con
           nn::put_linear_weight_gradient(target_, gradient, dy.narrow(0, first, n), x.narrow(0, first, n), true);
         });
       });
-  return of_clones;
+  return of_replicas;
 }
 
 at::Tensor Experts::bias_gradient(nn::Param& bias, const at::Tensor& dy, const at::Tensor& probs,
                                   const Counts& counts) const {
-  at::Tensor of_clones;
+  at::Tensor of_replicas;
   bias.accumulate(
-      [this, dy, probs, device = counts.device, clones = clones_of(bias, of_clones)](at::Tensor& main_grad) {
+      [this, dy, probs, device = counts.device, replicas = replicas_of(bias, of_replicas)](at::Tensor& main_grad) {
         if (slots_ == 0) return rows_.add_sums(main_grad, dy, probs, device);
         const int64_t home = main_grad.size(0);
         const at::Tensor sums = at::zeros({home + slots_, main_grad.size(1)}, main_grad.options());
         rows_.add_sums(sums, dy, probs, device);
         main_grad.add_(sums.narrow(0, 0, home));
-        *clones = sums.narrow(0, home, slots_);
+        *replicas = sums.narrow(0, home, slots_);
       });
-  return of_clones;
+  return of_replicas;
 }
 
-at::Tensor Experts::forward(const ExpertRows& in, const Clones& given, bool is_recompute) {
-  const CloneWeights& clones = given.weights;
-  MPX_ASSERT(clones.defined() == (slots_ > 0), "replicas for ", slots_, " slots");
+at::Tensor Experts::forward(const ExpertRows& in, const Replicas& given, bool is_recompute) {
+  const ReplicaWeights& replicas = given.weights;
+  MPX_ASSERT(replicas.defined() == (slots_ > 0), "replicas for ", slots_, " slots");
   const bool differentiates = at::GradMode::is_enabled();
   const at::NoGradGuard no_grad;
   const at::Tensor x = in.x.detach().contiguous(), probs = in.probs.detach().to(nn::acc_type(x.scalar_type()));
   const Counts counts = counts_of(in);
   const Factors factors{scales_input_ ? probs : at::Tensor(), scales_input_ ? at::Tensor() : probs};
   if (given.under_way != nullptr) given.under_way->join_fc1();
-  const at::Tensor inner = product(GroupedOp::forward, input(x, factors, counts), {fc1_.data, clones.fc1}, counts);
-  const at::Tensor activated = activation(inner, factors, counts, clones.bias1);
+  const at::Tensor inner = product(GroupedOp::forward, input(x, factors, counts), {fc1_.data, replicas.fc1}, counts);
+  const at::Tensor activated = activation(inner, factors, counts, replicas.bias1);
   if (given.under_way != nullptr) given.under_way->join_fc2();
-  const at::Tensor y = product(GroupedOp::forward, activated, {fc2_.data, clones.fc2}, counts);
+  const at::Tensor y = product(GroupedOp::forward, activated, {fc2_.data, replicas.fc2}, counts);
   // Results are partial sums over etp, so one etp rank adds the bias.
-  if (bias2_ && first_of_etp_) rows_.add_bias(y, biases(bias2_, clones.bias2), factors.probs, counts.device);
+  if (bias2_ && first_of_etp_) rows_.add_bias(y, biases(bias2_, replicas.bias2), factors.probs, counts.device);
   if (!differentiates) return y;
   const at::AutoGradMode grad(true);
   Kept kept{{}, {}, {}, factors, counts, keep(given), given.bring_home};
@@ -217,12 +217,12 @@ at::Tensor Experts::forward(const ExpertRows& in, const Clones& given, bool is_r
       });
 }
 
-Experts::KeptClones Experts::keep(const Clones& clones) const {
-  const CloneWeights& w = clones.weights;
+Experts::KeptReplicas Experts::keep(const Replicas& replicas) const {
+  const ReplicaWeights& w = replicas.weights;
   const auto keep = [&](const at::Tensor& x) { return x.defined() ? saving_.keep(x) : nn::Saved(); };
-  if (!clones.again) return {keep(w.fc1), keep(w.fc2), keep(w.bias1), keep(w.bias2)};
-  return {nn::Saved::recomputed([again = clones.again] { return again->fc1(); }),
-          nn::Saved::recomputed([again = clones.again] { return again->fc2(); }), keep(w.bias1), keep(w.bias2)};
+  if (!replicas.again) return {keep(w.fc1), keep(w.fc2), keep(w.bias1), keep(w.bias2)};
+  return {nn::Saved::recomputed([again = replicas.again] { return again->fc1(); }),
+          nn::Saved::recomputed([again = replicas.again] { return again->fc2(); }), keep(w.bias1), keep(w.bias2)};
 }
 
 void Experts::keep_rows(Kept& kept, const at::Tensor& x, const at::Tensor& inner, const at::Tensor& activated,
@@ -242,32 +242,32 @@ void Experts::keep_rows(Kept& kept, const at::Tensor& x, const at::Tensor& inner
   }
   if (!recomputes) return;
   kept.activated = nn::Saved::recomputed(
-      [this, inner = kept.inner, factors = kept.factors, counts = kept.counts, clone_bias = kept.clones.bias1] {
-        return activation(inner.get(), factors, counts, clone_bias.get());
+      [this, inner = kept.inner, factors = kept.factors, counts = kept.counts, replica_bias = kept.replicas.bias1] {
+        return activation(inner.get(), factors, counts, replica_bias.get());
       });
 }
 
 nn::Gradients Experts::backward(const at::Tensor& dy, const Kept& kept) {
   const Counts& counts = kept.counts;
-  const Factors& p = kept.factors;
-  const KeptClones& clones = kept.clones;
-  const auto bring_home = [&](nn::Param& home, const at::Tensor& of_clones) {
-    if (slots_ > 0 && !home.frozen) kept.bring_home(home, of_clones);
+  const Factors& factors = kept.factors;
+  const KeptReplicas& replicas = kept.replicas;
+  const auto bring_home = [&](nn::Param& home, const at::Tensor& of_replicas) {
+    if (slots_ > 0 && !home.frozen) kept.bring_home(home, of_replicas);
   };
-  const at::Tensor dprobs = at::empty_like(scales_input_ ? p.input : p.probs);
-  at::Tensor gradient = product(GroupedOp::input_gradient, dy, {fc2_.data, clones.fc2.get()}, counts);
+  const at::Tensor dprobs = at::empty_like(scales_input_ ? factors.input : factors.probs);
+  at::Tensor gradient = product(GroupedOp::input_gradient, dy, {fc2_.data, replicas.fc2.get()}, counts);
   if (!fc2_.frozen) bring_home(fc2_, weight_gradient(fc2_, dy, kept.activated.get(), counts));
   else if (stash_ && !saving_.recomputes(nn::SavePoint::expert_activation)) kept.activated.get();  // frees its pages
-  if (bias2_) bring_home(*bias2_, bias_gradient(*bias2_, dy, p.probs, counts));
-  gradient = rows_.activation_backward(gradient, kept.inner.get(), biases(bias1_, clones.bias1.get()), p.probs,
-                                       counts.device, scales_input_ ? at::Tensor() : dprobs);
+  if (bias2_) bring_home(*bias2_, bias_gradient(*bias2_, dy, factors.probs, counts));
+  gradient = rows_.activation_backward(gradient, kept.inner.get(), biases(bias1_, replicas.bias1.get()),
+                                       factors.probs, counts.device, scales_input_ ? at::Tensor() : dprobs);
   if (bias2_ && first_of_etp_ && !scales_input_)
-    rows_.add_bias_probs(dprobs, dy, biases(bias2_, clones.bias2.get()), counts.device);
+    rows_.add_bias_probs(dprobs, dy, biases(bias2_, replicas.bias2.get()), counts.device);
   if (bias1_) bring_home(*bias1_, bias_gradient(*bias1_, gradient, {}, counts));
   const at::Tensor x = kept.x.get();
-  if (!fc1_.frozen) bring_home(fc1_, weight_gradient(fc1_, gradient, input(x, p, counts), counts));
-  gradient = product(GroupedOp::input_gradient, gradient, {fc1_.data, clones.fc1.get()}, counts);
-  if (scales_input_) gradient = rows_.scale_backward(gradient, x, p.input, counts.device, dprobs);
+  if (!fc1_.frozen) bring_home(fc1_, weight_gradient(fc1_, gradient, input(x, factors, counts), counts));
+  gradient = product(GroupedOp::input_gradient, gradient, {fc1_.data, replicas.fc1.get()}, counts);
+  if (scales_input_) gradient = rows_.scale_backward(gradient, x, factors.input, counts.device, dprobs);
   return {gradient, dprobs};
 }
 

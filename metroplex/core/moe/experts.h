@@ -1,7 +1,7 @@
 // The local experts of a layer. For the rows of expert e they compute fc2_e(f(fc1_e x + b1_e) p) + b2_e p, with p the
 // router's probability of the row. The inner width is split over etp; results are partial sums over etp. The local
 // experts' parameters are on this rank. After them come replica slots for experts of other ranks, whose weights are
-// treated as activations and fetched by a dispatcher (clones.h).
+// treated as activations and fetched by a dispatcher (replicas.h).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -12,7 +12,7 @@
 
 #include "config/model.h"
 #include "kernels/grouped_product.h"
-#include "moe/clones.h"
+#include "moe/replicas.h"
 #include "moe/context.h"
 #include "moe/grouped_product.h"
 #include "nn/activation.h"
@@ -68,10 +68,10 @@ class Experts {
           const ExpertContext& experts);
 
   // Returns [R, h], differentiable in x and probs. Rows after the last group are unspecified, in gradients too.
-  // Gradients of local experts are added to main_grad; those of replicas are passed to `clones.bring_home` as soon as
-  // they are computed. All replica weights in flight have been joined when it returns.
-  // `is_recompute`: backward repeats this forward, whose rows are not stored in the paged stash.
-  at::Tensor forward(const ExpertRows& rows, const Clones& clones = {}, bool is_recompute = false);
+  // Gradients of local experts are added to main_grad; those of replicas are passed to `replicas.bring_home` as soon
+  // as they are computed. All replica weights in flight have been joined when it returns. `is_recompute`: backward
+  // repeats this forward, whose rows are not stored in the paged stash.
+  at::Tensor forward(const ExpertRows& rows, const Replicas& replicas = {}, bool is_recompute = false);
   HomeWeights home();
   void collect_params(std::vector<nn::Param*>& params);
   // Returns whether forward and backward read the counts on the host.
@@ -87,25 +87,25 @@ class Experts {
   struct Factors {
     at::Tensor input, probs;
   };
-  struct KeptClones {
+  struct KeptReplicas {
     nn::Saved fc1, fc2, bias1, bias2;
   };
   struct Kept {
     nn::Saved x, inner, activated;
     Factors factors;
     Counts counts;
-    KeptClones clones;
-    decltype(Clones::bring_home) bring_home;
+    KeptReplicas replicas;
+    decltype(Replicas::bring_home) bring_home;
   };
 
   Counts counts_of(const ExpertRows& in) const;
-  at::Tensor input(const at::Tensor& x, const Factors& p, const Counts& counts) const;
-  at::Tensor activation(const at::Tensor& x, const Factors& p, const Counts& counts,
-                        const at::Tensor& clone_bias) const;
+  at::Tensor input(const at::Tensor& x, const Factors& factors, const Counts& counts) const;
+  at::Tensor activation(const at::Tensor& x, const Factors& factors, const Counts& counts,
+                        const at::Tensor& replica_bias) const;
   // Forward or input gradient product of all rows, each with the weight of its expert.
   at::Tensor product(kernels::GroupedOp op, const at::Tensor& rows, const GroupedWeights& weights,
                      const Counts& counts) const;
-  KeptClones keep(const Clones& clones) const;
+  KeptReplicas keep(const Replicas& replicas) const;
   // Sets x, inner and activated.
   void keep_rows(Kept& kept, const at::Tensor& x, const at::Tensor& inner, const at::Tensor& activated,
                  bool is_recompute) const;
@@ -116,7 +116,7 @@ class Experts {
   at::Tensor bias_gradient(nn::Param& bias, const at::Tensor& dy, const at::Tensor& probs,
                            const Counts& counts) const;
   // Returns where to store the gradient of replicas; null without slots.
-  at::Tensor* clones_of(const nn::Param& home, at::Tensor& gradient) const;
+  at::Tensor* replicas_of(const nn::Param& home, at::Tensor& gradient) const;
 
   device::Target target_;
   nn::SavePolicy saving_;

@@ -14,7 +14,7 @@ namespace metroplex::moe {
 namespace {
 
 // Returns the meter for this forward's times, or null if it does not count.
-LoadMeter::Layer* meter_of(const ExpertsLayer& layer, const nn::SegmentContext& context) {
+LoadMeter::Layer* find_meter(const ExpertsLayer& layer, const nn::SegmentContext& context) {
   const bool counts = layer.context.meter && context.batch.training && !context.is_recompute;
   return counts ? &layer.context.meter->layer(layer.spec.layer) : nullptr;
 }
@@ -99,15 +99,16 @@ class PlanSegment final : public nn::Segment {
   const std::string& name() const override { return name_; }
 
   nn::Values forward(const nn::Values& in, nn::SegmentContext& context) override {
-    LoadMeter::Layer* const meter = meter_of(*layer_, context);
+    LoadMeter::Layer* const meter = find_meter(*layer_, context);
     nn::Values out = without(in, {kTopExperts});
     DispatchPlan plan;
     timed(layer_->target, meter != nullptr ? &meter->dispatch_ms : nullptr,
           [&] { plan = layer_->dispatcher->plan(in.tensor(kTopExperts)); });
-    if (plan.clones.owners.defined() && context.batch.training && !context.is_recompute) {
-      if (meter != nullptr) layer_->context.meter->count_clones(layer_->spec.layer, plan.clones);
+    if (plan.replicas.owners.defined() && context.batch.training && !context.is_recompute) {
+      if (meter != nullptr) layer_->context.meter->count_replicas(layer_->spec.layer, plan.replicas);
       const bool repeats = layer_->context.buffers && layer_->context.buffers->repeats;
-      if (layer_->context.on_clone_plan && !repeats) layer_->context.on_clone_plan(layer_->spec.layer, plan.clones);
+      if (layer_->context.on_replica_plan && !repeats)
+        layer_->context.on_replica_plan(layer_->spec.layer, plan.replicas);
     }
     if (meter != nullptr && plan.lost.defined())
       layer_->context.meter->count_lost(layer_->spec.layer, in.tensor(kTopExperts), plan.lost);
@@ -119,7 +120,7 @@ class PlanSegment final : public nn::Segment {
   void collect_step_counts(std::vector<at::Tensor>& counts) override {
     layer_->dispatcher->collect_step_counts(counts);
     if (layer_->context.meter && layer_->context.slots > 0)
-      counts.push_back(layer_->context.meter->clones_of(layer_->spec.layer));
+      counts.push_back(layer_->context.meter->replicas_of(layer_->spec.layer));
   }
   nn::SegmentTraits traits() const override { return {.module = config::CudaGraphModule::moe_preprocess}; }
 
@@ -137,14 +138,14 @@ class DispatchSegment final : public nn::Segment {
       : layer_(std::move(layer)),
         name_(layer_->spec.name + ".dispatch"),
         overlaps_(model.moe_shared_expert_overlap),
-        clones_overlap_(model.moe_echo_expert_dispatch_overlap) {}
+        replicas_overlap_(model.moe_echo_expert_dispatch_overlap) {}
   const std::string& name() const override { return name_; }
 
   nn::Values forward(const nn::Values& in, nn::SegmentContext& context) override {
-    LoadMeter::Layer* const meter = meter_of(*layer_, context);
+    LoadMeter::Layer* const meter = find_meter(*layer_, context);
     double* const ms = meter != nullptr ? &meter->dispatch_ms : nullptr;
     const at::Tensor& x_sbh = in.tensor(kInput);
-    const at::Tensor owners = in.has(kCloneOwners) ? in.tensor(kCloneOwners) : at::Tensor();
+    const at::Tensor owners = in.has(kReplicaOwners) ? in.tensor(kReplicaOwners) : at::Tensor();
     nn::Values out = without_dispatch_plan(without(in, {kInput, kTopProbs, kSharedProduct, kSharedScore}));
     const bool runs_shared = layer_->shared && !in.has(kSharedOutput);
     at::Tensor shared;
@@ -157,11 +158,11 @@ class DispatchSegment final : public nn::Segment {
     if (runs_shared && overlaps_) shared = overlapped_shared(in, context.batch);
     Dispatched dispatched;
     timed(layer_->target, ms, [&] { dispatched = layer_->dispatcher->finish_dispatch(std::move(under_way)); });
-    if (dispatched.clones.defined()) {
-      add_clones(out, dispatched.clones.weights());
-      out.add(kCloneOwners, owners);
-      if (meter != nullptr) dispatched.clones.count_time(layer_->target, &meter->clones_ms);
-      leave_under_way(std::move(dispatched.clones), context);
+    if (dispatched.replicas.defined()) {
+      add_replicas(out, dispatched.replicas.weights());
+      out.add(kReplicaOwners, owners);
+      if (meter != nullptr) dispatched.replicas.count_time(layer_->target, &meter->replicas_ms);
+      leave_under_way(std::move(dispatched.replicas), context);
     }
     add_plan(out, dispatched.back);
     if (dispatched.back.table.members() > 0) layer_->tables.insert_or_assign(&context.batch, dispatched.back.table);
@@ -190,17 +191,17 @@ class DispatchSegment final : public nn::Segment {
   }
 
   // The experts segment joins them if it is in the same autograd region.
-  void leave_under_way(ClonesUnderWay clones, nn::SegmentContext& context) {
-    if (!clones_overlap_) return clones.join();
-    layer_->clones.insert_or_assign(&context.batch, std::move(clones));
+  void leave_under_way(ClonesUnderWay replicas, nn::SegmentContext& context) {
+    if (!replicas_overlap_) return replicas.join();
+    layer_->replicas.insert_or_assign(&context.batch, std::move(replicas));
     context.joins.emplace_back([layer = layer_.get(), batch = &context.batch] {
-      if (auto open = layer->clones.extract(batch)) open.mapped().join();
+      if (auto open = layer->replicas.extract(batch)) open.mapped().join();
     });
   }
 
   std::shared_ptr<ExpertsLayer> layer_;
   std::string name_;
-  bool overlaps_, clones_overlap_;
+  bool overlaps_, replicas_overlap_;
 };
 
 class ExpertsSegment final : public nn::Segment {
@@ -208,18 +209,18 @@ class ExpertsSegment final : public nn::Segment {
   ExpertsSegment(std::shared_ptr<ExpertsLayer> layer, const config::Model& model)
       : layer_(std::move(layer)),
         name_(layer_->spec.name + ".experts"),
-        clones_overlap_(model.moe_echo_expert_dispatch_overlap),
+        replicas_overlap_(model.moe_echo_expert_dispatch_overlap),
         fetches_again_(model.moe_echo_recompute_expert_dispatch) {}
   const std::string& name() const override { return name_; }
 
   nn::Values forward(const nn::Values& in, nn::SegmentContext& context) override {
-    nn::Values out = without(
-        in, {kRows, kRowProbs, kRowCounts, kCloneOwners, kCloneWeight1, kCloneWeight2, kCloneBias1, kCloneBias2});
-    auto under_way = layer_->clones.extract(&context.batch);
-    Clones clones = in.has(kCloneOwners) ? clones_of(in, context) : Clones();
-    if (under_way) clones.under_way = &under_way.mapped();
+    nn::Values out = without(in, {kRows, kRowProbs, kRowCounts, kReplicaOwners, kReplicaWeight1, kReplicaWeight2,
+                                  kReplicaBias1, kReplicaBias2});
+    auto under_way = layer_->replicas.extract(&context.batch);
+    Replicas replicas = in.has(kReplicaOwners) ? replicas_of(in, context) : Replicas();
+    if (under_way) replicas.under_way = &under_way.mapped();
     out.add(kRowOutput, layer_->experts.forward({in.tensor(kRows), in.tensor(kRowProbs), in.tensor(kRowCounts)},
-                                                clones, context.is_recompute));
+                                                replicas, context.is_recompute));
     return out;
   }
 
@@ -229,23 +230,24 @@ class ExpertsSegment final : public nn::Segment {
   }
 
  private:
-  Clones clones_of(const nn::Values& in, nn::SegmentContext& context) const {
-    const at::Tensor owners = in.tensor(kCloneOwners);
-    const comm::Group& group = layer_->context.clones;
-    Clones clones{clones_in(in)};
-    clones.bring_home = [owners, &group, overlaps = clones_overlap_](nn::Param& home, const at::Tensor& gradients) {
+  Replicas replicas_of(const nn::Values& in, nn::SegmentContext& context) const {
+    const at::Tensor owners = in.tensor(kReplicaOwners);
+    const comm::Group& group = layer_->context.replicas;
+    Replicas replicas{replicas_in(in)};
+    replicas.bring_home = [owners, &group, overlaps = replicas_overlap_](nn::Param& home,
+                                                                         const at::Tensor& gradients) {
       bring_home(home, gradients, owners, group);
-      if (!overlaps) home.settle();
+      if (!overlaps) home.synchronize();
     };
-    if (!fetches_again_ || !at::GradMode::is_enabled()) return clones;
-    clones.again = std::make_shared<ClonesAgain>(layer_->experts.home(), owners, layer_->context.slots, group);
-    if (clones_overlap_) context.starts.emplace_back([again = clones.again] { again->start(); });
-    return clones;
+    if (!fetches_again_ || !at::GradMode::is_enabled()) return replicas;
+    replicas.again = std::make_shared<ReplicasAgain>(layer_->experts.home(), owners, layer_->context.slots, group);
+    if (replicas_overlap_) context.starts.emplace_back([again = replicas.again] { again->start(); });
+    return replicas;
   }
 
   std::shared_ptr<ExpertsLayer> layer_;
   std::string name_;
-  bool clones_overlap_, fetches_again_;
+  bool replicas_overlap_, fetches_again_;
 };
 
 class CombineSegment final : public nn::Segment {
@@ -260,7 +262,7 @@ class CombineSegment final : public nn::Segment {
 
   nn::Values forward(const nn::Values& in, nn::SegmentContext& context) override {
     const at::Tensor& residual = in.tensor(nn::kHiddenStates);
-    LoadMeter::Layer* const meter = meter_of(*layer_, context);
+    LoadMeter::Layer* const meter = find_meter(*layer_, context);
     CombinePlan back = combine_plan_in(in, layer_->topk);
     if (const auto known = layer_->tables.extract(&context.batch)) back.table = known.mapped();
     at::Tensor out;
@@ -268,7 +270,7 @@ class CombineSegment final : public nn::Segment {
           [&] { out = layer_->dispatcher->combine(in.tensor(kRowOutput), back); });
     out = out.view(residual.sizes());
     if (in.has(kSharedOutput)) out = at::add(out, in.tensor(kSharedOutput));
-    const nn::SequencePlace place = nn::sequence_place(residual, sp_);
+    const nn::SequenceOffset place = nn::sequence_offset(residual, sp_);
     return {nn::kHiddenStates, nn::PendingSum{out, residual, {dropout_, nullptr, place}}};
   }
 

@@ -31,13 +31,13 @@ inline constexpr const char* kTopProbs = "top_probs";           // [T, k] at lea
 inline constexpr const char* kRows = "expert_rows";             // [R, h]: grouped by local expert, then padding
 inline constexpr const char* kRowProbs = "expert_row_probs";    // [R], of kTopProbs' type
 inline constexpr const char* kRowCounts = "expert_row_counts";  // [local experts + slots] int64
-inline constexpr const char* kCloneOwners = "clone_owners";     // ClonePlan::owners
-// Replica weights (CloneWeights of clones.h) on ranks with replica slots; biases if the model has them.
-inline constexpr const char* kCloneWeight1 = "clone_fc1_weight";  // [slots, ffn (x 2), h]
-inline constexpr const char* kCloneWeight2 = "clone_fc2_weight";  // [slots, h, ffn]
-inline constexpr const char* kCloneBias1 = "clone_fc1_bias";      // [slots, ffn (x 2)]
-inline constexpr const char* kCloneBias2 = "clone_fc2_bias";      // [slots, h]
-inline constexpr const char* kSharedOutput = "shared_output";     // [s (/tp), b, h], of the shared expert
+inline constexpr const char* kReplicaOwners = "clone_owners";   // ReplicaPlan::owners
+// Replica weights (ReplicaWeights of replicas.h) on ranks with replica slots; biases if the model has them.
+inline constexpr const char* kReplicaWeight1 = "clone_fc1_weight";  // [slots, ffn (x 2), h]
+inline constexpr const char* kReplicaWeight2 = "clone_fc2_weight";  // [slots, h, ffn]
+inline constexpr const char* kReplicaBias1 = "clone_fc1_bias";      // [slots, ffn (x 2)]
+inline constexpr const char* kReplicaBias2 = "clone_fc2_bias";      // [slots, h]
+inline constexpr const char* kSharedOutput = "shared_output";       // [s (/tp), b, h], of the shared expert
 // SharedExperts::Begun, if a graph ends between the two steps of the shared expert.
 inline constexpr const char* kSharedProduct = "shared_fc1_output";  // [s, b, ffn / tp (x 2)]
 inline constexpr const char* kSharedScore = "shared_gate_score";    // [s (/tp), b, 1]
@@ -50,8 +50,8 @@ void add_plan(nn::Values& values, const CombinePlan& plan);
 // These read them back. topk: moe_router_topk.
 DispatchPlan dispatch_plan_in(const nn::Values& values, int64_t topk);
 CombinePlan combine_plan_in(const nn::Values& values, int64_t topk);
-void add_clones(nn::Values& values, const CloneWeights& clones);
-CloneWeights clones_in(const nn::Values& values);
+void add_replicas(nn::Values& values, const ReplicaWeights& replicas);
+ReplicaWeights replicas_in(const nn::Values& values);
 // Returns `values` without those of the dispatch plan.
 nn::Values without_dispatch_plan(const nn::Values& values);
 
@@ -76,7 +76,7 @@ struct ExpertsLayer {
   // Host-only state between dispatch and combine of a microbatch: rows between each pair of ranks.
   std::map<const nn::Microbatch*, RowTable> tables;
   // Replica weights in flight between dispatch and experts of a microbatch in one autograd region.
-  std::map<const nn::Microbatch*, ClonesUnderWay> clones;
+  std::map<const nn::Microbatch*, ClonesUnderWay> replicas;
 };
 
 void add_expert_segments(nn::Block& block, const std::shared_ptr<ExpertsLayer>& layer, const config::Model& model,

@@ -30,16 +30,16 @@ ForcedRouting::ForcedRouting(int64_t layer, const config::Model& model, const nn
 // of a layer's experts have the same number of tokens.
 at::Tensor ForcedRouting::even_counts(int64_t tokens, int64_t k, const nn::Microbatch& batch) const {
   const int64_t all = tokens * k, left = all % num_experts_;
-  const at::Tensor first = batch.sample_counters.narrow(0, 0, 1);
-  const at::Tensor microbatch = at::div(first, batch.sample_counters.numel(), "floor").remainder(num_experts_);
+  const at::Tensor first = batch.counters.samples.narrow(0, 0, 1);
+  const at::Tensor microbatch = at::div(first, batch.counters.samples.numel(), "floor").remainder(num_experts_);
   const at::Tensor begin = microbatch.mul(parts_).add(part_).mul(left);
   return (turns_ - begin).remainder(num_experts_).lt(left).to(at::kLong).add(all / num_experts_);
 }
 
 at::Tensor ForcedRouting::log_weights(const nn::Microbatch& batch, const at::TensorOptions& options) const {
   at::Tensor place = at::arange(num_experts_, options.dtype(at::kLong));
-  MPX_ASSERT(period_ == 0 || batch.step.defined(), "a load moves on by steps, and a microbatch has no step");
-  if (period_ > 0) place = (place - at::div(batch.step, period_, "floor")).remainder(num_experts_);
+  MPX_ASSERT(period_ == 0 || batch.counters.step.defined(), "a load moves on by steps, and a microbatch has no step");
+  if (period_ > 0) place = (place - at::div(batch.counters.step, period_, "floor")).remainder(num_experts_);
   return place.add(1).to(options.dtype()).log_().mul_(-skew_);
 }
 
@@ -69,8 +69,8 @@ at::Tensor ForcedRouting::deal(int64_t tokens, int64_t k, const nn::Microbatch& 
     device::write_from_host(target_, counts_, host);
     dealt_tokens_ = tokens;
   }
-  MPX_ASSERT(batch.step.defined(), "loads are recorded by step, and a microbatch has no step");
-  return deal_out(nn::select_rows(counts_, 0, batch.step.remainder(steps)).view({num_experts_}), tokens, k);
+  MPX_ASSERT(batch.counters.step.defined(), "loads are recorded by step, and a microbatch has no step");
+  return deal_out(nn::select_rows(counts_, 0, batch.counters.step.remainder(steps)).view({num_experts_}), tokens, k);
 }
 
 }  // namespace metroplex::moe

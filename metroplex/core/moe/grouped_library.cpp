@@ -11,7 +11,9 @@ namespace {
 
 using kernels::GroupedOp;
 
-at::Tensor ends_of(const at::Tensor& counts, int64_t rows) { return counts.cumsum(0).clamp_max_(rows).to(at::kInt); }
+at::Tensor expert_ends(const at::Tensor& counts, int64_t rows) {
+  return counts.cumsum(0).clamp_max_(rows).to(at::kInt);
+}
 
 at::Tensor multiplied(const device::Target& target, const at::Tensor& a, const at::Tensor& b, const at::Tensor& ends,
                       std::vector<int64_t> sizes) {
@@ -19,13 +21,13 @@ at::Tensor multiplied(const device::Target& target, const at::Tensor& a, const a
   return at::_grouped_mm(a, b, ends);
 }
 
-double flops_of(int64_t rows, const at::Tensor& weights) {
+double product_flops(int64_t rows, const at::Tensor& weights) {
   return 2.0 * static_cast<double>(rows) * static_cast<double>(weights.size(1)) *
          static_cast<double>(weights.size(2));
 }
 
 at::Tensor joined(const GroupedWeights& weights) {
-  return weights.clones.defined() ? at::cat({weights.home, weights.clones}) : weights.home;
+  return weights.replicas.defined() ? at::cat({weights.home, weights.replicas}) : weights.home;
 }
 
 }  // namespace
@@ -59,26 +61,27 @@ at::Tensor library_rows(const device::Target& target, GroupedOp op, const at::Te
   if (n == 0) return at::empty({n, width}, rows.options());
   const at::Tensor weights = joined(of_groups);
   const at::Tensor matrices = forward ? weights.transpose(1, 2) : weights;
-  const at::Tensor out = multiplied(target, rows, matrices, ends_of(counts, n), {n, width});
-  device::issued(target, {"grouped_mm", {&rows, &weights}, {&out}, {}, flops_of(n, weights)});
+  const at::Tensor out = multiplied(target, rows, matrices, expert_ends(counts, n), {n, width});
+  device::issued(target, {"grouped_mm", {&rows, &weights}, {&out}, {}, product_flops(n, weights)});
   return out;
 }
 
 void put_library_weight_gradient(const device::Target& target, const LibraryGradient& to, const at::Tensor& dy,
                                  const at::Tensor& x, const at::Tensor& counts) {
-  const at::Tensor &gradient = to.gradient.home, &of_clones = to.gradient.clones;
+  const at::Tensor &gradient = to.gradient.home, &of_replicas = to.gradient.replicas;
   const int64_t n = x.size(0), home = gradient.size(0);
   if (n == 0) {
     if (!to.adds) gradient.zero_();
-    if (of_clones.defined()) of_clones.zero_();
+    if (of_replicas.defined()) of_replicas.zero_();
     return;
   }
   const at::Tensor product =
-      multiplied(target, dy.t(), x, ends_of(counts, n), {counts.numel(), gradient.size(1), gradient.size(2)});
-  device::issued(target, {"grouped_mm", {&dy, &x}, {&product}, {}, flops_of(n, gradient)});
+      multiplied(target, dy.t(), x, expert_ends(counts, n), {counts.numel(), gradient.size(1), gradient.size(2)});
+  device::issued(target, {"grouped_mm", {&dy, &x}, {&product}, {}, product_flops(n, gradient)});
   if (to.zeros_empty) product.masked_fill_((counts == 0).view({-1, 1, 1}), 0);
   nn::put_product(target, gradient, product.narrow(0, 0, home), to.adds);
-  if (of_clones.defined()) nn::put_product(target, of_clones, product.narrow(0, home, of_clones.size(0)), false);
+  if (of_replicas.defined())
+    nn::put_product(target, of_replicas, product.narrow(0, home, of_replicas.size(0)), false);
 }
 
 }  // namespace metroplex::moe

@@ -16,20 +16,20 @@ const void* address(const at::Tensor& x) { return !x.defined() || x.is_meta() ? 
 
 kernels::GroupedOperand operand(const GroupedWeights& x) {
   const at::Tensor& home = x.home;
-  MPX_ASSERT(home.is_contiguous() && (!x.clones.defined() || x.clones.is_contiguous()),
+  MPX_ASSERT(home.is_contiguous() && (!x.replicas.defined() || x.replicas.is_contiguous()),
              "a grouped product of a strided tensor");
   const int64_t stack = home.dim() == 3 ? home.size(1) * home.size(2) : 0;
-  return {address(home), home.size(-1), stack, static_cast<int64_t>(home.element_size()), address(x.clones)};
+  return {address(home), home.size(-1), stack, static_cast<int64_t>(home.element_size()), address(x.replicas)};
 }
 
-int64_t clones_of(const GroupedWeights& x) { return x.clones.defined() ? x.clones.size(0) : 0; }
+int64_t replica_count(const GroupedWeights& x) { return x.replicas.defined() ? x.replicas.size(0) : 0; }
 
 void check_stack(const GroupedWeights& x, int64_t groups) {
-  MPX_ASSERT(x.home.size(0) + clones_of(x) == groups, x.home.size(0), " weights and ", clones_of(x), " replicas for ",
-             groups, " groups");
-  MPX_ASSERT(!x.clones.defined() || (x.clones.scalar_type() == x.home.scalar_type() &&
-                                     x.clones.sizes().slice(1) == x.home.sizes().slice(1)),
-             "replicas of ", x.clones.sizes(), " with weights of ", x.home.sizes());
+  MPX_ASSERT(x.home.size(0) + replica_count(x) == groups, x.home.size(0), " weights and ", replica_count(x),
+             " replicas for ", groups, " groups");
+  MPX_ASSERT(!x.replicas.defined() || (x.replicas.scalar_type() == x.home.scalar_type() &&
+                                       x.replicas.sizes().slice(1) == x.home.sizes().slice(1)),
+             "replicas of ", x.replicas.sizes(), " with weights of ", x.home.sizes());
 }
 
 int64_t* integers(const at::Tensor& x) { return static_cast<int64_t*>(x.mutable_data_ptr()); }
@@ -46,7 +46,7 @@ GroupedProduct::GroupedProduct(const device::Target& target, int64_t groups, int
 
 bool GroupedProduct::by_library(const at::Tensor& rows, const GroupedWeights& stack, bool reads) const {
   return library_multiplies({target_.gpu(), capability_, rows.scalar_type(), stack.home.size(2), stack.home.size(1),
-                             reads && stack.clones.defined(), rows.size(0) / arguments_.size(1)});
+                             reads && stack.replicas.defined(), rows.size(0) / arguments_.size(1)});
 }
 
 at::Tensor GroupedProduct::rows(kernels::GroupedOp op, const at::Tensor& rows, const GroupedWeights& weights,
@@ -74,7 +74,7 @@ void GroupedProduct::run(kernels::GroupedOp op, const GroupedWeights& of_a, cons
     return put_library_weight_gradient(target_, {of_c, adds, capability_ >= kWritesAll}, a, b, counts);
   }
   const int64_t out = stack.home.size(1), in = stack.home.size(2);
-  kernels::GroupedSource source{operand(of_a), operand(of_b), operand(of_c), groups, rows, clones_of(stack)};
+  kernels::GroupedSource source{operand(of_a), operand(of_b), operand(of_c), groups, rows, replica_count(stack)};
   source.adds = adds;
   device::launch(target_, {"grouped_arguments", {&counts}, {&arguments_}}, kernels::grouped_arguments,
                  kernels::grouped_arguments_cuda, integers(counts), source, integers(arguments_));
@@ -84,8 +84,8 @@ void GroupedProduct::run(kernels::GroupedOp op, const GroupedWeights& of_a, cons
     using T = decltype(zero);
     device::launch(target_,
                    {"grouped_product",
-                    {&arguments_, &a, &b, &of_b.clones, gradient && adds ? &c : nullptr},
-                    {&c, &of_c.clones},
+                    {&arguments_, &a, &b, &of_b.replicas, gradient && adds ? &c : nullptr},
+                    {&c, &of_c.replicas},
                     {{"op", static_cast<int>(op)}},
                     flops},
                    kernels::grouped_product<T>, kernels::grouped_product_cuda<T>, integers(arguments_), shape);

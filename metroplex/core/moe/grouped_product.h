@@ -16,10 +16,10 @@ namespace metroplex::moe {
 
 // One matrix [out, in] per group. Row tensors also convert to it.
 struct GroupedWeights {
-  GroupedWeights(at::Tensor home, at::Tensor clones = {})  // NOLINT: a stack of home experts alone is one
-      : home(std::move(home)), clones(std::move(clones)) {}
-  at::Tensor home;    // [local experts, out, in]
-  at::Tensor clones;  // [slots, out, in], same type; undefined without slots
+  GroupedWeights(at::Tensor home, at::Tensor replicas = {})  // NOLINT: a stack of home experts alone is one
+      : home(std::move(home)), replicas(std::move(replicas)) {}
+  at::Tensor home;      // [local experts, out, in]
+  at::Tensor replicas;  // [slots, out, in], same type; undefined without slots
 };
 
 class GroupedProduct {
@@ -34,7 +34,7 @@ class GroupedProduct {
   // weights, c = dx. weight_gradient: a = dy, b = x; a^T b by group is summed in at least fp32. It is added to c, the
   // gradients of local experts, or overwrites them if `adds` is false. Gradients of replicas are always overwritten,
   // with zeros for groups without rows. c has the type of x or a wider one.
-  void run(kernels::GroupedOp op, const GroupedWeights& a, const GroupedWeights& b, const GroupedWeights& c,
+  void run(kernels::GroupedOp op, const GroupedWeights& a, const GroupedWeights& b, const GroupedWeights& weights,
            const at::Tensor& counts, bool adds = true) const;
 
  private:

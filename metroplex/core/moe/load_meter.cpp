@@ -32,28 +32,28 @@ void LoadMeter::count_lost(int64_t number, const at::Tensor& experts, const at::
   of.dropped.add_(lost.sum());
 }
 
-const at::Tensor& LoadMeter::clones_of(int64_t number) {
-  at::Tensor& clones = layer(number).clones;
-  if (!clones.defined())
-    clones = at::zeros({kCloneNumbers}, at::TensorOptions().dtype(at::kDouble).device(target_.memory()));
-  return clones;
+const at::Tensor& LoadMeter::replicas_of(int64_t number) {
+  at::Tensor& replicas = layer(number).replicas;
+  if (!replicas.defined())
+    replicas = at::zeros({kReplicaNumbers}, at::TensorOptions().dtype(at::kDouble).device(target_.memory()));
+  return replicas;
 }
 
-void LoadMeter::count_clones(int64_t number, const ClonePlan& plan) {
+void LoadMeter::count_replicas(int64_t number, const ReplicaPlan& plan) {
   const at::NoGradGuard no_grad;
-  const at::Tensor sums = clones_of(number), rows = plan.loads.to(at::kDouble);
+  const at::Tensor sums = replicas_of(number), rows = plan.loads.to(at::kDouble);
   const at::Tensor even = rows.sum(1).div_(rows.size(1));
   const at::Tensor none = even.eq(0).to(at::kDouble);               // without rows the imbalance is 1
   const at::Tensor uneven = (rows.amax(1) + none) / (even + none);  // [2]: without and with replicas
   sums.select(0, kPlans).add_(1);
-  sums.select(0, kClones).add_(plan.owners.ge(0).sum());
+  sums.select(0, kReplicas).add_(plan.owners.ge(0).sum());
   sums.narrow(0, kBefore, 2).add_(uneven);
   const at::Tensor worst = sums.select(0, kWorstAfter);
   worst.copy_(at::maximum(worst, uneven.select(0, 1)));
 }
 
 void LoadMeter::reset_times() {
-  for (auto& [number, of] : layers_) of.dispatch_ms = of.combine_ms = of.clones_ms = 0;
+  for (auto& [number, of] : layers_) of.dispatch_ms = of.combine_ms = of.replicas_ms = 0;
 }
 
 }  // namespace metroplex::moe

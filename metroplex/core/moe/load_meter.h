@@ -22,22 +22,22 @@ class LoadMeter {
     at::Tensor counts;   // [E + 1] int64; `tokens` and `dropped` are views of it
     at::Tensor tokens;   // [E]: kept assignments of tokens to experts
     at::Tensor dropped;  // [1]: dropped assignments
-    // [kCloneNumbers] fp64, over the microbatches of the step: number of plans; number of replicas; sums of the ep
+    // [kReplicaNumbers] fp64, over the microbatches of the step: number of plans; number of replicas; sums of the ep
     // ranks' maximum over mean load, without and with replicas; maximum of the latter. The tensor is undefined
     // without replicas.
-    at::Tensor clones;
+    at::Tensor replicas;
     double dispatch_ms = 0, combine_ms = 0;  // host clock, since reset_times()
-    double clones_ms = 0;                    // same clock: waits for replica weights
+    double replicas_ms = 0;                  // same clock: waits for replica weights
   };
-  enum CloneNumber { kPlans, kClones, kBefore, kAfter, kWorstAfter, kCloneNumbers };
+  enum ReplicaNumber { kPlans, kReplicas, kBefore, kAfter, kWorstAfter, kReplicaNumbers };
 
   LoadMeter(int64_t num_experts, const device::Target& target) : num_experts_(num_experts), target_(target) {}
   // For forwards that count: not for evaluation, not for recomputation. experts [T, k] int64, -1: dropped.
   void count(int64_t layer, const at::Tensor& experts);
-  void count_clones(int64_t layer, const ClonePlan& plan);  // same condition
+  void count_replicas(int64_t layer, const ReplicaPlan& plan);  // same condition
   // Moves assignments that count() has counted from `tokens` to `dropped`. lost [T, k] bool.
   void count_lost(int64_t layer, const at::Tensor& experts, const at::Tensor& lost);
-  const at::Tensor& clones_of(int64_t layer);
+  const at::Tensor& replicas_of(int64_t layer);
   // By global layer number; created on first use.
   Layer& layer(int64_t number);
   const std::map<int64_t, Layer>& layers() const { return layers_; }

@@ -12,7 +12,7 @@ RowNoise::RowNoise(int64_t layer, nn::RandomSite site, const nn::LayerContext& c
 
 nn::DropoutMask RowNoise::rows(const at::Tensor& x_sbh, const nn::Microbatch& batch) const {
   MPX_ASSERT(key_.active(batch), "routers sample noise in training only");
-  return nn::hidden_mask(x_sbh, {key_, nullptr, nn::sequence_place(x_sbh, sp_)}, batch);
+  return nn::hidden_mask(x_sbh, {key_, nullptr, nn::sequence_offset(x_sbh, sp_)}, batch);
 }
 
 at::Tensor RowNoise::draw(Noise noise, const nn::DropoutMask& rows, at::ScalarType type) const {

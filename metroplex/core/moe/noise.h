@@ -5,7 +5,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "comm/group.h"
-#include "kernels/route.h"
+#include "kernels/random_rows.h"
 #include "nn/dropout.h"
 #include "nn/layer_context.h"
 

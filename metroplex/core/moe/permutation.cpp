@@ -15,9 +15,9 @@ Permutation empty_permutation(at::IntArrayRef rows, int64_t num_rows, int64_t nu
   return {at::empty(rows, integers), at::empty({num_rows}, integers), at::empty({num_experts}, integers)};
 }
 
-kernels::PermutationPlan plan_of(const Permutation& p) {
+kernels::PermutationPlan make_plan(const Permutation& permutation) {
   const auto write = [](const at::Tensor& x) { return static_cast<int64_t*>(x.mutable_data_ptr()); };
-  return {write(p.rows), write(p.source), write(p.counts)};
+  return {write(permutation.rows), write(permutation.source), write(permutation.counts)};
 }
 
 const int64_t* row_numbers(const at::Tensor& x) { return static_cast<const int64_t*>(x.const_data_ptr()); }
@@ -54,63 +54,67 @@ at::Tensor packed(const at::Tensor& x) { return x.detach().contiguous(); }
 Permutation permutation(const device::Target& target, const at::Tensor& experts, const PermuteHow& how) {
   const at::NoGradGuard no_grad;
   const at::Tensor chosen = packed(experts);
-  Permutation p =
+  Permutation permutation =
       empty_permutation({chosen.size(0), chosen.size(1) * how.copies}, how.num_rows, how.num_experts, chosen);
   const kernels::PermutationShape shape{
       chosen.numel(), how.num_rows, how.first, how.num_experts, how.chunk > 0 ? how.chunk : how.num_experts,
       how.copies,     how.capacity};
-  p.divisor = chosen.size(1);
-  device::launch(target, {"plan_permutation", {&chosen}, {&p.rows, &p.source, &p.counts}}, kernels::plan_permutation,
-                 kernels::plan_permutation_cuda, row_numbers(chosen), plan_of(p), shape);
-  return p;
+  permutation.divisor = chosen.size(1);
+  device::launch(
+      target, {"plan_permutation", {&chosen}, {&permutation.rows, &permutation.source, &permutation.counts}},
+      kernels::plan_permutation, kernels::plan_permutation_cuda, row_numbers(chosen), make_plan(permutation), shape);
+  return permutation;
 }
 
 Permutation regroup(const device::Target& target, const at::Tensor& table, const RegroupHow& how) {
   const at::NoGradGuard no_grad;
   const at::Tensor came = packed(table);
-  const Permutation p = empty_permutation({how.num_in, 1}, how.num_out, came.size(1), came);
+  const Permutation permutation = empty_permutation({how.num_in, 1}, how.num_out, came.size(1), came);
   const kernels::RegroupShape shape{came.size(0), came.size(1), how.capacity, how.num_in, how.num_out};
-  device::launch(target, {"plan_regroup", {&came}, {&p.rows, &p.source, &p.counts}}, kernels::plan_regroup,
-                 kernels::plan_regroup_cuda, row_numbers(came), plan_of(p), shape);
-  return p;
+  device::launch(target, {"plan_regroup", {&came}, {&permutation.rows, &permutation.source, &permutation.counts}},
+                 kernels::plan_regroup, kernels::plan_regroup_cuda, row_numbers(came), make_plan(permutation), shape);
+  return permutation;
 }
 
-at::Tensor permute(const device::Target& target, const at::Tensor& x, const Permutation& p) {
+at::Tensor permute(const device::Target& target, const at::Tensor& x, const Permutation& permutation) {
   at::Tensor out;
   {
     const at::NoGradGuard no_grad;
-    out = gather(target, packed(x), p.source, p.divisor);
+    out = gather(target, packed(x), permutation.source, permutation.divisor);
   }
-  return nn::attach(out, {x}, [target, rows = p.rows, tokens = x.size(0)](const at::Tensor& dy) -> nn::Gradients {
-    const at::NoGradGuard no_grad;
-    return {sum(target, dy.contiguous(), rows, tokens)};
-  });
-}
-
-at::Tensor unpermute(const device::Target& target, const at::Tensor& y, const Permutation& p) {
-  at::Tensor out;
-  {
-    const at::NoGradGuard no_grad;
-    out = sum(target, packed(y), p.rows, p.rows.size(0));
-  }
-  return nn::attach(out, {y},
-                    [target, source = p.source, divisor = p.divisor](const at::Tensor& dy) -> nn::Gradients {
+  return nn::attach(out, {x},
+                    [target, rows = permutation.rows, tokens = x.size(0)](const at::Tensor& dy) -> nn::Gradients {
                       const at::NoGradGuard no_grad;
-                      return {gather(target, dy.contiguous(), source, divisor)};
+                      return {sum(target, dy.contiguous(), rows, tokens)};
                     });
 }
 
-at::Tensor permute_probs(const device::Target& target, const at::Tensor& probs, const Permutation& p) {
+at::Tensor unpermute(const device::Target& target, const at::Tensor& y, const Permutation& permutation) {
   at::Tensor out;
   {
     const at::NoGradGuard no_grad;
-    out = gather(target, packed(probs).view({-1, 1}), p.source, 1).view(-1);
+    out = sum(target, packed(y), permutation.rows, permutation.rows.size(0));
   }
-  return nn::attach(out, {probs},
-                    [target, rows = p.rows, sizes = probs.sizes().vec()](const at::Tensor& dy) -> nn::Gradients {
-                      const at::NoGradGuard no_grad;
-                      return {sum(target, dy.contiguous().view({-1, 1}), rows, sizes[0] * sizes[1]).view(sizes)};
-                    });
+  return nn::attach(
+      out, {y},
+      [target, source = permutation.source, divisor = permutation.divisor](const at::Tensor& dy) -> nn::Gradients {
+        const at::NoGradGuard no_grad;
+        return {gather(target, dy.contiguous(), source, divisor)};
+      });
+}
+
+at::Tensor permute_probs(const device::Target& target, const at::Tensor& probs, const Permutation& permutation) {
+  at::Tensor out;
+  {
+    const at::NoGradGuard no_grad;
+    out = gather(target, packed(probs).view({-1, 1}), permutation.source, 1).view(-1);
+  }
+  return nn::attach(
+      out, {probs},
+      [target, rows = permutation.rows, sizes = probs.sizes().vec()](const at::Tensor& dy) -> nn::Gradients {
+        const at::NoGradGuard no_grad;
+        return {sum(target, dy.contiguous().view({-1, 1}), rows, sizes[0] * sizes[1]).view(sizes)};
+      });
 }
 
 }  // namespace metroplex::moe

@@ -43,7 +43,7 @@ struct Router::State {
     // Balances over the whole microbatch, including tokens of other ranks.
     const at::NoGradGuard no_grad;
     const at::Tensor all = sinkhorn(target, comm::all_gather(logits.detach(), 0, experts.tp_cp));
-    const at::Tensor best = choose(comm::own_slice(all, 0, experts.tp_cp), {.k = rule.k});
+    const at::Tensor best = choose(comm::select_shard(all, 0, experts.tp_cp), {.k = rule.k});
     const at::AutoGradMode with_grad(logits.requires_grad());
     return route_by_sinkhorn(target, logits, rule.k, training, best);
   }
@@ -71,26 +71,27 @@ Router::Router(const std::string& name, int64_t layer, const config::Model& mode
 Router::~Router() = default;
 
 Routing Router::forward(const nn::Input& in, nn::SegmentContext& context) {
-  State& s = *state_;
+  State& state = *state_;
   const nn::Microbatch& batch = context.batch;
   const int64_t samples = in.x.size(1);
-  at::Tensor logits = s.gating.forward(in, batch);
+  at::Tensor logits = state.gating.forward(in, batch);
   at::Tensor chosen;
-  if (s.forced.deals(batch)) {
-    chosen = s.forced.deal(logits.size(0), s.rule.k, batch);
-  } else if (s.forced.draws(batch)) {
-    logits = s.forced.draw(logits, samples, batch);
-    chosen = choose(logits, s.rule);
+  if (state.forced.deals(batch)) {
+    chosen = state.forced.deal(logits.size(0), state.rule.k, batch);
+  } else if (state.forced.draws(batch)) {
+    logits = state.forced.draw(logits, samples, batch);
+    chosen = choose(logits, state.rule);
   }
-  Routing routing = s.choose_experts(logits, chosen, batch.training);
-  const bool by_logits = s.rule.num_groups == 0 && (chosen.defined() || !s.bias.data.defined());
+  Routing routing = state.choose_experts(logits, chosen, batch.training);
+  const bool by_logits = state.rule.num_groups == 0 && (chosen.defined() || !state.bias.data.defined());
   const at::Tensor best = by_logits ? routing.experts : at::Tensor();
-  if (s.model.has_capacity()) {
-    const int64_t tokens = logits.size(0), capacity = config::expert_capacity(s.model, tokens);
-    if (capacity < tokens) routing = drop(routing, s.model.num_moe_experts, capacity, s.model.moe_token_drop_policy);
+  if (state.model.has_capacity()) {
+    const int64_t tokens = logits.size(0), capacity = config::expert_capacity(state.model, tokens);
+    if (capacity < tokens)
+      routing = drop(routing, state.model.num_moe_experts, capacity, state.model.moe_token_drop_policy);
   }
-  if (batch.training && s.auxiliary.any()) s.auxiliary.add_terms(logits, best, samples, context);
-  if (batch.training && !context.is_recompute) s.count(routing.experts);
+  if (batch.training && state.auxiliary.any()) state.auxiliary.add_terms(logits, best, samples, context);
+  if (batch.training && !context.is_recompute) state.count(routing.experts);
   return routing;
 }
 

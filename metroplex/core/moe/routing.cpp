@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "nn/autograd_node.h"
 #include "kernels/route.h"
+#include "kernels/sinkhorn.h"
 #include "nn/wide.h"
 
 namespace metroplex::moe {

@@ -14,7 +14,7 @@ namespace {
 
 bool is_wide(const at::Tensor& x) { return x.scalar_type() == acc_type(x.scalar_type()); }
 
-at::Tensor data_of(const Param* bias) { return bias != nullptr ? bias->data : at::Tensor(); }
+at::Tensor bias_data(const Param* bias) { return bias != nullptr ? bias->data : at::Tensor(); }
 
 // For fp32 and fp64 the bias is added to `x` in place.
 at::Tensor run_forward(const at::Tensor& x, const at::Tensor& bias, const ActivationSpec& spec) {
@@ -68,7 +68,7 @@ ActivationSpec activation_spec(const config::Model& model, const device::Target&
 at::Tensor apply_activation(const at::Tensor& x, Param* bias, const ActivationSpec& spec, at::Tensor* saved) {
   const at::NoGradGuard no_grad;
   const at::Tensor data = x.detach().contiguous();
-  const at::Tensor out = run_forward(data, data_of(bias), spec);
+  const at::Tensor out = run_forward(data, bias_data(bias), spec);
   if (saved != nullptr) *saved = data;
   return out;
 }
@@ -82,14 +82,14 @@ at::Tensor activation_saved(const at::Tensor& x, Param* bias) {
 
 at::Tensor recomputed_activation(const at::Tensor& saved, Param* bias, const ActivationSpec& spec) {
   const at::NoGradGuard no_grad;
-  return run_forward(saved.contiguous(), is_wide(saved) ? at::Tensor() : data_of(bias), spec);
+  return run_forward(saved.contiguous(), is_wide(saved) ? at::Tensor() : bias_data(bias), spec);
 }
 
 at::Tensor activation_backward(const at::Tensor& dy, const at::Tensor& saved, Param* bias,
                                const ActivationSpec& spec) {
   const at::NoGradGuard no_grad;
   const at::Tensor x = saved.contiguous(), gradient = dy.to(x.scalar_type()).contiguous();
-  const at::Tensor added = is_wide(x) ? at::Tensor() : data_of(bias);
+  const at::Tensor added = is_wide(x) ? at::Tensor() : bias_data(bias);
   const kernels::ActivationShape shape{x.numel() / x.size(-1), gradient.size(-1), spec.kind, spec.gated, spec.limits};
   at::Tensor dx = at::empty_like(x);
   dispatch_element(x.scalar_type(), [&](auto zero) {

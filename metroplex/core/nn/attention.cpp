@@ -18,19 +18,19 @@ namespace {
 
 LinearSpec fused_spec(const AttentionSpec& spec, const config::Model& model) {
   const HeadCounts whole = head_counts(model, 1);
-  const int64_t queries = spec.query_from_outside ? 0 : whole.heads;
+  const int64_t queries = spec.has_external_query ? 0 : whole.heads;
   LinearSpec out =
-      linear_spec(spec.name + (spec.query_from_outside ? ".linear_kv" : ".linear_qkv"), model.hidden_size,
+      linear_spec(spec.name + (spec.has_external_query ? ".linear_kv" : ".linear_qkv"), model.hidden_size,
                   (queries + 2 * whole.groups) * whole.head_dim, model.add_bias_linear || model.add_qkv_bias);
   const int64_t d = whole.head_dim, q = queries / whole.groups * d;
   for (int64_t group = 0; group < whole.groups; ++group) {
     const std::string name = "group" + std::to_string(group);
     const int64_t begin = group * (q + 2 * d);
-    if (q > 0) out.parts.push_back({name + ".q", 0, begin, q, "q"});
-    out.parts.push_back({name + ".k", 0, begin + q, d, "k"});
-    out.parts.push_back({name + ".v", 0, begin + q + d, d, "v"});
+    if (q > 0) out.regions.push_back({name + ".q", 0, begin, q, "q"});
+    out.regions.push_back({name + ".k", 0, begin + q, d, "k"});
+    out.regions.push_back({name + ".v", 0, begin + q + d, d, "v"});
   }
-  out.adapters = config::qkv_boxes(model, !spec.query_from_outside);
+  out.adapters = config::qkv_boxes(model, !spec.has_external_query);
   return out;
 }
 
@@ -49,8 +49,8 @@ LinearSpec output_projection(const AttentionSpec& spec, const config::Model& mod
 std::shared_ptr<Param> make_sinks(const AttentionSpec& spec, const config::Model& model,
                                   const LayerContext& context) {
   if (model.softmax_type != config::SoftmaxType::learnable) return nullptr;
-  const topology::Cut cut =
-      topology::even_cut(0, topology::Axis::tp, model.num_attention_heads, context.tp.size(), context.tp.index());
+  const topology::DimShard cut =
+      topology::even_shard(0, topology::Axis::tp, model.num_attention_heads, context.tp.size(), context.tp.index());
   return std::make_shared<Param>(make_param({spec.name + ".core_attention.softmax_offset",
                                              {model.num_attention_heads},
                                              {.cuts = {cut}, .role = topology::Role::bias},
@@ -124,7 +124,7 @@ SelfAttention::SelfAttention(const AttentionSpec& spec, const config::Model& mod
       sinks_(make_sinks(spec, model, context)),
       core_(core_spec(spec, model, context), context.saving, sinks_),
       proj_(output_projection(spec, model), context) {
-  if (spec.query_from_outside) {
+  if (spec.has_external_query) {
     const HeadCounts whole = head_counts(model, 1);
     q_.emplace(linear_spec(spec.name + ".linear_q", model.hidden_size, whole.heads * whole.head_dim,
                            model.add_bias_linear || model.add_qkv_bias),
@@ -145,48 +145,48 @@ SelfAttention::SelfAttention(const AttentionSpec& spec, const config::Model& mod
 // Returns q, k and v as views of the fused tensor [s, b, g (n/g + 2) d]. With several query heads per group the
 // queries are copied. If tensors are saved, keys and values are then copied too, so that none of them keeps the fused
 // tensor alive.
-CoreInputs SelfAttention::split(const at::Tensor& fused, const at::Tensor& query, bool keeps) const {
+CoreInputs SelfAttention::split(const at::Tensor& fused, const at::Tensor& query, bool saves) const {
   const int64_t s = fused.size(0), b = fused.size(1), d = heads_.head_dim, per_group = heads_.heads / heads_.groups;
   const int64_t leading = query.defined() ? 0 : per_group;
   const at::Tensor grouped = fused.view({s, b, heads_.groups, leading + 2, d});
   const at::Tensor q = query.defined() ? query.view({s, b, heads_.heads, d})
                                        : grouped.narrow(3, 0, per_group).reshape({s, b, heads_.heads, d});
   const at::Tensor k = grouped.select(3, leading), v = grouped.select(3, leading + 1);
-  if (keeps && leading > 1) return {q, k.contiguous(), v.contiguous()};
+  if (saves && leading > 1) return {q, k.contiguous(), v.contiguous()};
   return {q, k, v};
 }
 
 // `saved` may be null. Without a norm, rotates `raw` in place. With a norm, saves `raw`, and the result can be
 // recomputed from it.
-Input SelfAttention::normalized_and_rotated(const at::Tensor& raw, std::optional<Norm>& norm, const Positions& rows,
-                                            NormedSaved* saved) {
+Input SelfAttention::normalize_and_rotate(const at::Tensor& raw, std::optional<Norm>& norm, const Positions& rows,
+                                          NormedSaved* saved) {
   const at::Tensor x = norm ? norm->apply(raw, saved ? &saved->norm : nullptr) : raw;
   if (rope_) rope_->rotate(x, rows, 1);
   if (!norm || saved == nullptr) return x;
   saved->norm.x = at::Tensor();
   saved->raw = saving_.keep(raw);
-  return {x, Saved::recomputed([this, kept = saved->raw, &norm, rows] {
-            return normalized_and_rotated(kept.get(), norm, rows, nullptr).x;
+  return {x, Saved::recomputed([this, saved_raw = saved->raw, &norm, rows] {
+            return normalize_and_rotate(saved_raw.get(), norm, rows, nullptr).x;
           })};
 }
 
 // Overwrites dx.
-at::Tensor SelfAttention::back_to_raw(const at::Tensor& dx, std::optional<Norm>& norm, const Positions& rows,
-                                      NormedSaved& saved) {
+at::Tensor SelfAttention::backward_to_raw(const at::Tensor& dx, std::optional<Norm>& norm, const Positions& rows,
+                                          NormedSaved& saved) {
   if (rope_) rope_->rotate(dx, rows, -1);
   if (!norm) return dx;
   saved.norm.x = saved.raw.get();
   return norm->backward(dx, saved.norm);
 }
 
-Input SelfAttention::attended(const at::Tensor& fused, const at::Tensor& query, const Microbatch& batch) {
+Input SelfAttention::run_core(const at::Tensor& fused, const at::Tensor& query, const Microbatch& batch) {
   const auto saved = at::GradMode::is_enabled() ? std::make_shared<AttentionSaved>() : nullptr;
   Input out = [&] {
     const at::NoGradGuard no_grad;
     const CoreInputs raw = split(fused.detach(), query.defined() ? query.detach() : query, saved != nullptr);
     const Positions rows = sequence_positions(batch);
-    const Input q = normalized_and_rotated(raw.q, q_norm_, rows, saved ? &saved->q : nullptr);
-    const Input k = normalized_and_rotated(raw.k, k_norm_, rows, saved ? &saved->k : nullptr);
+    const Input q = normalize_and_rotate(raw.q, q_norm_, rows, saved ? &saved->q : nullptr);
+    const Input k = normalize_and_rotate(raw.k, k_norm_, rows, saved ? &saved->k : nullptr);
     if (batch.cache == nullptr)
       return core_.forward(q, k, raw.v, {rows, rows}, batch, saved ? &saved->core : nullptr);
     const KvCache::Layer all = batch.cache->append(spec_.layer, k.x, raw.v);
@@ -195,32 +195,32 @@ Input SelfAttention::attended(const at::Tensor& fused, const at::Tensor& query, 
   if (!saved) return out;
   saved->fused_sizes = fused.sizes().vec();
   out.x = attach(out.x, {fused, query},
-                 [this, saved](const at::Tensor& dout) -> Gradients { return attended_backward(dout, *saved); });
+                 [this, saved](const at::Tensor& dout) -> Gradients { return run_core_backward(dout, *saved); });
   return out;
 }
 
-std::vector<at::Tensor> SelfAttention::attended_backward(const at::Tensor& dout, AttentionSaved& saved) {
+std::vector<at::Tensor> SelfAttention::run_core_backward(const at::Tensor& dout, AttentionSaved& saved) {
   const at::NoGradGuard no_grad;
-  CoreInputs d = core_.backward(dout, saved.core);
+  CoreInputs gradients = core_.backward(dout, saved.core);
   const Positions& rows = saved.core.positions.queries;
-  d.q = back_to_raw(d.q, q_norm_, rows, saved.q);
-  d.k = back_to_raw(d.k, k_norm_, rows, saved.k);
-  const int64_t s = d.k.size(0), b = d.k.size(1);
-  const auto of_groups = [&](const at::Tensor& x) {
+  gradients.q = backward_to_raw(gradients.q, q_norm_, rows, saved.q);
+  gradients.k = backward_to_raw(gradients.k, k_norm_, rows, saved.k);
+  const int64_t s = gradients.k.size(0), b = gradients.k.size(1);
+  const auto by_group = [&](const at::Tensor& x) {
     return x.reshape({s * b, heads_.groups, x.size(2) / heads_.groups * x.size(3)});
   };
   // A single kernel on a GPU if the inputs are contiguous.
-  std::vector<at::Tensor> parts{of_groups(d.k), of_groups(d.v)};
-  if (!q_) parts.insert(parts.begin(), of_groups(d.q));
-  const at::Tensor dfused = at::cat(parts, 2).view(saved.fused_sizes);
-  return {dfused, q_ ? d.q.reshape({s, b, -1}) : at::Tensor()};
+  std::vector<at::Tensor> regions{by_group(gradients.k), by_group(gradients.v)};
+  if (!q_) regions.insert(regions.begin(), by_group(gradients.q));
+  const at::Tensor dfused = at::cat(regions, 2).view(saved.fused_sizes);
+  return {dfused, q_ ? gradients.q.reshape({s, b, -1}) : at::Tensor()};
 }
 
 at::Tensor SelfAttention::forward(const Input& in, const Microbatch& batch, const at::Tensor& query_sbh) {
-  MPX_ASSERT(query_sbh.defined() == spec_.query_from_outside, spec_.name,
+  MPX_ASSERT(query_sbh.defined() == spec_.has_external_query, spec_.name,
              ": the source of the queries differs from the spec");
   const at::Tensor fused = fused_.forward(in, fused_.adapter_rows(in, batch));
-  const Input out = attended(fused, q_ ? q_->forward(query_sbh) : at::Tensor(), batch);
+  const Input out = run_core(fused, q_ ? q_->forward(query_sbh) : at::Tensor(), batch);
   return proj_.forward(out, proj_.adapter_rows(out, batch));
 }
 

@@ -31,7 +31,7 @@ HeadCounts head_counts(const config::Model& model, int tp);
 struct AttentionSpec {
   std::string name;                 // <name>.linear_qkv, linear_proj, q_layernorm, k_layernorm
   int64_t layer = 0;                // global layer number: key of dropout and KV cache
-  bool query_from_outside = false;  // linear_q on a separate input, and linear_kv instead of linear_qkv
+  bool has_external_query = false;  // linear_q on a separate input, and linear_kv instead of linear_qkv
 };
 
 // The attention of a layer, between its norm and its residual addition.
@@ -39,7 +39,7 @@ class Attention {
  public:
   virtual ~Attention() = default;
   // Maps [s (/tp), b, h] to the same shape without the bias of linear_proj: the caller adds output_bias().
-  // `query_sbh` is the input of linear_q; it is defined if and only if query_from_outside is set.
+  // `query_sbh` is the input of linear_q; it is defined if and only if has_external_query is set.
   virtual at::Tensor forward(const Input& in, const Microbatch& batch, const at::Tensor& query_sbh = {}) = 0;
   virtual Param* output_bias() = 0;
   virtual void collect_params(std::vector<Param*>& params) = 0;
@@ -65,18 +65,19 @@ class SelfAttention final : public Attention {
  private:
   struct NormedSaved;
   struct AttentionSaved;
-  Input attended(const at::Tensor& fused, const at::Tensor& query, const Microbatch& batch);
-  std::vector<at::Tensor> attended_backward(const at::Tensor& dout, AttentionSaved& saved);
-  CoreInputs split(const at::Tensor& fused, const at::Tensor& query, bool keeps) const;
-  Input normalized_and_rotated(const at::Tensor& raw, std::optional<Norm>& norm, const Positions& rows,
-                               NormedSaved* saved);
-  at::Tensor back_to_raw(const at::Tensor& dx, std::optional<Norm>& norm, const Positions& rows, NormedSaved& saved);
+  Input run_core(const at::Tensor& fused, const at::Tensor& query, const Microbatch& batch);
+  std::vector<at::Tensor> run_core_backward(const at::Tensor& dout, AttentionSaved& saved);
+  CoreInputs split(const at::Tensor& fused, const at::Tensor& query, bool saves) const;
+  Input normalize_and_rotate(const at::Tensor& raw, std::optional<Norm>& norm, const Positions& rows,
+                             NormedSaved* saved);
+  at::Tensor backward_to_raw(const at::Tensor& dx, std::optional<Norm>& norm, const Positions& rows,
+                             NormedSaved& saved);
 
   AttentionSpec spec_;
   HeadCounts heads_;
   SavePolicy saving_;
   std::shared_ptr<RopeTable> rope_;
-  std::optional<ColumnParallelLinear> q_;  // only with query_from_outside
+  std::optional<ColumnParallelLinear> q_;  // only with has_external_query
   ColumnParallelLinear fused_;             // linear_qkv or linear_kv
   std::optional<Norm> q_norm_, k_norm_;
   std::shared_ptr<Param> sinks_;

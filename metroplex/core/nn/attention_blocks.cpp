@@ -9,45 +9,46 @@
 namespace metroplex::nn {
 namespace {
 
-using RunList = std::vector<RowRun>;
+using RangeList = std::vector<IndexRange>;
 
-struct PositionPiece {
+struct PositionInterval {
   int64_t first, count, row;
 };
-std::vector<PositionPiece> pieces_of(const RunList& runs, const std::set<int64_t>& borders) {
-  std::vector<PositionPiece> pieces;
+std::vector<PositionInterval> split_at_borders(const RangeList& ranges, const std::set<int64_t>& borders) {
+  std::vector<PositionInterval> intervals;
   int64_t row = 0;
-  for (const RowRun& run : runs) {
-    const int64_t end = run.first + run.count;
-    for (int64_t first = run.first; first < end;) {
+  for (const IndexRange& range : ranges) {
+    const int64_t end = range.first + range.count;
+    for (int64_t first = range.first; first < end;) {
       const int64_t next = std::min(end, *borders.upper_bound(first));
-      pieces.push_back({first, next - first, row});
+      intervals.push_back({first, next - first, row});
       row += next - first;
       first = next;
     }
   }
-  return pieces;
+  return intervals;
 }
 
 // Consecutive query rows that see the first `seen` keys and, if causal, a square causal block of keys after those.
 struct QueryGroup {
-  RowRun queries;
+  IndexRange queries;
   int64_t seen = 0;
   bool causal = false;
 };
-bool goes_on(const QueryGroup& group, int64_t seen, bool causal) {
+bool can_extend(const QueryGroup& group, int64_t seen, bool causal) {
   return group.causal == causal && seen == group.seen + (causal ? group.queries.count : 0);
 }
 
-using PieceList = std::vector<PositionPiece>;
-std::vector<AttentionBlock> blocks_of_all(const PieceList& queries, const PieceList& of_keys, int64_t num_keys) {
+using IntervalList = std::vector<PositionInterval>;
+std::vector<AttentionBlock> build_full_blocks(const IntervalList& queries, const IntervalList& key_intervals,
+                                              int64_t num_keys) {
   std::vector<QueryGroup> groups;
-  auto key = of_keys.begin();
-  for (const PositionPiece& query : queries) {
-    while (key != of_keys.end() && key->first < query.first) ++key;
-    const int64_t seen = key != of_keys.end() ? key->row : num_keys;
-    const bool causal = key != of_keys.end() && key->first == query.first;
-    if (groups.empty() || !goes_on(groups.back(), seen, causal)) groups.push_back({{query.row, 0}, seen, causal});
+  auto key = key_intervals.begin();
+  for (const PositionInterval& query : queries) {
+    while (key != key_intervals.end() && key->first < query.first) ++key;
+    const int64_t seen = key != key_intervals.end() ? key->row : num_keys;
+    const bool causal = key != key_intervals.end() && key->first == query.first;
+    if (groups.empty() || !can_extend(groups.back(), seen, causal)) groups.push_back({{query.row, 0}, seen, causal});
     groups.back().queries.count += query.count;
   }
   std::vector<AttentionBlock> blocks;
@@ -60,25 +61,27 @@ std::vector<AttentionBlock> blocks_of_all(const PieceList& queries, const PieceL
 
 // Adds blocks for queries and earlier keys within the window; omits queries that see no key and keys that no query
 // sees. If there are more queries than keys, the first queries see all keys and form a separate block.
-void add_in_window(std::vector<AttentionBlock>& blocks, const PositionPiece& query, const PositionPiece& key,
-                   int64_t window) {
+void add_window_blocks(std::vector<AttentionBlock>& blocks, const PositionInterval& query,
+                       const PositionInterval& key, int64_t window) {
   const int64_t keys_end = key.first + key.count, count = std::min(query.count, keys_end + window - query.first),
                 unseen = std::max<int64_t>(0, query.first - window - key.first);
-  const RowRun keys{key.row + unseen, key.count - unseen};
+  const IndexRange keys{key.row + unseen, key.count - unseen};
   const bool all = query.first + count - 1 - window <= key.first + unseen;
   const int64_t see_all = all ? count : std::max<int64_t>(0, count - keys.count);
   if (see_all > 0) blocks.push_back({{query.row, see_all}, keys, false});
   if (!all) {
-    const int64_t behind = query.first + count - keys_end;
-    blocks.push_back({{query.row + see_all, count - see_all}, keys, false, window - behind});
+    const int64_t distance = query.first + count - keys_end;
+    blocks.push_back({{query.row + see_all, count - see_all}, keys, false, window - distance});
   }
 }
 
-std::vector<AttentionBlock> blocks_in_window(const PieceList& queries, const PieceList& keys, int64_t window) {
+std::vector<AttentionBlock> build_window_blocks(const IntervalList& queries, const IntervalList& keys,
+                                                int64_t window) {
   std::vector<AttentionBlock> blocks;
-  for (const PositionPiece& query : queries) {
-    auto key = std::upper_bound(keys.begin(), keys.end(), query.first,
-                                [](int64_t first, const PositionPiece& piece) { return first < piece.first; });
+  for (const PositionInterval& query : queries) {
+    auto key =
+        std::upper_bound(keys.begin(), keys.end(), query.first,
+                         [](int64_t first, const PositionInterval& interval) { return first < interval.first; });
     while (key != keys.begin()) {
       --key;
       if (key->first + key->count - 1 + window < query.first) break;
@@ -86,7 +89,7 @@ std::vector<AttentionBlock> blocks_in_window(const PieceList& queries, const Pie
         const bool all = window >= query.count - 1;
         blocks.push_back({{query.row, query.count}, {key->row, key->count}, true, all ? -1 : window});
       } else {
-        add_in_window(blocks, query, *key, window);
+        add_window_blocks(blocks, query, *key, window);
       }
     }
   }
@@ -95,45 +98,46 @@ std::vector<AttentionBlock> blocks_in_window(const PieceList& queries, const Pie
 
 }  // namespace
 
-std::vector<AttentionBlock> attention_blocks(const RunList& queries, const RunList& keys, int64_t window) {
+std::vector<AttentionBlock> attention_blocks(const RangeList& queries, const RangeList& keys, int64_t window) {
   std::set<int64_t> borders;
-  for (const RunList* runs : {&queries, &keys}) {
-    for (const RowRun& run : *runs) borders.insert({run.first, run.first + run.count});
+  for (const RangeList* ranges : {&queries, &keys}) {
+    for (const IndexRange& range : *ranges) borders.insert({range.first, range.first + range.count});
   }
-  const PieceList of_queries = pieces_of(queries, borders), of_keys = pieces_of(keys, borders);
-  return window < 0 ? blocks_of_all(of_queries, of_keys, num_rows(keys))
-                    : blocks_in_window(of_queries, of_keys, window);
+  const IntervalList query_intervals = split_at_borders(queries, borders),
+                     key_intervals = split_at_borders(keys, borders);
+  return window < 0 ? build_full_blocks(query_intervals, key_intervals, num_rows(keys))
+                    : build_window_blocks(query_intervals, key_intervals, window);
 }
 
-RowOrder::RowOrder(const RunList& positions) {
+RowOrder::RowOrder(const RangeList& positions) {
   std::vector<size_t> order(positions.size());
   std::iota(order.begin(), order.end(), size_t{0});
   std::sort(order.begin(), order.end(), [&](size_t a, size_t b) { return positions[a].first < positions[b].first; });
-  RunList as_given;
+  RangeList input_order;
   int64_t row = 0;
-  for (const RowRun& run : positions) {
-    as_given.push_back({row, run.count});
-    row += run.count;
+  for (const IndexRange& range : positions) {
+    input_order.push_back({row, range.count});
+    row += range.count;
   }
-  ordered_.resize(positions.size());
+  sorted_rows_.resize(positions.size());
   row = 0;
   for (const size_t i : order) {
-    const RowRun& run = positions[i];
-    given_.push_back(as_given[i]);
-    ordered_[i] = {row, run.count};
-    row += run.count;
-    if (!positions_.empty() && positions_.back().first + positions_.back().count == run.first)
-      positions_.back().count += run.count;
-    else positions_.push_back(run);
+    const IndexRange& range = positions[i];
+    input_rows_.push_back(input_order[i]);
+    sorted_rows_[i] = {row, range.count};
+    row += range.count;
+    if (!positions_.empty() && positions_.back().first + positions_.back().count == range.first)
+      positions_.back().count += range.count;
+    else positions_.push_back(range);
   }
 }
 
-at::Tensor RowOrder::moved(const at::Tensor& x, int64_t dim, const RunList& rows) {
-  const auto before = [](const RowRun& a, const RowRun& b) { return a.first < b.first; };
+at::Tensor RowOrder::reorder(const at::Tensor& x, int64_t dim, const RangeList& rows) {
+  const auto before = [](const IndexRange& a, const IndexRange& b) { return a.first < b.first; };
   if (std::is_sorted(rows.begin(), rows.end(), before)) return x;
-  std::vector<at::Tensor> parts;
-  for (const RowRun& run : rows) parts.push_back(x.narrow(dim, run.first, run.count));
-  return at::cat(parts, dim);
+  std::vector<at::Tensor> chunks;
+  for (const IndexRange& range : rows) chunks.push_back(x.narrow(dim, range.first, range.count));
+  return at::cat(chunks, dim);
 }
 
 }  // namespace metroplex::nn

@@ -14,7 +14,7 @@ namespace metroplex::nn {
 // positions in the same order. With a window, query i does not see keys before i + keys - queries - window. The block
 // then has no more queries than keys.
 struct AttentionBlock {
-  RowRun queries, keys;
+  IndexRange queries, keys;
   bool causal = false;
   int64_t window = -1;
 };
@@ -22,24 +22,24 @@ struct AttentionBlock {
 // Returns the blocks that cover each visible pair of query and key exactly once. Both lists of position ranges are
 // ascending. A query sees keys at its own or earlier positions, at most `window` before its own unless `window` is
 // -1. For each block, either all its queries occur in earlier blocks, or none of them and no later query does.
-std::vector<AttentionBlock> attention_blocks(const std::vector<RowRun>& queries, const std::vector<RowRun>& keys,
-                                             int64_t window = -1);
+std::vector<AttentionBlock> attention_blocks(const std::vector<IndexRange>& queries,
+                                             const std::vector<IndexRange>& keys, int64_t window = -1);
 
 // Permutes rows along a dimension into the order of their positions, and back. Copies only if the order differs.
 class RowOrder {
  public:
-  explicit RowOrder(const std::vector<RowRun>& positions);
+  explicit RowOrder(const std::vector<IndexRange>& positions);
   // Ranges of positions of the sorted rows; adjacent ranges are merged.
-  const std::vector<RowRun>& positions() const { return positions_; }
-  at::Tensor in_order(const at::Tensor& x, int64_t dim = 0) const { return moved(x, dim, given_); }
-  at::Tensor as_given(const at::Tensor& x, int64_t dim = 0) const { return moved(x, dim, ordered_); }
+  const std::vector<IndexRange>& positions() const { return positions_; }
+  at::Tensor sorted_order(const at::Tensor& x, int64_t dim = 0) const { return reorder(x, dim, input_rows_); }
+  at::Tensor input_order(const at::Tensor& x, int64_t dim = 0) const { return reorder(x, dim, sorted_rows_); }
 
  private:
-  static at::Tensor moved(const at::Tensor& x, int64_t dim, const std::vector<RowRun>& rows);
+  static at::Tensor reorder(const at::Tensor& x, int64_t dim, const std::vector<IndexRange>& rows);
 
-  std::vector<RowRun> positions_;
-  std::vector<RowRun> given_;    // input rows, in the order of their positions
-  std::vector<RowRun> ordered_;  // sorted rows, in input order
+  std::vector<IndexRange> positions_;
+  std::vector<IndexRange> input_rows_;   // input rows, in the order of their positions
+  std::vector<IndexRange> sorted_rows_;  // sorted rows, in input order
 };
 
 }  // namespace metroplex::nn

@@ -7,14 +7,14 @@
 
 namespace metroplex::nn {
 
-static kernels::AttentionRows rows_for_kernel(const Positions& rows) {
+static kernels::AttentionRows to_kernel_rows(const Positions& rows) {
   return {rows.first, rows.rows.defined() ? static_cast<const int64_t*>(rows.rows.const_data_ptr()) : nullptr};
 }
 
 AttentionMask attention_mask(const CoreInputs& in, const CoreCall& call) {
   const CoreSpec& spec = call.spec;
   const Positions &of_queries = call.positions.queries, &of_keys = call.positions.keys;
-  const at::Tensor& documents = call.batch.document_ids;
+  const at::Tensor& documents = call.batch.documents.ids;
   const int64_t queries = in.q.size(0), b = in.q.size(1), heads = in.q.size(2), keys = in.k.size(0);
   const bool chosen = of_keys.rows.defined();
   AttentionMask mask;
@@ -24,8 +24,8 @@ AttentionMask attention_mask(const CoreInputs& in, const CoreCall& call) {
   shape.head_dim = in.q.size(3), shape.v_head_dim = in.v.size(3), shape.softmax_scale = spec.softmax_scale;
   if (spec.window >= 0) shape.reach = spec.window;
   shape.softcap = spec.softcap;
-  shape.query_rows = rows_for_kernel(of_queries);
-  shape.key_rows = rows_for_kernel(of_keys);
+  shape.query_rows = to_kernel_rows(of_queries);
+  shape.key_rows = to_kernel_rows(of_keys);
   if (documents.defined()) {
     MPX_ASSERT(documents.scalar_type() == at::kLong, "document_ids are int64");
     mask.documents = documents.contiguous();
@@ -41,19 +41,20 @@ AttentionMask attention_mask(const CoreInputs& in, const CoreCall& call) {
   return mask;
 }
 
-bool plain_causal(const CoreInputs& in, const CorePositions& at) {
+bool is_plain_causal(const CoreInputs& in, const CorePositions& at) {
   return !at.queries.rows.defined() && !at.keys.rows.defined() && at.queries.first == at.keys.first &&
          in.q.size(0) == in.k.size(0);
 }
 
-double attention_flops(const CoreInputs& in, const CoreCall& call, int64_t of_qk, int64_t of_v) {
+double attention_flops(const CoreInputs& in, const CoreCall& call, int64_t num_qk, int64_t num_v) {
   const CorePositions& positions = call.positions;
   const auto queries = static_cast<double>(in.q.size(0)), keys = static_cast<double>(in.k.size(0));
   // Queries of a zigzag shard see half of the keys of any zigzag shard, including their own.
   const bool half = positions.queries.rows.defined() && positions.keys.rows.defined();
   const double pairs =
-      plain_causal(in, positions) ? causal_pairs(queries, call.spec.window) : queries * keys * (half ? 0.5 : 1);
-  return 2 * static_cast<double>(in.q.size(1) * in.q.size(2) * (of_qk * in.q.size(3) + of_v * in.v.size(3))) * pairs;
+      is_plain_causal(in, positions) ? causal_pairs(queries, call.spec.window) : queries * keys * (half ? 0.5 : 1);
+  return 2 * static_cast<double>(in.q.size(1) * in.q.size(2) * (num_qk * in.q.size(3) + num_v * in.v.size(3))) *
+         pairs;
 }
 
 }  // namespace metroplex::nn

@@ -15,11 +15,11 @@ AttentionMask attention_mask(const CoreInputs& in, const CoreCall& call);
 
 // Returns whether queries and keys have the same contiguous positions, so that the causal mask hides half of the
 // pairs.
-bool plain_causal(const CoreInputs& in, const CorePositions& positions);
+bool is_plain_causal(const CoreInputs& in, const CorePositions& positions);
 
-// Estimates the FLOPs over unmasked pairs, without regard to documents. `of_qk` products use the head size of q and
-// k; `of_v` products use the head size of v.
-double attention_flops(const CoreInputs& in, const CoreCall& call, int64_t of_qk, int64_t of_v);
+// Estimates the FLOPs over unmasked pairs, without regard to documents. `num_qk` products use the head size of q and
+// k; `num_v` products use the head size of v.
+double attention_flops(const CoreInputs& in, const CoreCall& call, int64_t num_qk, int64_t num_v);
 
 // Returns the kernel operand for x [s, b, heads, d]. The last stride must be 1.
 template <class T>

@@ -11,31 +11,31 @@ namespace {
 
 class ClosureNode final : public torch::autograd::Node {
  public:
-  ClosureNode(Backward backward, WithoutGradient without) : backward_(std::move(backward)), without_(without) {}
+  ClosureNode(Backward backward, MissingGradient missing) : backward_(std::move(backward)), missing_(missing) {}
   void release_variables() override { backward_ = nullptr; }
 
  protected:
   torch::autograd::variable_list apply(torch::autograd::variable_list&& gradients) override {
     MPX_ASSERT(backward_, "backward ran twice through the same node");
-    if (!gradients.at(0).defined() && without_ == WithoutGradient::skip) return Gradients(num_outputs());
+    if (!gradients.at(0).defined() && missing_ == MissingGradient::skip) return Gradients(num_outputs());
     return backward_(gradients.at(0));
   }
 
  private:
   Backward backward_;
-  WithoutGradient without_;
+  MissingGradient missing_;
 };
 
 }  // namespace
 
-at::Tensor attach(at::Tensor out, const std::vector<at::Tensor>& inputs, Backward backward, WithoutGradient without) {
+at::Tensor attach(at::Tensor out, const std::vector<at::Tensor>& inputs, Backward backward, MissingGradient missing) {
   if (!at::GradMode::is_enabled()) return out;
   torch::autograd::edge_list edges;
   for (const at::Tensor& input : inputs) {
     edges.push_back(input.defined() && input.requires_grad() ? torch::autograd::impl::gradient_edge(input)
                                                              : torch::autograd::Edge());
   }
-  std::shared_ptr<torch::autograd::Node> node(new ClosureNode(std::move(backward), without),
+  std::shared_ptr<torch::autograd::Node> node(new ClosureNode(std::move(backward), missing),
                                               torch::autograd::deleteNode);
   node->set_next_edges(std::move(edges));
   torch::autograd::set_history(out, node);

@@ -15,13 +15,13 @@ using Backward = std::function<Gradients(const at::Tensor& dy)>;
 
 // Behavior if no gradient of the output arrives. `skip`: the inputs get none. `call`: the closure receives an
 // undefined tensor.
-enum class WithoutGradient { skip, call };
+enum class MissingGradient { skip, call };
 
 // Makes `out` the differentiable result of `inputs`. `out` must be a new tensor without history (computed under
 // NoGradGuard). Returns `out` unchanged if grad mode is off. `inputs` may be empty, because parameters are not
 // autograd leaves.
 at::Tensor attach(at::Tensor out, const std::vector<at::Tensor>& inputs, Backward backward,
-                  WithoutGradient without = WithoutGradient::skip);
+                  MissingGradient missing = MissingGradient::skip);
 
 // Lets the gradient of `x`, a result of attach(), keep its own dtype; by default the engine casts it to that of x.
 void keep_gradient_type(const at::Tensor& x);

@@ -1,5 +1,5 @@
 // Computes which rows of an attention block (attention_blocks.h) see each other if attention stays inside documents.
-// The result restricts Microbatch::document_offsets to the block and is computed on the device. Its size must be
+// The result restricts BatchDocuments::offsets to the block and is computed on the device. Its size must be
 // fixed on the host in advance. It is kept small because flash attention's backward allocates memory for each
 // document.
 #pragma once
@@ -19,7 +19,7 @@ namespace metroplex::nn {
 // hold. It is sufficient if every document has at least m tokens. m is 128 or, if smaller, the sequence length
 // divided by the maximum number of documents per sample. A range of n positions then intersects at most ceil(n / m) +
 // 1 documents. The result never exceeds the capacity of the microbatch.
-int64_t document_room(const Microbatch& batch, const std::vector<RowRun>& positions);
+int64_t document_capacity(const Microbatch& batch, const std::vector<IndexRange>& positions);
 
 struct BlockDocuments {
   DocumentRows rows;
@@ -29,8 +29,8 @@ struct BlockDocuments {
 };
 
 // `ordered` has all positions in ascending order, on the device and on the host. Returns nullopt if a causal block
-// has more documents than document_room() allows. If batch.document_runs is empty, the capacity of the microbatch is
-// used instead.
+// has more documents than document_capacity() allows. If batch.document_runs is empty, the capacity of the microbatch
+// is used instead.
 //
 // In a non-causal block all keys precede all queries, so only the document of the first query can contain both. Each
 // sample then has three documents: keys before it, the document itself, queries after it. A window is counted from

@@ -56,29 +56,29 @@ CoreInputs blocked_attention_backward(const at::Tensor& dout, const CoreInputs& 
   const device::Target& target = call.spec.target;
   const AttentionMask mask = attention_mask(in, call);
   const auto like = [](const at::Tensor& x) { return at::empty(x.sizes(), x.options()); };
-  const CoreInputs d{like(in.q), like(in.k), like(in.v)};
+  const CoreInputs gradients{like(in.q), like(in.k), like(in.v)};
   const at::Tensor dy = dout.stride(3) == 1 ? dout : dout.contiguous();
   dispatch_element(in.q.scalar_type(), [&](auto zero) {
     using T = decltype(zero);
     const kernels::AttentionBackward<T> operands{
-        attention_operand<const T>(in.q), attention_operand<const T>(in.k),
-        attention_operand<const T>(in.v), attention_operand<const T>(result.out),
-        attention_operand<const T>(dy),   elements<kernels::Wide<T>>(result.logsumexp),
-        attention_operand<T>(d.q),        attention_operand<T>(d.k),
-        attention_operand<T>(d.v)};
+        attention_operand<const T>(in.q),  attention_operand<const T>(in.k),
+        attention_operand<const T>(in.v),  attention_operand<const T>(result.out),
+        attention_operand<const T>(dy),    elements<kernels::Wide<T>>(result.logsumexp),
+        attention_operand<T>(gradients.q), attention_operand<T>(gradients.k),
+        attention_operand<T>(gradients.v)};
     const Scratch scratch =
         make_scratch(target, kernels::attention_backward_scratch<T>(mask.shape, at::get_num_threads()));
     device::launch(target,
                    {"attention_backward",
                     {&in.q, &in.k, &in.v, &result.out, &dy, &result.logsumexp, &call.positions.queries.rows,
                      &call.positions.keys.rows, &mask.documents, &mask.dropout.counters},
-                    {&d.q, &d.k, &d.v},
+                    {&gradients.q, &gradients.k, &gradients.v},
                     {{"key", mask.shape.dropout.key}, {"probability", mask.shape.dropout.probability}},
                     attention_flops(in, call, 3, 2),
                     {&scratch.memory}},
                    kernels::attention_backward<T>, device::CpuOnly{}, operands, mask.shape, scratch.shape);
   });
-  return d;
+  return gradients;
 }
 
 }  // namespace metroplex::nn

@@ -8,7 +8,7 @@
 //   exchanges a rank has the whole sequence for its share of the heads. With more ranks than key-value groups, keys
 //   and values are sent to several ranks.
 //   a2a+p2p: a2a over neighboring ranks (cp_a2a), then p2p on its results over the groups of neighbors (cp_p2p).
-// If the batch lists which keys are visible (Microbatch::keys), p2p, all_gather and the p2p of a2a+p2p send only
+// If the batch lists which keys are visible (SequenceShard::keys), p2p, all_gather and the p2p of a2a+p2p send only
 // those keys and return only their gradients. Backward repeats the exchanges of forward. Between the two a rank
 // therefore stores no more than without context parallelism, for its own rows only. Positions and documents decide
 // which keys of other ranks a query sees; every query sees itself.
@@ -27,8 +27,8 @@ CoreInputs context_attention_backward(const at::Tensor& dout, const CoreInputs& 
 // The exchanges share these functions.
 
 // Positions of the rows of all ranks, in group order, and of one rank.
-Positions rows_of_all(const Microbatch& batch);
-Positions rows_of(const Microbatch& batch, int64_t rank);
+Positions all_positions(const Microbatch& batch);
+Positions rank_positions(const Microbatch& batch, int64_t rank);
 
 // Keys and values in one flat buffer; `k` and `v` are views of it.
 struct KeyMessage {

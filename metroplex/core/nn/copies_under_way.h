@@ -14,17 +14,17 @@
 
 namespace metroplex::nn {
 
-// Tensors whose copies to the host have been issued. Keeps the last kMost. When another one is added, the compute
-// stream waits for the oldest copy and its tensor is released.
-class CopiesUnderWay {
+// Tensors whose copies to the host have been issued. Keeps the last kMaxPending. When another one is added, the
+// compute stream waits for the oldest copy and its tensor is released.
+class PendingCopies {
  public:
-  static constexpr size_t kMost = 2;
+  static constexpr size_t kMaxPending = 2;
 
   // `join` makes the current stream wait for the copy of x.
   void add(at::Tensor x, std::function<void()> join) {
     copies_.push_back({std::move(x), std::move(join)});
     ++issued_;
-    if (copies_.size() <= kMost) return;
+    if (copies_.size() <= kMaxPending) return;
     copies_.front().join();
     copies_.pop_front();
   }
@@ -50,13 +50,13 @@ class HostBuffers {
   explicit HostBuffers(std::function<at::Tensor(int64_t)> make) : make_(std::move(make)) {}
 
   at::Tensor take(int64_t bytes) {
-    std::vector<at::Tensor>& of_size = free_[bytes];
-    if (of_size.empty()) return make_(bytes);
-    at::Tensor buffer = std::move(of_size.back());
-    of_size.pop_back();
+    std::vector<at::Tensor>& buffers = free_[bytes];
+    if (buffers.empty()) return make_(bytes);
+    at::Tensor buffer = std::move(buffers.back());
+    buffers.pop_back();
     return buffer;
   }
-  void give(at::Tensor buffer) { free_[buffer.numel()].push_back(std::move(buffer)); }
+  void release(at::Tensor buffer) { free_[buffer.numel()].push_back(std::move(buffer)); }
 
  private:
   std::function<at::Tensor(int64_t)> make_;

@@ -17,7 +17,7 @@
 namespace metroplex::nn {
 namespace {
 
-bool exchanges(const CoreCall& call) { return call.spec.cp.size() > 1; }
+bool needs_exchange(const CoreCall& call) { return call.spec.cp.size() > 1; }
 
 // Inputs of a recomputation, and the logsumexp that it leaves for backward.
 struct RecomputedAttention {
@@ -53,18 +53,18 @@ CoreAttention::CoreAttention(const CoreSpec& spec, const SavePolicy& saving, std
 }
 
 const CoreSpec& CoreAttention::spec_for(const Microbatch& batch) const {
-  if (batch.context_ranks == 0) return spec_;
+  if (batch.sequence.context_ranks == 0) return spec_;
   for (const CoreSpec& spec : by_size_) {
-    if (spec.cp.size() == batch.context_ranks) return spec;
+    if (spec.cp.size() == batch.sequence.context_ranks) return spec;
   }
-  MPX_ASSERT(false, "a microbatch for ", batch.context_ranks, " ranks without a group");
+  MPX_ASSERT(false, "a microbatch for ", batch.sequence.context_ranks, " ranks without a group");
   return spec_;
 }
 
 CoreResult CoreAttention::compute(const CoreInputs& in, const CorePositions& positions,
                                   const Microbatch& batch) const {
   const CoreCall call{spec_for(batch), positions, batch};
-  const CoreResult result = exchanges(call) ? context_attention(in, call) : attend(in, call);
+  const CoreResult result = needs_exchange(call) ? context_attention(in, call) : attend(in, call);
   return spec_.softmax == config::SoftmaxType::vanilla ? result : with_sinks(result);
 }
 
@@ -113,18 +113,18 @@ Input CoreAttention::forward(const Input& q, const Input& k, const Input& v, con
   }
   const auto recomputed = std::make_shared<RecomputedAttention>(
       RecomputedAttention{saving_.keep(q), saving_.keep(k), saving_.keep(v), positions, batch, {}});
-  const Saved made = Saved::recomputed([this, recomputed, s_q, b, width] {
+  const Saved recomputed_out = Saved::recomputed([this, recomputed, s_q, b, width] {
     const CoreResult second = compute({recomputed->q.get(), recomputed->k.get(), recomputed->v.get()},
                                       recomputed->positions, recomputed->batch);
     recomputed->logsumexp = second.logsumexp;
     return second.out.reshape({s_q, b, width});
   });
-  const Saved sums = Saved::recomputed([made, recomputed] {
-    made.get();
+  const Saved sums = Saved::recomputed([recomputed_out, recomputed] {
+    recomputed_out.get();
     return std::move(recomputed->logsumexp);
   });
-  *saved = {recomputed->q, recomputed->k, recomputed->v, made, sums, positions, batch};
-  return {out, made};
+  *saved = {recomputed->q, recomputed->k, recomputed->v, recomputed_out, sums, positions, batch};
+  return {out, recomputed_out};
 }
 
 CoreInputs CoreAttention::backward(const at::Tensor& dout, const CoreSaved& saved) const {
@@ -135,7 +135,8 @@ CoreInputs CoreAttention::backward(const at::Tensor& dout, const CoreSaved& save
   const CoreResult result{saved.out.get().view(sizes), saved.logsumexp.get()};
   const at::Tensor dy = dout.reshape(sizes);
   if (sinks_) add_sink_gradient(dy, result);
-  return exchanges(call) ? context_attention_backward(dy, in, result, call) : attend_backward(dy, in, result, call);
+  return needs_exchange(call) ? context_attention_backward(dy, in, result, call)
+                              : attend_backward(dy, in, result, call);
 }
 
 }  // namespace metroplex::nn

@@ -29,11 +29,11 @@ struct DropoutKey {
 };
 
 // Offset of a local activation [s (/tp), b, h] within the s rows of the microbatch.
-struct SequencePlace {
+struct SequenceOffset {
   int64_t first_row = 0;
 };
 // Returns the offset of this rank's rows when `sp` splits the sequence (layer_context.h).
-SequencePlace sequence_place(const at::Tensor& x_sbh, const comm::Group& sp);
+SequenceOffset sequence_offset(const at::Tensor& x_sbh, const comm::Group& sp);
 
 // residual + dropout(x + bias), differentiable in x and residual; the bias gradient is added to bias->main_grad.
 // `bias` may be null and `residual` undefined. Overwrites x, which must be a contiguous temporary that no other code
@@ -41,7 +41,7 @@ SequencePlace sequence_place(const at::Tensor& x_sbh, const comm::Group& sp);
 struct BiasDropoutAdd {
   DropoutKey key;
   Param* bias = nullptr;
-  SequencePlace place;
+  SequenceOffset location;
 };
 at::Tensor bias_dropout_add(const at::Tensor& x_sbh, const at::Tensor& residual, const BiasDropoutAdd& how,
                             const Microbatch& batch);
@@ -70,20 +70,20 @@ DropoutMask hidden_mask(const at::Tensor& x_sbh, const BiasDropoutAdd& how, cons
 
 // Location of attention probabilities [b, heads, queries, keys] of a rank in the unsharded tensor of a sample,
 // [num_heads, whole sequence, keys]. `first_head` is a global head number.
-struct ProbabilityPlace {
+struct ProbabilityLocation {
   int64_t first_head = 0;
   Positions queries;
 };
 DropoutMask probability_mask(const std::array<int64_t, 4>& sizes_bnqk, const DropoutKey& key,
-                             const ProbabilityPlace& place, const Microbatch& batch);
+                             const ProbabilityLocation& location, const Microbatch& batch);
 
-// Location of x [s, b, width] in the unsharded [rows, parts * width] of a sample: column shard `part` of `parts`
-// equal ones, and the rows from `first_row`.
-struct ColumnsPlace {
+// Location of x [s, b, width] in the unsharded [rows, parts * width] of a sample: column shard `shard` of
+// `num_shards` equal ones, and the rows from `first_row`.
+struct ColumnsLocation {
   int64_t first_row = 0;
-  int parts = 1, part = 0;
+  int num_shards = 1, shard = 0;
 };
-DropoutMask columns_mask(at::IntArrayRef sizes_sbw, const DropoutKey& key, const ColumnsPlace& place,
+DropoutMask columns_mask(at::IntArrayRef sizes_sbw, const DropoutKey& key, const ColumnsLocation& location,
                          const Microbatch& batch);
 // Returns x with a mask of probability p > 0 applied, as a new tensor: mask(x) / (1 - p).
 at::Tensor with_mask(const device::Target& target, const at::Tensor& x, const DropoutMask& mask);

@@ -23,14 +23,14 @@ struct SumNormSaved {
 // are two nodes: N of normed, whose only input is h, and H of h.
 //   x, residual -> H -> h -> other readers      engine order in backward: other readers and N in any order, then H
 //                        `-> N -> normed
-// The engine runs a node after all nodes that read its output, so N runs before H. N stores dy in `waiting` and
-// returns no gradient for h; H then has both dy and dh. WithoutGradient::call makes H run even if nothing else reads
+// The engine runs a node after all nodes that read its output, so N runs before H. N stores dy in `stored_dy` and
+// returns no gradient for h; H then has both dy and dh. MissingGradient::call makes H run even if nothing else reads
 // h and no dh arrives.
-using Waiting = std::shared_ptr<at::Tensor>;
+using StoredGradient = std::shared_ptr<at::Tensor>;
 
-at::Tensor leaving_gradient(const at::Tensor& normed, const at::Tensor& h, const Waiting& waiting) {
-  return attach(normed, {h}, [waiting](const at::Tensor& dy) -> Gradients {
-    *waiting = dy;
+at::Tensor defer_gradient(const at::Tensor& normed, const at::Tensor& h, const StoredGradient& stored_dy) {
+  return attach(normed, {h}, [stored_dy](const at::Tensor& dy) -> Gradients {
+    *stored_dy = dy;
     return {at::Tensor()};
   });
 }
@@ -56,11 +56,11 @@ ResidualAndNorm bias_dropout_add_norm(const at::Tensor& x_sbh, const at::Tensor&
   saved.statistics.x = at::Tensor();
   if (!at::GradMode::is_enabled()) return {sum.out, normed};
   saved.h = how.saving.keep(sum.out);
-  const auto waiting = std::make_shared<at::Tensor>();
+  const auto stored_dy = std::make_shared<at::Tensor>();
   const at::Tensor h = attach(
-      sum.out, {x_sbh, residual}, [saved, waiting](const at::Tensor& dh) { return backward(saved, *waiting, dh); },
-      WithoutGradient::call);
-  Input out = leaving_gradient(normed, h, waiting);
+      sum.out, {x_sbh, residual},
+      [saved, stored_dy](const at::Tensor& dh) { return backward(saved, *stored_dy, dh); }, MissingGradient::call);
+  Input out = defer_gradient(normed, h, stored_dy);
   if (how.saving.recomputes(SavePoint::norm))
     out.recomputed = Saved::recomputed([norm = how.norm, x = saved.h] { return norm->apply(x.get(), nullptr); });
   return {h, out};
@@ -71,23 +71,23 @@ ResidualAndNorm sum_and_norm(const at::Tensor& h, Norm& norm, const SavePolicy& 
   const at::Tensor normed = norm.apply(h, &statistics);
   if (!at::GradMode::is_enabled()) return {h, normed};
   statistics.x = at::Tensor();
-  const Saved kept = saving.keep(h);
-  const auto waiting = std::make_shared<at::Tensor>();
+  const Saved saved_h = saving.keep(h);
+  const auto stored_dy = std::make_shared<at::Tensor>();
   const at::Tensor residual = attach(
       h.detach(), {h},
-      [&norm, kept, statistics, waiting](const at::Tensor& dh) -> Gradients {
-        const at::Tensor dy = std::move(*waiting);
+      [&norm, saved_h, statistics, stored_dy](const at::Tensor& dh) -> Gradients {
+        const at::Tensor dy = std::move(*stored_dy);
         if (!dy.defined()) return {dh};
         NormSaved whole = statistics;
-        whole.x = kept.get();
+        whole.x = saved_h.get();
         const at::Tensor dx = norm.backward(dy, whole);
         if (dh.defined()) dx.add_(dh);
         return {dx};
       },
-      WithoutGradient::call);
-  Input out = leaving_gradient(normed, residual, waiting);
+      MissingGradient::call);
+  Input out = defer_gradient(normed, residual, stored_dy);
   if (saving.recomputes(SavePoint::norm))
-    out.recomputed = Saved::recomputed([&norm, kept] { return norm.apply(kept.get(), nullptr); });
+    out.recomputed = Saved::recomputed([&norm, saved_h] { return norm.apply(saved_h.get(), nullptr); });
   return {residual, out};
 }
 

@@ -44,8 +44,8 @@ class ScatterIndices {
         order_.defined() ? static_cast<const int64_t*>(order_.const_data_ptr()) : nullptr};
     device::launch(
         target_, {"scatter_add_rows", {&table, &indices_, &order_, &rows}, {&table}},
-        [](Table* to, const kernels::SortedIndices& from, const Dout* dout, const kernels::TableShape& s) {
-          kernels::scatter_add_rows<Table, Dout>(to, from.indices, dout, s);
+        [](Table* to, const kernels::SortedIndices& from, const Dout* dout, const kernels::TableShape& shape) {
+          kernels::scatter_add_rows<Table, Dout>(to, from.indices, dout, shape);
         },
         kernels::scatter_add_rows_cuda<Table, Dout>, elements<Table>(table), index, elements<Dout>(rows), shape);
   }
@@ -80,7 +80,7 @@ ReplicatedEmbedding::ReplicatedEmbedding(const std::string& name, int64_t rows, 
                          context)) {}
 
 at::Tensor ReplicatedEmbedding::local_indices(const at::Tensor& indices_bs) const {
-  return comm::own_slice(indices_bs.t(), 0, sp_).contiguous();
+  return comm::select_shard(indices_bs.t(), 0, sp_).contiguous();
 }
 
 void ReplicatedEmbedding::add_to(const at::Tensor& out, const at::Tensor& indices_bs) const {
@@ -106,24 +106,26 @@ at::Tensor ReplicatedEmbedding::forward(const at::Tensor& indices_bs) {
   });
 }
 
-std::shared_ptr<Param> make_vocabulary_param(const VocabularyParamSpec& spec, const VocabularyPart& part,
+std::shared_ptr<Param> make_vocabulary_param(const VocabularyParamSpec& spec, const VocabularyShard& shard,
                                              const LayerContext& context) {
-  return std::make_shared<Param>(make_param(
-      {spec.name, {spec.vocab_size, spec.width}, {.cuts = {vocabulary_cut(part)}, .role = spec.role}, Init::normal},
-      context));
+  return std::make_shared<Param>(make_param({spec.name,
+                                             {spec.vocab_size, spec.width},
+                                             {.cuts = {vocabulary_dim_shard(shard)}, .role = spec.role},
+                                             Init::normal},
+                                            context));
 }
 
-VocabParallelEmbedding::VocabParallelEmbedding(std::shared_ptr<Param> weight, const VocabularyPart& part,
+VocabParallelEmbedding::VocabParallelEmbedding(std::shared_ptr<Param> weight, const VocabularyShard& shard,
                                                const LayerContext& context)
     : sp_(context.sp),
       tp_reduce_(context.tp_reduce),
       target_(context.target),
-      part_(part),
+      shard_(shard),
       weight_(std::move(weight)) {}
 
 at::Tensor VocabParallelEmbedding::apply(const at::Tensor& tokens_bs) const {
   const at::NoGradGuard no_grad;
-  const at::Tensor local = tokens_bs.t().contiguous() - part_.begin;
+  const at::Tensor local = tokens_bs.t().contiguous() - shard_.begin;
   at::Tensor out = at::empty({local.size(0), local.size(1), weight_->data.size(1)}, weight_->data.options());
   gather(target_, weight_->data, local, out, false);
   out = comm::reduce_scatter(out, 0, sp_);
@@ -133,7 +135,7 @@ at::Tensor VocabParallelEmbedding::apply(const at::Tensor& tokens_bs) const {
 
 void VocabParallelEmbedding::add_gradient(const at::Tensor& dout, const at::Tensor& tokens_bs) {
   const at::Tensor whole = comm::all_gather(dout, 0, sp_);
-  scatter_add(target_, *weight_, tokens_bs.t().contiguous() - part_.begin, whole);
+  scatter_add(target_, *weight_, tokens_bs.t().contiguous() - shard_.begin, whole);
 }
 
 }  // namespace metroplex::nn

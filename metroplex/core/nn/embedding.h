@@ -43,12 +43,12 @@ struct VocabularyParamSpec {
   int64_t vocab_size = 0, width = 0;
   topology::Role role = topology::Role::embedding;
 };
-std::shared_ptr<Param> make_vocabulary_param(const VocabularyParamSpec& spec, const VocabularyPart& part,
+std::shared_ptr<Param> make_vocabulary_param(const VocabularyParamSpec& spec, const VocabularyShard& shard,
                                              const LayerContext& context);
 
 class VocabParallelEmbedding {
  public:
-  VocabParallelEmbedding(std::shared_ptr<Param> weight, const VocabularyPart& part, const LayerContext& context);
+  VocabParallelEmbedding(std::shared_ptr<Param> weight, const VocabularyShard& shard, const LayerContext& context);
   // Maps tokens [b, s] to [s (/tp), b, h], summed over the group; without autograd. A token outside the vocabulary
   // gives a row of zeros. step/batch.h validates tokens when it creates a microbatch.
   at::Tensor apply(const at::Tensor& tokens_bs) const;
@@ -59,7 +59,7 @@ class VocabParallelEmbedding {
  private:
   comm::Group sp_, tp_reduce_;
   device::Target target_;
-  VocabularyPart part_;
+  VocabularyShard shard_;
   std::shared_ptr<Param> weight_;
 };
 

@@ -56,7 +56,7 @@ FusedGradients fused_attention_backward(const device::Target& target, const Fuse
 // order. They follow flash_api.cpp, attention_backward.cu and MHA.cpp of libtorch 2.11. Two properties are not
 // modeled: flash attention's split over keys when a microbatch is too small to fill a GPU, and cuDNN's private
 // workspace. Only the workspace's fp32 gradient of the queries is allocated.
-
+//
 // Same as fused_attention and fused_attention_backward, on meta tensors. Flash attention uses the operator's layout,
 // [b, s, heads, d] or, with `documents` offsets, [all rows, heads, d].
 std::pair<at::Tensor, at::Tensor> flash_on_meta(const FusedInputs& in);

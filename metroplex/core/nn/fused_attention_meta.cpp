@@ -34,11 +34,11 @@ std::pair<at::Tensor, at::Tensor> flash_on_meta(const FusedInputs& in) {
   return {out, logsumexp};
 }
 
-FusedGradients flash_backward_on_meta(const FusedInputs& in, const FusedResult& r, const at::Tensor& documents) {
+FusedGradients flash_backward_on_meta(const FusedInputs& in, const FusedResult& result, const at::Tensor& documents) {
   constexpr int64_t kBlock = 128;  // queries per block; each document may add one partial block
   const int64_t heads = in.q.size(-2), d = in.q.size(-1), width = base::round_up(d, d <= 128 ? 32 : 64);
   const at::TensorOptions wide = in.q.options().dtype(at::kFloat);
-  const at::Tensor dout = r.dout.contiguous(), out = r.out.contiguous();
+  const at::Tensor dout = result.dout.contiguous(), out = result.out.contiguous();
   const at::Tensor dq = at::empty_like(in.q), dk = at::empty_like(in.k), dv = at::empty_like(in.v);
   const int64_t rows = documents.defined() ? in.q.size(0) + kBlock * (documents.numel() - 1)
                                            : in.q.size(0) * base::round_up(in.q.size(1), kBlock);
@@ -61,9 +61,9 @@ std::pair<at::Tensor, at::Tensor> cudnn_on_meta(const FusedInputs& in) {
 }
 
 FusedGradients cudnn_backward_on_meta(const FusedInputs& in, const FusedResult&) {
-  const FusedGradients d{at::empty_like(in.q), at::empty_like(in.k), at::empty_like(in.v)};
+  const FusedGradients gradients{at::empty_like(in.q), at::empty_like(in.k), at::empty_like(in.v)};
   const at::Tensor workspace = at::empty(in.q.sizes(), in.q.options().dtype(at::kFloat));
-  return d;
+  return gradients;
 }
 
 std::pair<at::Tensor, at::Tensor> efficient_on_meta(const FusedInputs& in) {
@@ -74,17 +74,17 @@ std::pair<at::Tensor, at::Tensor> efficient_on_meta(const FusedInputs& in) {
 }
 
 // The fp32 kernels process tiles of 64 queries and 64 features; each tile of dq has a workspace with a lock.
-FusedGradients efficient_backward_on_meta(const FusedInputs& in, const FusedResult& r) {
+FusedGradients efficient_backward_on_meta(const FusedInputs& in, const FusedResult& result) {
   constexpr int64_t kTile = 64, kLockBytes = 16;
   const int64_t b = in.q.size(0), heads = in.q.size(1),
                 tiles = base::round_up(in.q.size(2), kTile) / kTile * (base::round_up(in.q.size(3), kTile) / kTile);
-  const at::Tensor dout = sequence_second(r.dout).contiguous(), out = sequence_second(r.out);
-  const auto room = [](const at::Tensor& x) { return at::empty(sequence_second(x).sizes(), x.options()); };
-  const FusedGradients d{room(in.q), room(in.k), room(in.v)};
+  const at::Tensor dout = sequence_second(result.dout).contiguous(), out = sequence_second(result.out);
+  const auto make_gradient = [](const at::Tensor& x) { return at::empty(sequence_second(x).sizes(), x.options()); };
+  const FusedGradients gradients{make_gradient(in.q), make_gradient(in.k), make_gradient(in.v)};
   const at::Tensor sums = (dout * out).sum(-1).transpose(-2, -1).contiguous();
   const at::Tensor workspace =
       at::empty({b * heads * tiles * (kTile * kTile * 4 + kLockBytes)}, in.q.options().dtype(at::kByte));
-  return {sequence_second(d.q), sequence_second(d.k), sequence_second(d.v)};
+  return {sequence_second(gradients.q), sequence_second(gradients.k), sequence_second(gradients.v)};
 }
 
 }  // namespace metroplex::nn

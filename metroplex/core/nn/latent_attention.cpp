@@ -25,11 +25,11 @@ LinearSpec query_spec(const AttentionSpec& spec, const config::Model& m) {
 }
 
 template <class Linear>
-at::Tensor adapted(Linear& linear, const Input& in, const Microbatch& batch) {
+at::Tensor run_linear(Linear& linear, const Input& in, const Microbatch& batch) {
   return linear.forward(in, linear.adapter_rows(in, batch));
 }
 
-CoreSpec latent_core(const AttentionSpec& spec, const config::Model& model, const LayerContext& context) {
+CoreSpec latent_core_spec(const AttentionSpec& spec, const config::Model& model, const LayerContext& context) {
   CoreSpec core = core_spec(spec, model, context);
   const double mscale = yarn_mscale(model.rotary_scaling_factor, model.mscale_all_dim);
   core.softmax_scale *= mscale * mscale;
@@ -38,7 +38,7 @@ CoreSpec latent_core(const AttentionSpec& spec, const config::Model& model, cons
 
 }  // namespace
 
-struct LatentAttention::Parts {
+struct LatentAttention::Projections {
   at::Tensor q;          // [s, b, n (d + p)]
   at::Tensor kv;         // [s, b, n (d + dv)]
   at::Tensor k_rotated;  // [s, b, p], before rotation
@@ -64,9 +64,9 @@ LatentAttention::LatentAttention(const AttentionSpec& spec, const config::Model&
                            model.num_attention_heads * (plain_dim_ + v_dim_), false),
              context),
       sinks_(make_sinks(spec, model, context)),
-      core_(latent_core(spec, model, context), context.saving, sinks_),
+      core_(latent_core_spec(spec, model, context), context.saving, sinks_),
       proj_(output_projection(spec, model), context) {
-  MPX_ASSERT(!spec.query_from_outside, spec.name, ": queries of latent attention come from its own input");
+  MPX_ASSERT(!spec.has_external_query, spec.name, ": queries of latent attention come from its own input");
   const auto norm = [&](const char* name, int64_t width) {
     const double own = model.latent_layernorm_epsilon;
     return NormSpec{spec.name + name,
@@ -88,7 +88,7 @@ LatentAttention::LatentAttention(const AttentionSpec& spec, const config::Model&
 }
 
 // Gathers the rows that all heads of every rank read; the gradient is summed over all heads.
-at::Tensor LatentAttention::for_heads(const at::Tensor& shared) const {
+at::Tensor LatentAttention::gather_for_heads(const at::Tensor& shared) const {
   at::Tensor out;
   {
     const at::NoGradGuard no_grad;
@@ -102,7 +102,7 @@ at::Tensor LatentAttention::for_heads(const at::Tensor& shared) const {
   });
 }
 
-Input LatentAttention::attended(const Parts& in, const Microbatch& batch) {
+Input LatentAttention::run_core(const Projections& in, const Microbatch& batch) {
   const auto saved = at::GradMode::is_enabled() ? std::make_shared<CoreSaved>() : nullptr;
   Input out = [&] {
     const at::NoGradGuard no_grad;
@@ -123,22 +123,22 @@ Input LatentAttention::attended(const Parts& in, const Microbatch& batch) {
   }();
   if (!saved) return out;
   out.x = attach(out.x, {in.q, in.kv, in.k_rotated},
-                 [this, saved](const at::Tensor& dout) -> Gradients { return attended_backward(dout, *saved); });
+                 [this, saved](const at::Tensor& dout) -> Gradients { return run_core_backward(dout, *saved); });
   return out;
 }
 
-std::vector<at::Tensor> LatentAttention::attended_backward(const at::Tensor& dout, const CoreSaved& saved) {
+std::vector<at::Tensor> LatentAttention::run_core_backward(const at::Tensor& dout, const CoreSaved& saved) {
   const at::NoGradGuard no_grad;
-  const CoreInputs d = core_.backward(dout, saved);
+  const CoreInputs gradients = core_.backward(dout, saved);
   const Positions& rows = saved.positions.queries;
-  const int64_t s = d.q.size(0), b = d.q.size(1);
-  rope_->rotate(d.q.narrow(3, plain_dim_, rotated_dim_), rows, -1);
-  const at::Tensor dshared = d.k.narrow(3, plain_dim_, rotated_dim_).sum(2, true);
+  const int64_t s = gradients.q.size(0), b = gradients.q.size(1);
+  rope_->rotate(gradients.q.narrow(3, plain_dim_, rotated_dim_), rows, -1);
+  const at::Tensor dshared = gradients.k.narrow(3, plain_dim_, rotated_dim_).sum(2, true);
   rope_->rotate(dshared, rows, -1);
-  const at::Tensor dkv = at::empty({s, b, heads_, plain_dim_ + v_dim_}, d.k.options());
-  dkv.narrow(3, 0, plain_dim_).copy_(d.k.narrow(3, 0, plain_dim_));
-  dkv.narrow(3, plain_dim_, v_dim_).copy_(d.v);
-  return {d.q.reshape({s, b, -1}), dkv.view({s, b, -1}), dshared.squeeze(2)};
+  const at::Tensor dkv = at::empty({s, b, heads_, plain_dim_ + v_dim_}, gradients.k.options());
+  dkv.narrow(3, 0, plain_dim_).copy_(gradients.k.narrow(3, 0, plain_dim_));
+  dkv.narrow(3, plain_dim_, v_dim_).copy_(gradients.v);
+  return {gradients.q.reshape({s, b, -1}), dkv.view({s, b, -1}), dshared.squeeze(2)};
 }
 
 at::Tensor LatentAttention::forward(const Input& in, const Microbatch& batch, const at::Tensor& query_sbh) {
@@ -146,12 +146,12 @@ at::Tensor LatentAttention::forward(const Input& in, const Microbatch& batch, co
   const auto normed = [&](std::optional<Norm>& norm, const at::Tensor& x) {
     return norm ? normalize(*norm, x, saving_) : Input(x);
   };
-  Parts parts;
-  parts.q = adapted(q_, q_down_ ? normed(q_norm_, adapted(*q_down_, in, batch)) : in, batch);
-  const at::Tensor down = adapted(kv_down_, in, batch);
-  parts.kv = adapted(kv_up_, normed(kv_norm_, down.narrow(2, 0, latent_dim_)), batch);
-  parts.k_rotated = for_heads(down.narrow(2, latent_dim_, rotated_dim_));
-  return adapted(proj_, attended(parts, batch), batch);
+  Projections projections;
+  projections.q = run_linear(q_, q_down_ ? normed(q_norm_, run_linear(*q_down_, in, batch)) : in, batch);
+  const at::Tensor down = run_linear(kv_down_, in, batch);
+  projections.kv = run_linear(kv_up_, normed(kv_norm_, down.narrow(2, 0, latent_dim_)), batch);
+  projections.k_rotated = gather_for_heads(down.narrow(2, latent_dim_, rotated_dim_));
+  return run_linear(proj_, run_core(projections, batch), batch);
 }
 
 void LatentAttention::collect_params(std::vector<Param*>& params) {

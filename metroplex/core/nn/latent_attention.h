@@ -27,10 +27,10 @@ class LatentAttention final : public Attention {
   void collect_params(std::vector<Param*>& params) override;
 
  private:
-  struct Parts;
-  at::Tensor for_heads(const at::Tensor& shared) const;
-  Input attended(const Parts& in, const Microbatch& batch);
-  std::vector<at::Tensor> attended_backward(const at::Tensor& dout, const CoreSaved& saved);
+  struct Projections;
+  at::Tensor gather_for_heads(const at::Tensor& shared) const;
+  Input run_core(const Projections& in, const Microbatch& batch);
+  std::vector<at::Tensor> run_core_backward(const at::Tensor& dout, const CoreSaved& saved);
 
   AttentionSpec spec_;
   int64_t plain_dim_, rotated_dim_, v_dim_, latent_dim_, heads_;

@@ -25,9 +25,9 @@ struct LayerContext {
   comm::Group sp;              // splits the sequence outside attention and MLP: tp or size one
   comm::Group tp_reduce;       // tp without sequence parallelism, else size one
   topology::AxisSet sp_axes;   // the axes of `sp`: gradients computed from local rows are partial sums over them
-  comm::Group cp;              // ranks that share one sequence (Microbatch::rows)
+  comm::Group cp;              // ranks that share one sequence (SequenceShard::rows)
   comm::Group cp_a2a, cp_p2p;  // the levels of cp for a2a+p2p
-  // Hybrid context parallelism: groups of 1, 2, 4, ... ranks (Microbatch::context_ranks).
+  // Hybrid context parallelism: groups of 1, 2, 4, ... ranks (SequenceShard::context_ranks).
   std::vector<comm::Group> cp_by_size;
   std::vector<config::CpCommType> cp_comm_types;  // per layer; the last one repeats; empty: p2p
   at::ScalarType dtype = at::kFloat;

@@ -20,7 +20,7 @@ std::optional<CoreInputs> library_attention_backward(const at::Tensor& dout, con
 // One call of an operator on ranges of query and key rows, both sorted by position. For each call, either all its
 // queries occur in earlier calls, or none of them and no later query does.
 struct LibraryCall {
-  RowRun queries, keys;
+  IndexRange queries, keys;
   FusedSpec spec;
   at::Tensor hidden = {};  // BlockDocuments::hidden; undefined: no hidden rows
 };

@@ -41,7 +41,7 @@ PendingTensor start_reduce(const at::Tensor& x, const comm::Group& sp, const com
   return pending;
 }
 
-Saved kept_for(bool needed, const SavePolicy& saving, const Input& in) { return needed ? saving.keep(in) : Saved(); }
+Saved save_if(bool needed, const SavePolicy& saving, const Input& in) { return needed ? saving.keep(in) : Saved(); }
 
 struct AdaptersSaved {
   AdapterRows rows;
@@ -52,24 +52,24 @@ AdapterSpec adapter_spec(const LinearSpec& spec, LinearSplit split) {
   return {spec.name, spec.in_features, spec.adapters, split};
 }
 
-std::shared_ptr<Param> share(ParamSpec spec, const LayerContext& context) {
+std::shared_ptr<Param> make_shared_param(ParamSpec spec, const LayerContext& context) {
   return std::make_shared<Param>(make_param(std::move(spec), context));
 }
 
-topology::Cut output_cut(const LinearSpec& spec, const comm::Group& tp) {
-  if (!spec.gated) return topology::even_cut(0, topology::Axis::tp, spec.out_features, tp.size(), tp.index());
+topology::DimShard output_shard(const LinearSpec& spec, const comm::Group& tp) {
+  if (!spec.gated) return topology::even_shard(0, topology::Axis::tp, spec.out_features, tp.size(), tp.index());
   const int64_t half = spec.out_features / 2;
-  topology::Cut cut = topology::even_cut(0, topology::Axis::tp, half, tp.size(), tp.index());
-  const topology::RowRange gate = cut.ranges.front();
-  cut.ranges.push_back({gate.size, half + gate.global, gate.size});
-  return cut;
+  topology::DimShard dim_shard = topology::even_shard(0, topology::Axis::tp, half, tp.size(), tp.index());
+  const topology::RowRange gate = dim_shard.ranges.front();
+  dim_shard.ranges.push_back({gate.size, half + gate.global, gate.size});
+  return dim_shard;
 }
 
 // Placement of <name>.weight [out, in] or <name>.bias [out], split over tp by output features.
 topology::Placement output_placement(const LinearSpec& spec, const comm::Group& tp, topology::Role role) {
   const std::string name = spec.name + (role == topology::Role::bias ? ".bias." : ".weight.");
-  topology::Placement placement{.cuts = {output_cut(spec, tp)}, .role = role, .parts = spec.parts};
-  for (topology::Part& part : placement.parts) part.name.insert(0, name);
+  topology::Placement placement{.cuts = {output_shard(spec, tp)}, .role = role, .regions = spec.regions};
+  for (topology::Region& part : placement.regions) part.name.insert(0, name);
   return placement;
 }
 
@@ -95,14 +95,14 @@ ColumnParallelLinear::ColumnParallelLinear(const LinearSpec& spec, const LayerCo
       saving_(context.saving),
       skip_bias_add_(spec.skip_bias_add) {
   using topology::Role;
-  weight_ = share({spec.name + ".weight",
-                   {spec.out_features, spec.in_features},
-                   output_placement(spec, tp_, Role::weight),
-                   spec.init},
-                  context);
+  weight_ = make_shared_param({spec.name + ".weight",
+                               {spec.out_features, spec.in_features},
+                               output_placement(spec, tp_, Role::weight),
+                               spec.init},
+                              context);
   if (spec.bias) {
-    bias_ = share({spec.name + ".bias", {spec.out_features}, output_placement(spec, tp_, Role::bias), Init::zeros},
-                  context);
+    bias_ = make_shared_param(
+        {spec.name + ".bias", {spec.out_features}, output_placement(spec, tp_, Role::bias), Init::zeros}, context);
   }
   adapters_ = Adapters(adapter_spec(spec, LinearSplit::output), context);
 }
@@ -132,19 +132,19 @@ at::Tensor ColumnParallelLinear::forward(const Input& in, const AdapterRows& row
     hidden = adapters_.add_outputs(out, whole, rows);
   }
   if (!at::GradMode::is_enabled()) return out;
-  const AdaptersSaved adapted{rows, adapters_.keep(hidden)};
-  const Saved saved = kept_for(keeps_input(), saving_, in);
-  return attach(out, {in.x}, [this, adds_bias, saved, adapted](const at::Tensor& dy) -> Gradients {
+  const AdaptersSaved adapters_saved{rows, adapters_.keep(hidden)};
+  const Saved saved = save_if(keeps_input(), saving_, in);
+  return attach(out, {in.x}, [this, adds_bias, saved, adapters_saved](const at::Tensor& dy) -> Gradients {
     const at::NoGradGuard no_grad;
     const at::Tensor x = saved.get();
     PendingTensor input = x.defined() ? start_gather(x, sp_) : PendingTensor();
     at::Tensor dx = linear_product(target_, dy, weight_->data);
-    const auto dhidden = adapters_.add_input_gradients(dx, dy, adapted.rows);
+    const auto dhidden = adapters_.add_input_gradients(dx, dy, adapters_saved.rows);
     const at::Tensor whole = input.wait();
     PendingTensor reduced = start_reduce(dx, sp_, tp_reduce_);
     if (!weight_->frozen) accumulate_weight_gradient(target_, *weight_, dy, whole);
     if (adds_bias) accumulate_bias_gradient(target_, *bias_, dy);
-    adapters_.accumulate({dy, whole, adapted.hidden, dhidden}, adapted.rows);
+    adapters_.accumulate({dy, whole, adapters_saved.hidden, dhidden}, adapters_saved.rows);
     return {reduced.wait()};
   });
 }
@@ -163,11 +163,12 @@ RowParallelLinear::RowParallelLinear(const LinearSpec& spec, const LayerContext&
       saving_(context.saving),
       skip_bias_add_(spec.skip_bias_add) {
   using topology::Role;
-  const topology::Cut cut = topology::even_cut(1, topology::Axis::tp, spec.in_features, tp_.size(), tp_.index());
-  weight_ =
-      share({spec.name + ".weight", {spec.out_features, spec.in_features}, {.cuts = {cut}}, spec.init}, context);
+  const topology::DimShard dim_shard =
+      topology::even_shard(1, topology::Axis::tp, spec.in_features, tp_.size(), tp_.index());
+  weight_ = make_shared_param(
+      {spec.name + ".weight", {spec.out_features, spec.in_features}, {.cuts = {dim_shard}}, spec.init}, context);
   if (spec.bias) {
-    bias_ = share(
+    bias_ = make_shared_param(
         {spec.name + ".bias", {spec.out_features}, {.partial = context.sp_axes, .role = Role::bias}, Init::zeros},
         context);
   }
@@ -191,16 +192,16 @@ at::Tensor RowParallelLinear::forward(const Input& in, const AdapterRows& rows) 
     if (adds_bias) out.add_(bias_->data);
   }
   if (!at::GradMode::is_enabled()) return out;
-  const AdaptersSaved adapted{rows, adapters_.keep(hidden)};
-  const Saved saved = kept_for(!weight_->frozen || adapters_.need_input(), saving_, in);
-  return attach(out, {in.x}, [this, adds_bias, saved, adapted](const at::Tensor& dy_local) -> Gradients {
+  const AdaptersSaved adapters_saved{rows, adapters_.keep(hidden)};
+  const Saved saved = save_if(!weight_->frozen || adapters_.need_input(), saving_, in);
+  return attach(out, {in.x}, [this, adds_bias, saved, adapters_saved](const at::Tensor& dy_local) -> Gradients {
     const at::NoGradGuard no_grad;
     const at::Tensor dy = comm::all_gather(dy_local, 0, sp_), x = saved.get();
     at::Tensor dx = linear_product(target_, dy, weight_->data);
-    const auto dhidden = adapters_.add_input_gradients(dx, dy, adapted.rows);
+    const auto dhidden = adapters_.add_input_gradients(dx, dy, adapters_saved.rows);
     if (!weight_->frozen) accumulate_weight_gradient(target_, *weight_, dy, x);
     if (adds_bias) accumulate_bias_gradient(target_, *bias_, dy_local);
-    adapters_.accumulate({dy, x, adapted.hidden, dhidden}, adapted.rows);
+    adapters_.accumulate({dy, x, adapters_saved.hidden, dhidden}, adapters_saved.rows);
     return {dx};
   });
 }
@@ -218,11 +219,11 @@ ReplicatedLinear::ReplicatedLinear(const LinearSpec& spec, const LayerContext& c
       adapters_(adapter_spec(spec, LinearSplit::none), context) {
   using topology::Role;
   const std::vector<int64_t> sizes{spec.out_features, spec.in_features};
-  weight_ = share({spec.name + ".weight", sizes, {.partial = context.sp_axes}, spec.init}, context);
+  weight_ = make_shared_param({spec.name + ".weight", sizes, {.partial = context.sp_axes}, spec.init}, context);
   if (!spec.bias) return;
-  bias_ =
-      share({spec.name + ".bias", {spec.out_features}, {.partial = context.sp_axes, .role = Role::bias}, Init::zeros},
-            context);
+  bias_ = make_shared_param(
+      {spec.name + ".bias", {spec.out_features}, {.partial = context.sp_axes, .role = Role::bias}, Init::zeros},
+      context);
 }
 
 AdapterRows ReplicatedLinear::adapter_rows(const Input& in, const Microbatch& batch) const {
@@ -238,16 +239,16 @@ at::Tensor ReplicatedLinear::forward(const Input& in, const AdapterRows& rows) {
     hidden = adapters_.add_outputs(out, in.x, rows);
   }
   if (!at::GradMode::is_enabled()) return out;
-  const AdaptersSaved adapted{rows, adapters_.keep(hidden)};
-  const Saved saved = kept_for(!weight_->frozen || adapters_.need_input(), saving_, in);
-  return attach(out, {in.x}, [this, saved, adapted](const at::Tensor& dy) -> Gradients {
+  const AdaptersSaved adapters_saved{rows, adapters_.keep(hidden)};
+  const Saved saved = save_if(!weight_->frozen || adapters_.need_input(), saving_, in);
+  return attach(out, {in.x}, [this, saved, adapters_saved](const at::Tensor& dy) -> Gradients {
     const at::NoGradGuard no_grad;
     const at::Tensor x = saved.get();
     at::Tensor dx = linear_product(target_, dy, weight_->data);
-    const auto dhidden = adapters_.add_input_gradients(dx, dy, adapted.rows);
+    const auto dhidden = adapters_.add_input_gradients(dx, dy, adapters_saved.rows);
     if (!weight_->frozen) accumulate_weight_gradient(target_, *weight_, dy, x);
     if (bias_) accumulate_bias_gradient(target_, *bias_, dy);
-    adapters_.accumulate({dy, x, adapted.hidden, dhidden}, adapted.rows);
+    adapters_.accumulate({dy, x, adapters_saved.hidden, dhidden}, adapters_saved.rows);
     return {dx};
   });
 }

@@ -17,26 +17,26 @@ Adapters::Adapters(const AdapterSpec& spec, const LayerContext& context)
       saving_(context.saving),
       scale_(context.peft.lora() ? context.peft.lora_scale() : 1),
       dropout_(context.peft.lora_dropout),
-      parts_(spec.split == LinearSplit::input ? context.tp.size() : 1),
-      part_(spec.split == LinearSplit::input ? context.tp.index() : 0) {
+      num_shards_(spec.split == LinearSplit::input ? context.tp.size() : 1),
+      shard_(spec.split == LinearSplit::input ? context.tp.index() : 0) {
   for (const config::AdapterBox& box : spec.boxes) {
-    if (context.peft.adapts(box.word)) adapters_.push_back(make(spec, box, context));
+    if (context.peft.adapts(box.word)) adapters_.push_back(make_adapter(spec, box, context));
   }
 }
 
-Adapters::Adapter Adapters::make(const AdapterSpec& spec, const config::AdapterBox& box,
-                                 const LayerContext& context) const {
+Adapters::Adapter Adapters::make_adapter(const AdapterSpec& spec, const config::AdapterBox& box,
+                                         const LayerContext& context) const {
   using topology::Axis;
-  using topology::even_cut;
+  using topology::even_shard;
   const comm::Group& tp = context.tp;
   const std::string module = config::adapter_module(spec.linear, box.word);
   const int64_t rank = context.peft.lora_rank;
   topology::Placement a, b;
   if (spec.split == LinearSplit::output) {
     a.partial = Axis::tp;
-    b.cuts = {even_cut(0, Axis::tp, box.rows(), tp.size(), tp.index())};
+    b.cuts = {even_shard(0, Axis::tp, box.rows(), tp.size(), tp.index())};
   } else if (spec.split == LinearSplit::input) {
-    a.cuts = {even_cut(1, Axis::tp, spec.in_features, tp.size(), tp.index())};
+    a.cuts = {even_shard(1, Axis::tp, spec.in_features, tp.size(), tp.index())};
     b.partial = Axis::tp;
   } else {
     a.partial = b.partial = context.sp_axes;
@@ -46,15 +46,15 @@ Adapters::Adapter Adapters::make(const AdapterSpec& spec, const config::AdapterB
         make_param({module + name, std::move(shape), std::move(placement), init}, context));
   };
   Adapter made;
-  made.a = param(config::kLoraA, {rank, spec.in_features}, a, Init::uniform_of_inputs);
+  made.a = param(config::kLoraA, {rank, spec.in_features}, a, Init::uniform_fan_in);
   made.b = param(config::kLoraB, {box.rows(), rank}, b, Init::zeros);
   made.key = random_key(context.seed ^ base::hash_name(module.c_str()), 0, RandomSite::adapter_input);
   // With several groups a rank has whole groups; with one group it has a shard of it.
   const int64_t ranks = spec.split == LinearSplit::output ? tp.size() : 1;
   const bool by_groups = box.repeats % ranks == 0;
-  const int64_t cut = by_groups ? 1 : ranks;
+  const int64_t divisor = by_groups ? 1 : ranks;
   made.groups = by_groups ? box.repeats / ranks : box.repeats;
-  made.width = box.width / cut, made.begin = box.begin / cut, made.size = box.size / cut;
+  made.width = box.width / divisor, made.begin = box.begin / divisor, made.size = box.size / divisor;
   return made;
 }
 
@@ -65,17 +65,17 @@ bool Adapters::need_input() const {
 AdapterRows Adapters::rows(at::IntArrayRef sizes, int64_t first_row, const Microbatch& batch) const {
   if (empty() || dropout_ == 0) return {};
   const DropoutKey key{0, 0, RandomSite::adapter_input, dropout_, target_};
-  return columns_mask(sizes, key, {first_row, parts_, part_}, batch);
+  return columns_mask(sizes, key, {first_row, num_shards_, shard_}, batch);
 }
 
-at::Tensor Adapters::dropped(const at::Tensor& x, const Adapter& adapter, const AdapterRows& rows) const {
+at::Tensor Adapters::apply_dropout(const at::Tensor& x, const Adapter& adapter, const AdapterRows& rows) const {
   if (!rows.counters.defined()) return x;
   AdapterRows own = rows;
   own.shape.key = adapter.key;
   return with_mask(target_, x, own);
 }
 
-at::Tensor Adapters::box_of(const at::Tensor& out, const Adapter& adapter) const {
+at::Tensor Adapters::output_region(const at::Tensor& out, const Adapter& adapter) const {
   return out.view({-1, adapter.groups, adapter.width}).narrow(2, adapter.begin, adapter.size);
 }
 
@@ -83,10 +83,10 @@ std::vector<at::Tensor> Adapters::add_outputs(const at::Tensor& out, const at::T
                                               const AdapterRows& rows) const {
   std::vector<at::Tensor> hidden;
   for (const Adapter& adapter : adapters_) {
-    const at::Tensor h = linear_product(target_, dropped(x, adapter, rows), adapter.a->data.t());
+    const at::Tensor h = linear_product(target_, apply_dropout(x, adapter, rows), adapter.a->data.t());
     if (scale_ != 1) h.mul_(scale_);
     const at::Tensor delta = linear_product(target_, h, adapter.b->data.t());
-    box_of(out, adapter).add_(delta.view({-1, adapter.groups, adapter.size}));
+    output_region(out, adapter).add_(delta.view({-1, adapter.groups, adapter.size}));
     hidden.push_back(h);
   }
   return hidden;
@@ -103,24 +103,24 @@ std::vector<at::Tensor> Adapters::add_input_gradients(const at::Tensor& dx, cons
                                                       const AdapterRows& rows) const {
   std::vector<at::Tensor> dhidden;
   for (const Adapter& adapter : adapters_) {
-    const at::Tensor of_box = box_of(dy, adapter).reshape({dy.size(0), dy.size(1), -1});
-    const at::Tensor dh = linear_product(target_, of_box, adapter.b->data);
+    const at::Tensor region_dy = output_region(dy, adapter).reshape({dy.size(0), dy.size(1), -1});
+    const at::Tensor dh = linear_product(target_, region_dy, adapter.b->data);
     if (scale_ != 1) dh.mul_(scale_);
-    dx.add_(dropped(linear_product(target_, dh, adapter.a->data), adapter, rows));
+    dx.add_(apply_dropout(linear_product(target_, dh, adapter.a->data), adapter, rows));
     dhidden.push_back(dh);
   }
   return dhidden;
 }
 
-void Adapters::accumulate(const Backward& of, const AdapterRows& rows) const {
+void Adapters::accumulate(const Backward& call, const AdapterRows& rows) const {
   for (size_t i = 0; i < adapters_.size(); ++i) {
     const Adapter& adapter = adapters_[i];
     if (!adapter.b->frozen) {
-      const at::Tensor of_box = box_of(of.dy, adapter).reshape({of.dy.size(0), of.dy.size(1), -1});
-      accumulate_weight_gradient(target_, *adapter.b, of_box, of.hidden[i].get());
+      const at::Tensor region_dy = output_region(call.dy, adapter).reshape({call.dy.size(0), call.dy.size(1), -1});
+      accumulate_weight_gradient(target_, *adapter.b, region_dy, call.hidden[i].get());
     }
     if (!adapter.a->frozen)
-      accumulate_weight_gradient(target_, *adapter.a, of.dhidden[i], dropped(of.x, adapter, rows));
+      accumulate_weight_gradient(target_, *adapter.a, call.dhidden[i], apply_dropout(call.x, adapter, rows));
   }
 }
 

@@ -56,7 +56,7 @@ class Adapters {
     const std::vector<Saved>& hidden;
     const std::vector<at::Tensor>& dhidden;
   };
-  void accumulate(const Backward& of, const AdapterRows& rows) const;
+  void accumulate(const Backward& call, const AdapterRows& rows) const;
   void collect_params(std::vector<Param*>& params);
 
  private:
@@ -65,15 +65,15 @@ class Adapters {
     int64_t groups = 1, width = 0, begin = 0, size = 0;  // region of this rank's output, as in config::AdapterBox
     uint64_t key = 0;                                    // key of its dropout
   };
-  Adapter make(const AdapterSpec& spec, const config::AdapterBox& box, const LayerContext& context) const;
-  at::Tensor box_of(const at::Tensor& out, const Adapter& adapter) const;
-  at::Tensor dropped(const at::Tensor& x, const Adapter& adapter, const AdapterRows& rows) const;
+  Adapter make_adapter(const AdapterSpec& spec, const config::AdapterBox& box, const LayerContext& context) const;
+  at::Tensor output_region(const at::Tensor& out, const Adapter& adapter) const;
+  at::Tensor apply_dropout(const at::Tensor& x, const Adapter& adapter, const AdapterRows& rows) const;
 
   std::vector<Adapter> adapters_;
   device::Target target_;
   SavePolicy saving_;
   double scale_ = 1, dropout_ = 0;
-  int parts_ = 1, part_ = 0;  // column shard of the input
+  int num_shards_ = 1, shard_ = 0;  // column shard of the input
 };
 
 }  // namespace metroplex::nn

@@ -17,10 +17,10 @@ struct RowResult {
 };
 
 struct Smoothing {
-  double weight = 0, each = 0;  // s, and s / K
+  double weight = 0, per_class = 0;  // s, and s / K
 };
 
-Smoothing smoothing(const CrossEntropySpec& spec) {
+Smoothing make_smoothing(const CrossEntropySpec& spec) {
   const auto k = static_cast<double>(spec.vocab_size);
   if (spec.label_smoothing <= 0) return {};
   const double s = spec.label_smoothing * k / (k - 1);
@@ -28,10 +28,10 @@ Smoothing smoothing(const CrossEntropySpec& spec) {
 }
 
 RowResult row_losses(const at::Tensor& logits, const at::Tensor& local_targets, const CrossEntropySpec& spec) {
-  const kernels::LogitsShape shape{logits.size(0), logits.size(1), spec.part.valid_rows};
+  const kernels::LogitsShape shape{logits.size(0), logits.size(1), spec.shard.valid_rows};
   const auto options = logits.options().dtype(acc_type(logits.scalar_type()));
   const at::Tensor maximum = at::empty({shape.rows}, options);
-  const Smoothing smooth = smoothing(spec);
+  const Smoothing smooth = make_smoothing(spec);
   const at::Tensor sums = at::zeros({3, shape.rows}, options);  // exp_sum, target logit, sum of logits
   dispatch_element(logits.scalar_type(), [&](auto zero) {
     using T = decltype(zero);
@@ -65,16 +65,16 @@ struct RowGradient {
   at::Tensor logsumexp, dloss;  // [rows]; dloss of any shape
 };
 
-void turn_into_gradient(const at::Tensor& logits, const at::Tensor& local_targets, const RowGradient& rows,
-                        const CrossEntropySpec& spec) {
-  const kernels::LogitsShape shape{logits.size(0), logits.size(1), spec.part.valid_rows};
-  const Smoothing smooth = smoothing(spec);
+void write_logit_gradient(const at::Tensor& logits, const at::Tensor& local_targets, const RowGradient& rows,
+                          const CrossEntropySpec& spec) {
+  const kernels::LogitsShape shape{logits.size(0), logits.size(1), spec.shard.valid_rows};
+  const Smoothing smooth = make_smoothing(spec);
   const at::Tensor scale = rows.dloss.to(rows.logsumexp.scalar_type()).contiguous();
   dispatch_element(logits.scalar_type(), [&](auto zero) {
     using T = decltype(zero);
     using A = kernels::Wide<T>;
     const kernels::CrossEntropyGradient<A> gradient{elements<A>(rows.logsumexp), elements<A>(scale),
-                                                    1 - smooth.weight, smooth.each};
+                                                    1 - smooth.weight, smooth.per_class};
     device::launch(spec.target,
                    {"cross_entropy_backward",
                     {&logits, &local_targets, &rows.logsumexp, &scale},
@@ -89,22 +89,22 @@ void turn_into_gradient(const at::Tensor& logits, const at::Tensor& local_target
 
 at::Tensor vocab_parallel_cross_entropy(const at::Tensor& logits, const at::Tensor& targets,
                                         const CrossEntropySpec& spec) {
-  MPX_ASSERT(logits.size(-1) == spec.part.local_rows && logits.numel() == targets.numel() * spec.part.local_rows,
-             "cross entropy of ", logits.numel(), " logits, ", targets.numel(), " targets and ", spec.part.local_rows,
-             " local rows of the vocabulary: the sizes do not fit");
+  MPX_ASSERT(logits.size(-1) == spec.shard.local_rows && logits.numel() == targets.numel() * spec.shard.local_rows,
+             "cross entropy of ", logits.numel(), " logits, ", targets.numel(), " targets and ",
+             spec.shard.local_rows, " local rows of the vocabulary: the sizes do not fit");
   RowResult rows;
   at::Tensor data, local_targets;
   {
     const at::NoGradGuard no_grad;
-    data = logits.detach().contiguous().view({-1, spec.part.local_rows});
-    local_targets = (targets - spec.part.begin).contiguous().view({-1});
+    data = logits.detach().contiguous().view({-1, spec.shard.local_rows});
+    local_targets = (targets - spec.shard.begin).contiguous().view({-1});
     rows = row_losses(data, local_targets, spec);
   }
   return attach(rows.loss.view(targets.sizes()), {logits},
                 [data, local_targets, logsumexp = rows.logsumexp, spec,
                  sizes = logits.sizes().vec()](const at::Tensor& dloss) -> Gradients {
                   const at::NoGradGuard no_grad;
-                  turn_into_gradient(data, local_targets, {logsumexp, dloss}, spec);
+                  write_logit_gradient(data, local_targets, {logsumexp, dloss}, spec);
                   return {data.view(sizes)};
                 });
 }

@@ -15,7 +15,7 @@ namespace metroplex::nn {
 
 struct CrossEntropySpec {
   comm::Group tp;
-  VocabularyPart part;
+  VocabularyShard shard;
   int64_t vocab_size = 0;
   // a, as in Megatron: loss = (1 - s) nll - s mean(log p), s = a K / (K - 1), K the unpadded vocabulary size.
   double label_smoothing = 0;

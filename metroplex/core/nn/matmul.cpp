@@ -17,11 +17,11 @@
 namespace metroplex::nn {
 namespace {
 
-at::Tensor rows_of(const at::Tensor& x) { return x.reshape({-1, x.size(-1)}); }
+at::Tensor flatten_rows(const at::Tensor& x) { return x.reshape({-1, x.size(-1)}); }
 
 // libtorch rejects direct oneDNN calls, even in fp32, if oneDNN has no bf16: on older CPUs, or if ONEDNN_MAX_CPU_ISA
 // restricts the instruction set.
-bool onednn_is_taken() {
+bool is_onednn_supported() {
   const auto supported = c10::Dispatcher::singleton().findSchema({"mkldnn::_is_mkldnn_bf16_supported", ""});
   if (!supported) return false;
   torch::jit::Stack stack;
@@ -29,18 +29,18 @@ bool onednn_is_taken() {
   return stack.back().toBool();
 }
 
-bool use_onednn_at_all() {
-  static const bool taken = at::globalContext().hasMKLDNN() && onednn_is_taken();
-  return taken && product_choice().onednn_floats && at::globalContext().userEnabledMkldnn();
+bool is_onednn_enabled() {
+  static const bool is_supported = at::globalContext().hasMKLDNN() && is_onednn_supported();
+  return is_supported && product_choice().onednn_floats && at::globalContext().userEnabledMkldnn();
 }
 
 // Below a million multiply-adds, oneDNN's 10 us kernel lookup costs more than its faster loop saves.
 bool use_onednn(const device::Target& target, const at::Tensor& a, const at::Tensor& b) {
   return a.scalar_type() == at::kFloat && !target.gpu() && a.size(0) * a.size(1) * b.size(1) > (int64_t{1} << 20) &&
-         use_onednn_at_all();
+         is_onednn_enabled();
 }
 
-double flops_of(const at::Tensor& a, const at::Tensor& b) {
+double product_flops(const at::Tensor& a, const at::Tensor& b) {
   return 2.0 * static_cast<double>(a.size(0)) * static_cast<double>(a.size(1)) * static_cast<double>(b.size(1));
 }
 
@@ -49,7 +49,7 @@ void onednn_product(const at::Tensor& out, const at::Tensor& a, const at::Tensor
   at::native::mkldnn_matmul(a, b, out, beta, 1.0F);
 }
 
-bool widens(const at::Tensor& gradient, const at::Tensor& x) {
+bool needs_widening(const at::Tensor& gradient, const at::Tensor& x) {
   return gradient.scalar_type() == at::kFloat && is_half(x) && gradient.is_contiguous() && x.is_contiguous();
 }
 
@@ -58,7 +58,7 @@ void dispatch_half(at::ScalarType type, const Body& body) {
   type == at::kHalf ? body(kernels::F16{}) : body(kernels::Bf16{});
 }
 
-bool sums_bf16(const device::Target& target, const at::Tensor& gradient, const at::Tensor& x) {
+bool can_sum_bf16(const device::Target& target, const at::Tensor& gradient, const at::Tensor& x) {
   return gradient.scalar_type() == at::kFloat && x.scalar_type() == at::kBFloat16 && !target.gpu() &&
          gradient.is_contiguous();
 }
@@ -70,13 +70,13 @@ bool use_mkl_sums(const at::Tensor& gradient, const at::Tensor& x) {
 
 // gradient [out, in] = or += dy^T x in fp32, by MKL.
 void mkl_weight_gradient(const at::Tensor& gradient, const at::Tensor& dy, const at::Tensor& x, bool adds) {
-  constexpr int kRowMajor = 101, kAsItIs = 111, kTransposed = 112;
+  constexpr int kRowMajor = 101, kNoTranspose = 111, kTransposed = 112;
   if (x.size(0) == 0) {
     if (!adds) gradient.zero_();
     return;
   }
   const auto out = static_cast<int>(dy.size(1)), in = static_cast<int>(x.size(1)), rows = static_cast<int>(x.size(0));
-  cblas_gemm_bf16bf16f32(kRowMajor, kTransposed, kAsItIs, out, in, rows, 1.0F, dy.const_data_ptr(), out,
+  cblas_gemm_bf16bf16f32(kRowMajor, kTransposed, kNoTranspose, out, in, rows, 1.0F, dy.const_data_ptr(), out,
                          x.const_data_ptr(), in, adds ? 1.0F : 0.0F, gradient.mutable_data_ptr<float>(), in);
 }
 
@@ -105,13 +105,13 @@ void put_rounded_product(const device::Target& target, const at::Tensor& gradien
   for (int64_t begin = 0; begin < dy_t.size(0); begin += rows) {
     const int64_t n = std::min(rows, dy_t.size(0) - begin);
     const at::Tensor left = dy_t.narrow(0, begin, n), product = at::mm(left, x);
-    device::issued(target, {"mm", {&left, &x}, {&product}, {}, flops_of(left, x)});
+    device::issued(target, {"mm", {&left, &x}, {&product}, {}, product_flops(left, x)});
     put_product(target, gradient.narrow(0, begin, n), product, adds);
   }
 }
 
 // True if our kernel sums the rows. On the CPU it does so for half types, which libtorch would widen first.
-bool own_sums(const device::Target& target, const at::Tensor& gradient, const at::Tensor& rows) {
+bool can_sum_rows(const device::Target& target, const at::Tensor& gradient, const at::Tensor& rows) {
   return (target.gpu() || is_half(rows)) && gradient.is_contiguous() &&
          gradient.scalar_type() == acc_type(rows.scalar_type());
 }
@@ -125,7 +125,7 @@ void own_bias_gradient(const device::Target& target, const at::Tensor& gradient,
     if (target.gpu()) lines = at::empty({kernels::column_lines<T>(shape), shape.width}, gradient.options());
     device::launch(
         target, {"column_sums", {&rows, adds ? &gradient : nullptr}, {&gradient}, {{"adds", adds}}, 0, {&lines}},
-        [](W* out, const T* x, W*, const kernels::ColumnSumsShape& s) { kernels::column_sums(out, x, s); },
+        [](W* out, const T* x, W*, const kernels::ColumnSumsShape& shape) { kernels::column_sums(out, x, shape); },
         kernels::column_sums_cuda<T>, elements<W>(gradient), static_cast<const T*>(elements<T>(rows)),
         elements<W>(lines), shape);
   });
@@ -137,9 +137,9 @@ at::Tensor linear_product(const device::Target& target, const at::Tensor& x, con
                           const at::Tensor& bias) {
   std::vector<int64_t> sizes = x.sizes().vec();
   sizes.back() = matrix.size(1);
-  const at::Tensor out = at::empty(sizes, x.options()), a = rows_of(x);
+  const at::Tensor out = at::empty(sizes, x.options()), a = flatten_rows(x);
   at::Tensor rows = out.view({-1, matrix.size(1)});
-  const double flops = flops_of(a, matrix);
+  const double flops = product_flops(a, matrix);
   if (use_onednn(target, a, matrix)) {
     device::launch(target, {"onednn_product", {&a, &matrix}, {&rows}, {}, flops}, onednn_product, device::CpuOnly{},
                    rows, a, matrix, 0.0F);
@@ -157,7 +157,7 @@ at::Tensor linear_product(const device::Target& target, const at::Tensor& x, con
 }
 
 void put_product(const device::Target& target, const at::Tensor& gradient, const at::Tensor& product, bool adds) {
-  if (!widens(gradient, product) || !(adds || target.gpu())) {
+  if (!needs_widening(gradient, product) || !(adds || target.gpu())) {
     adds ? gradient.add_(product) : gradient.copy_(product);
     return;
   }
@@ -171,14 +171,14 @@ void put_product(const device::Target& target, const at::Tensor& gradient, const
 
 void put_linear_weight_gradient(const device::Target& target, at::Tensor& gradient, const at::Tensor& dy,
                                 const at::Tensor& x, bool adds) {
-  const at::Tensor dy_t = rows_of(dy).t(), x_rows = rows_of(x);
+  const at::Tensor dy_t = flatten_rows(dy).t(), x_rows = flatten_rows(x);
   const bool wider = gradient.scalar_type() != dy_t.scalar_type();
-  const double flops = flops_of(dy_t, x_rows);
+  const double flops = product_flops(dy_t, x_rows);
   const at::Tensor* const before = adds ? &gradient : nullptr;
-  if (sums_bf16(target, gradient, x_rows)) {
+  if (can_sum_bf16(target, gradient, x_rows)) {
     const bool by_mkl = use_mkl_sums(gradient, x_rows);
     if (by_mkl || product_choice().own_bf16_sums) {
-      const at::Tensor left = rows_of(dy).contiguous(), right = x_rows.contiguous();
+      const at::Tensor left = flatten_rows(dy).contiguous(), right = x_rows.contiguous();
       device::launch(target, {"bf16_weight_gradient", {&left, &right, before}, {&gradient}, {}, flops},
                      by_mkl ? mkl_weight_gradient : own_weight_gradient, device::CpuOnly{}, gradient, left, right,
                      adds);
@@ -203,8 +203,8 @@ void put_linear_weight_gradient(const device::Target& target, at::Tensor& gradie
 }
 
 void put_linear_bias_gradient(const device::Target& target, at::Tensor& gradient, const at::Tensor& dy, bool adds) {
-  const at::Tensor rows = rows_of(dy);
-  if (own_sums(target, gradient, rows)) {
+  const at::Tensor rows = flatten_rows(dy);
+  if (can_sum_rows(target, gradient, rows)) {
     own_bias_gradient(target, gradient, rows.stride(1) == 1 ? rows : rows.contiguous(), adds);
   } else {
     if (adds) gradient.add_(at::sum(rows, {0}, false, gradient.scalar_type()));

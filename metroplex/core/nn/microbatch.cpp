@@ -12,39 +12,40 @@
 
 namespace metroplex::nn {
 
-int64_t num_rows(const std::vector<RowRun>& runs) {
+int64_t num_rows(const std::vector<IndexRange>& ranges) {
   int64_t count = 0;
-  for (const RowRun& run : runs) count += run.count;
+  for (const IndexRange& range : ranges) count += range.count;
   return count;
 }
 
-std::vector<RowRun> cut_runs(const std::vector<RowRun>& runs, int64_t first, int64_t count) {
-  std::vector<RowRun> cut;
+std::vector<IndexRange> narrow_ranges(const std::vector<IndexRange>& ranges, int64_t first, int64_t count) {
+  std::vector<IndexRange> narrowed;
   int64_t before = 0;
-  for (const RowRun& run : runs) {
-    const int64_t begin = std::max(first, before), end = std::min(first + count, before + run.count);
-    if (begin < end) cut.push_back({run.first + begin - before, end - begin});
-    before += run.count;
+  for (const IndexRange& range : ranges) {
+    const int64_t begin = std::max(first, before), end = std::min(first + count, before + range.count);
+    if (begin < end) narrowed.push_back({range.first + begin - before, end - begin});
+    before += range.count;
   }
-  return cut;
+  return narrowed;
 }
 
 Positions sequence_positions(const Microbatch& batch) {
-  if (!batch.rows.defined()) return {batch.cache != nullptr ? batch.cache->length : 0, {}, 0};
+  if (!batch.sequence.rows.defined()) return {batch.cache != nullptr ? batch.cache->length : 0, {}, 0};
   MPX_ASSERT(batch.cache == nullptr, "generation continues one run of rows");
   int64_t count = 0;
-  for (const RowRun& run : batch.row_runs) {
-    count += run.count;
-    MPX_ASSERT(run.first >= 0 && run.first + run.count <= batch.full_seq_len, "rows ", run.first, " to ",
-               run.first + run.count, " of a sequence of ", batch.full_seq_len);
+  for (const IndexRange& range : batch.sequence.row_ranges) {
+    count += range.count;
+    MPX_ASSERT(range.first >= 0 && range.first + range.count <= batch.sequence.length, "rows ", range.first, " to ",
+               range.first + range.count, " of a sequence of ", batch.sequence.length);
   }
-  MPX_ASSERT(batch.rows.is_contiguous() && batch.rows.numel() == count && count == batch.tokens.size(1),
-             "the rows of a microbatch: ", batch.rows.numel(), " numbers, runs of ", count, ", ",
-             batch.tokens.size(1), " tokens");
-  return {0, batch.rows, batch.full_seq_len, batch.row_runs};
+  MPX_ASSERT(
+      batch.sequence.rows.is_contiguous() && batch.sequence.rows.numel() == count && count == batch.tokens.size(1),
+      "the rows of a microbatch: ", batch.sequence.rows.numel(), " numbers, runs of ", count, ", ",
+      batch.tokens.size(1), " tokens");
+  return {0, batch.sequence.rows, batch.sequence.length, batch.sequence.row_ranges};
 }
 
-Microbatch empty_microbatch(const MicrobatchForm& form) {
+Microbatch empty_microbatch(const MicrobatchSpec& form) {
   const int64_t b = form.samples, s = form.seq_length;
   const at::TensorOptions integers = at::TensorOptions().dtype(at::kLong).device(form.device);
   Microbatch batch;
@@ -52,10 +53,10 @@ Microbatch empty_microbatch(const MicrobatchForm& form) {
   batch.labels = at::empty({b, s}, integers);
   batch.loss_mask = at::empty({b, s}, integers.dtype(form.float_type));
   batch.position_ids = at::empty({b, s}, integers);
-  if (form.documents) batch.document_ids = at::empty({b, s}, integers);
+  if (form.documents) batch.documents.ids = at::empty({b, s}, integers);
   if (form.documents && form.max_documents > 0)
-    batch.document_offsets = at::empty({b * form.max_documents + 1}, integers);
-  place_counters(batch, at::empty({b + 1}, integers));
+    batch.documents.offsets = at::empty({b * form.max_documents + 1}, integers);
+  view_counters(batch, at::empty({b + 1}, integers));
   return batch;
 }
 
@@ -72,21 +73,21 @@ at::Tensor document_offsets(const at::Tensor& document_ids, int64_t most) {
   return offsets;
 }
 
-void place_counters(Microbatch& batch, const at::Tensor& both) {
+void view_counters(Microbatch& batch, const at::Tensor& both) {
   const int64_t b = both.numel() - 1;
-  batch.sample_counters = both.narrow(0, 0, b);
-  batch.step = both.narrow(0, b, 1);
+  batch.counters.samples = both.narrow(0, 0, b);
+  batch.counters.step = both.narrow(0, b, 1);
 }
 
 void set_counters(Microbatch& batch, int64_t step, const at::Tensor& numbers) {
   const int64_t b = numbers.numel();
   const at::Tensor both = at::empty({b + 1}, at::kLong);
-  both.narrow(0, 0, b).copy_(counters_of_samples(step, numbers));
+  both.narrow(0, 0, b).copy_(make_sample_counters(step, numbers));
   both.mutable_data_ptr<int64_t>()[b] = step;
-  place_counters(batch, both);
+  view_counters(batch, both);
 }
 
-at::Tensor counters_of_samples(int64_t step, const at::Tensor& numbers) {
+at::Tensor make_sample_counters(int64_t step, const at::Tensor& numbers) {
   const at::Tensor all = numbers.contiguous();
   at::Tensor counters = at::empty(all.sizes(), at::kLong);
   const int64_t* from = all.const_data_ptr<int64_t>();

@@ -11,27 +11,66 @@ namespace metroplex::nn {
 struct KvCache;  // kv_cache.h
 
 // Consecutive positions [first, first + count) of a sequence.
-struct RowRun {
+struct IndexRange {
   int64_t first = 0, count = 0;
 };
 
 // Rows of keys exchanged between the ranks of a context-parallel group: those that a query of another rank sees. Rows
 // are numbered on their owner. Lists are indexed by rank in the group; the lists of the rank itself are unused.
-struct KeyTravel {
-  std::vector<std::vector<RowRun>> sent;      // local rows, for each destination rank
-  std::vector<std::vector<RowRun>> received;  // rows of each source rank
+struct KeyExchange {
+  std::vector<std::vector<IndexRange>> sent;      // local rows, for each destination rank
+  std::vector<std::vector<IndexRange>> received;  // rows of each source rank
 };
-int64_t num_rows(const std::vector<RowRun>& runs);
-// Returns the positions of rows [first, first + count) of a tensor whose consecutive rows have the positions `runs`.
-std::vector<RowRun> cut_runs(const std::vector<RowRun>& runs, int64_t first, int64_t count);
+int64_t num_rows(const std::vector<IndexRange>& ranges);
+// Returns the positions of rows [first, first + count) of a tensor whose consecutive rows have the positions
+// `ranges`.
+std::vector<IndexRange> narrow_ranges(const std::vector<IndexRange>& ranges, int64_t first, int64_t count);
 
 // Positions of the s rows of a tensor in the whole sequence: row i has position rows[i] if `rows` is defined, else
 // first + i.
 struct Positions {
   int64_t first = 0;
-  at::Tensor rows;                // [s] int64, in any order
-  int64_t whole = 0;              // length of the whole sequence; only with `rows`
-  std::vector<RowRun> runs = {};  // host copy of `rows` as ranges; empty: unavailable
+  at::Tensor rows;                      // [s] int64, in any order
+  int64_t whole = 0;                    // length of the whole sequence; only with `rows`
+  std::vector<IndexRange> ranges = {};  // host copy of `rows` as ranges; empty: unavailable
+};
+
+// Documents of a microbatch: attention stays inside a document.
+struct BatchDocuments {
+  at::Tensor ids;  // [b, whole s] int64; undefined: off
+  // [n + 1] int64: first row of each of n documents, rows counted over all samples, then b * whole s. The last
+  // documents may be empty. If undefined, only `ids` defines the documents, and variable-length attention is not
+  // used.
+  at::Tensor offsets;
+  // Host copy of `offsets` as row ranges, on a rank that has part of the sequence. Empty: unavailable.
+  std::vector<IndexRange> ranges;
+};
+
+// Inputs of random numbers. Both tensors are in one storage on the device of the activations.
+struct BatchCounters {
+  at::Tensor samples;  // [b] int64, contiguous: Philox counters of dropout, see make_sample_counters(); training only
+  at::Tensor step;     // [1] int64: step number; its readers assert that it is defined
+};
+
+// Context parallelism: this rank's rows of the sequence, and those of the other ranks.
+struct SequenceShard {
+  at::Tensor rows;  // [s] int64, contiguous: positions of this rank's s rows in the whole sequence
+  // Host copy of `rows`. If both are empty, row i has position i plus the length of the cache.
+  std::vector<IndexRange> row_ranges;
+  int64_t length = 0;   // of the whole sequence
+  at::Tensor all_rows;  // [cp, s] int64: `rows` of all context-parallel ranks, in group order
+  // If ranks have different numbers of rows: the range of all_rows that belongs to each rank; all_rows is then [whole
+  // s].
+  std::vector<IndexRange> rank_rows;
+  std::vector<IndexRange> all_ranges;  // host copy of all_rows; empty: unavailable
+  // Empty: all keys are exchanged, and all ranks have the same number of rows. `group_keys` lists keys between
+  // the p2p groups of a2a+p2p; the rows of a group are those of its ranks in order.
+  KeyExchange keys, group_keys;
+
+  // Hybrid context parallelism: a microbatch has some documents of a sample, and all_rows holds their positions.
+  int64_t context_ranks = 0;  // number of ranks that share it; 0: the group that layers are constructed with
+  bool counts_tokens = true;  // whether this rank counts its tokens
+  int64_t step_samples = 0;   // samples of the step over all ranks
 };
 
 struct Microbatch {
@@ -40,79 +79,60 @@ struct Microbatch {
   at::Tensor loss_mask;     // [b, s] at least fp32
   double mask_sum = 0;      // sum of loss_mask over the whole sequence, on every rank
   at::Tensor position_ids;  // [b, s] int64
-  at::Tensor document_ids;  // [b, whole s] int64: attention stays inside a document; undefined: off
-  // [n + 1] int64: first row of each of n documents, rows counted over all samples, then b * whole s. The last
-  // documents may be empty. If undefined, only document_ids define the documents, and variable-length attention is
-  // not used.
-  at::Tensor document_offsets;
-  // Host copy of document_offsets as row ranges, on a rank that has part of the sequence. Empty: unavailable.
-  std::vector<RowRun> document_runs;
-  // Philox counters of dropout, see counters_of_samples(): [b] int64, contiguous, on the device of the activations,
-  // in one storage with `step`. Only training reads them.
-  at::Tensor sample_counters;
-  at::Tensor step;           // [1] int64 on that device: step number; its readers assert that it is defined
+  BatchDocuments documents;
+  BatchCounters counters;
   bool training = true;      // dropout is active only in training
   KvCache* cache = nullptr;  // generation only
-
-  // Context parallelism: positions of this rank's s rows in the whole sequence, [s] int64, contiguous. `row_runs` is
-  // the host copy. If undefined and empty, row i has position i plus the length of the cache.
-  at::Tensor rows;
-  std::vector<RowRun> row_runs;
-  int64_t full_seq_len = 0;  // length of the whole sequence
-  at::Tensor all_rows;       // [cp, s] int64: `rows` of all context-parallel ranks, in group order
-  // If ranks have different numbers of rows: the range of all_rows that belongs to each rank; all_rows is then [whole
-  // s].
-  std::vector<RowRun> rank_rows;
-  std::vector<RowRun> all_runs;  // host copy of all_rows; empty: unavailable
-  // Empty: all keys are exchanged, and all ranks have the same number of rows. `keys_of_groups` lists keys between
-  // the p2p groups of a2a+p2p; the rows of a group are those of its ranks in order.
-  KeyTravel keys, keys_of_groups;
-
-  // Hybrid context parallelism: a microbatch has some documents of a sample, and all_rows holds their positions.
-  // context_ranks: number of ranks that share it; 0: the group that layers are constructed with.
-  // counts_tokens: whether this rank counts its tokens.
-  // samples_of_step: samples of the step over all ranks.
-  int64_t context_ranks = 0;
-  bool counts_tokens = true;
-  int64_t samples_of_step = 0;
+  SequenceShard sequence;
 };
+
+// A tensor of a microbatch: field(batch) is a reference to it.
+struct TensorField {
+  at::Tensor& (*find)(Microbatch&);
+
+  at::Tensor& operator()(Microbatch& batch) const { return find(batch); }
+  const at::Tensor& operator()(const Microbatch& batch) const { return find(const_cast<Microbatch&>(batch)); }
+};
+template <auto... members>
+constexpr TensorField kField{[](Microbatch& batch) -> at::Tensor& { return (batch.*....*members); }};
 
 struct MicrobatchTensor {
   const char* name;
-  at::Tensor Microbatch::*tensor;
+  TensorField tensor;
 };
-inline constexpr MicrobatchTensor kMicrobatchTensors[] = {{"tokens", &Microbatch::tokens},
-                                                          {"labels", &Microbatch::labels},
-                                                          {"loss_mask", &Microbatch::loss_mask},
-                                                          {"position_ids", &Microbatch::position_ids},
-                                                          {"document_ids", &Microbatch::document_ids},
-                                                          {"document_offsets", &Microbatch::document_offsets},
-                                                          {"sample_counters", &Microbatch::sample_counters},
-                                                          {"step", &Microbatch::step},
-                                                          {"rows", &Microbatch::rows},
-                                                          {"all_rows", &Microbatch::all_rows}};
+inline constexpr MicrobatchTensor kMicrobatchTensors[] = {
+    {"tokens", kField<&Microbatch::tokens>},
+    {"labels", kField<&Microbatch::labels>},
+    {"loss_mask", kField<&Microbatch::loss_mask>},
+    {"position_ids", kField<&Microbatch::position_ids>},
+    {"document_ids", kField<&Microbatch::documents, &BatchDocuments::ids>},
+    {"document_offsets", kField<&Microbatch::documents, &BatchDocuments::offsets>},
+    {"sample_counters", kField<&Microbatch::counters, &BatchCounters::samples>},
+    {"step", kField<&Microbatch::counters, &BatchCounters::step>},
+    {"rows", kField<&Microbatch::sequence, &SequenceShard::rows>},
+    {"all_rows", kField<&Microbatch::sequence, &SequenceShard::all_rows>}};
 
 // Size, type and device of a microbatch of whole sequences.
-struct MicrobatchForm {
+struct MicrobatchSpec {
   int64_t samples = 0, seq_length = 0;
   bool documents = false;
   at::ScalarType float_type = at::kFloat;
   at::Device device = at::kCPU;
-  int64_t max_documents = 0;  // per sample, for document_offsets; 0: no offsets
+  int64_t max_documents = 0;  // per sample, for BatchDocuments::offsets; 0: no offsets
 };
 // Allocates all tensors that a training step reads, uninitialized.
-Microbatch empty_microbatch(const MicrobatchForm& form);
-// Returns Microbatch::document_offsets [b most + 1] for host tensor document_ids [b, s], in which the rows of a
+Microbatch empty_microbatch(const MicrobatchSpec& form);
+// Returns BatchDocuments::offsets [b most + 1] for host tensor document_ids [b, s], in which the rows of a
 // document are consecutive. The result is undefined if there are more than b * most documents.
 at::Tensor document_offsets(const at::Tensor& document_ids, int64_t most);
-// Makes `sample_counters` and `step` views of `both` [b + 1] int64.
-void place_counters(Microbatch& batch, const at::Tensor& both);
-// Sets `sample_counters` and `step` in one storage, for samples with global indices `numbers` [b] (int64, on the
+// Makes both counters views of `both` [b + 1] int64.
+void view_counters(Microbatch& batch, const at::Tensor& both);
+// Sets both counters in one storage, for samples with global indices `numbers` [b] (int64, on the
 // host).
 void set_counters(Microbatch& batch, int64_t step, const at::Tensor& numbers);
 // Returns mix(step) + number for each of `numbers`. Kernels read the counters from device memory, so a replayed graph
 // generates new masks.
-at::Tensor counters_of_samples(int64_t step, const at::Tensor& numbers);
+at::Tensor make_sample_counters(int64_t step, const at::Tensor& numbers);
 
 // Returns the positions of the batch's rows. Asserts that tensor and ranges agree in length and stay inside the
 // sequence.

@@ -8,21 +8,21 @@
 namespace metroplex::nn {
 namespace {
 
-LinearSpec first_layer(const std::string& name, const config::Model& model) {
+LinearSpec fc1_spec(const std::string& name, const config::Model& model) {
   LinearSpec spec;
   spec.name = name + ".linear_fc1";
   spec.in_features = model.hidden_size;
   spec.gated = model.gated_linear_unit;
   const int64_t width = config::ffn_width(model);
   spec.out_features = width * (spec.gated ? 2 : 1);
-  if (spec.gated) spec.parts = {{"gate", 0, 0, width}, {"up", 0, width, width}};
+  if (spec.gated) spec.regions = {{"gate", 0, 0, width}, {"up", 0, width, width}};
   spec.bias = model.mlp_bias();
   spec.skip_bias_add = true;
   spec.adapters = config::fc1_boxes(model, width);
   return spec;
 }
 
-LinearSpec second_layer(const std::string& name, const config::Model& model) {
+LinearSpec fc2_spec(const std::string& name, const config::Model& model) {
   LinearSpec spec;
   spec.name = name + ".linear_fc2";
   spec.in_features = config::ffn_width(model);
@@ -39,18 +39,18 @@ LinearSpec second_layer(const std::string& name, const config::Model& model) {
 Mlp::Mlp(const std::string& name, const config::Model& model, const LayerContext& context)
     : activation_(activation_spec(model, context.target)),
       saving_(context.saving),
-      fc1_(first_layer(name, model), context),
-      fc2_(second_layer(name, model), context) {}
+      fc1_(fc1_spec(name, model), context),
+      fc2_(fc2_spec(name, model), context) {}
 
 at::Tensor Mlp::forward(const Input& in, const Microbatch& batch) {
   if (!at::GradMode::is_enabled() || !saving_.recomputes(SavePoint::fc1)) return second(first(in, batch), batch);
   const AdapterRows rows = fc1_.adapter_rows(in, batch);
-  const Input kept(in.x, saving_.keep(in));  // saved here, so that fc1 and its recomputation share it
-  const at::Tensor product = fc1_.forward(kept, rows);
-  const Saved saved = Saved::recomputed([this, bias = fc1_.bias(), input = kept.recomputed, rows] {
+  const Input saved_input(in.x, saving_.keep(in));  // saved here, so that fc1 and its recomputation share it
+  const at::Tensor product = fc1_.forward(saved_input, rows);
+  const Saved saved = Saved::recomputed([this, bias = fc1_.bias(), input = saved_input.recomputed, rows] {
     return activation_saved(fc1_.forward({input.get(), input}, rows), bias);
   });
-  return after_first(product, saved, batch);
+  return after_fc1(product, saved, batch);
 }
 
 at::Tensor Mlp::first(const Input& in, const Microbatch& batch) {
@@ -58,22 +58,23 @@ at::Tensor Mlp::first(const Input& in, const Microbatch& batch) {
 }
 
 at::Tensor Mlp::second(const at::Tensor& product, const Microbatch& batch) {
-  return after_first(product, std::nullopt, batch);
+  return after_fc1(product, std::nullopt, batch);
 }
 
-at::Tensor Mlp::after_first(const at::Tensor& product, const std::optional<Saved>& saved, const Microbatch& batch) {
+at::Tensor Mlp::after_fc1(const at::Tensor& product, const std::optional<Saved>& saved, const Microbatch& batch) {
   Param* const bias = fc1_.bias();
   const auto fc2 = [&](const Input& x) { return fc2_.forward(x, fc2_.adapter_rows(x, batch)); };
   if (!at::GradMode::is_enabled()) return fc2(apply_activation(product, bias, activation_, nullptr));
   at::Tensor x_saved;
   at::Tensor out = apply_activation(product, bias, activation_, &x_saved);
-  const Saved kept = saved ? *saved : saving_.keep(x_saved);
-  out = attach(out, {product}, [this, bias, kept](const at::Tensor& dy) -> Gradients {
-    return {activation_backward(dy, kept.get(), bias, activation_)};
+  const Saved saved_input = saved ? *saved : saving_.keep(x_saved);
+  out = attach(out, {product}, [this, bias, saved_input](const at::Tensor& dy) -> Gradients {
+    return {activation_backward(dy, saved_input.get(), bias, activation_)};
   });
   if (!saving_.recomputes(SavePoint::activation)) return fc2(out);
-  return fc2(
-      {out, Saved::recomputed([this, bias, kept] { return recomputed_activation(kept.get(), bias, activation_); })});
+  return fc2({out, Saved::recomputed([this, bias, saved_input] {
+                return recomputed_activation(saved_input.get(), bias, activation_);
+              })});
 }
 
 void Mlp::collect_params(std::vector<Param*>& params) {

@@ -34,7 +34,7 @@ class Mlp {
 
  private:
   // `saved`: the saved input of the activation, if fc1 is recomputed.
-  at::Tensor after_first(const at::Tensor& product, const std::optional<Saved>& saved, const Microbatch& batch);
+  at::Tensor after_fc1(const at::Tensor& product, const std::optional<Saved>& saved, const Microbatch& batch);
 
   ActivationSpec activation_;
   SavePolicy saving_;

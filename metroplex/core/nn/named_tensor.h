@@ -23,7 +23,7 @@ struct NamedTensor {
 
   int64_t numel() const;          // of the local shard
   int64_t padding_numel() const;  // of the local shard: rows of a sharded dim in no range
-  bool cut() const { return !placement.cuts.empty(); }
+  bool is_sharded() const { return !placement.cuts.empty(); }
   // True on exactly one of the ranks that hold the same elements, for each data-parallel replica. That rank counts
   // the elements in norms and saves them.
   bool counts(const topology::Coordinates& at) const { return owner && topology::counts(placement, at); }

@@ -73,21 +73,21 @@ struct Norm::Backward {
       using Out = decltype(narrow);
       device::launch(
           target, {"norm_backward", {&dy, &x, &weight, &mean, &rstd, &add}, {&dx, &dweight, &dbias, &lines}},
-          [](const kernels::NormBackward<In, Out>& p, kernels::Wide<In>*, const kernels::NormShape& s) {
-            kernels::norm_backward(p, s);
+          [](const kernels::NormBackward<In, Out>& backward, kernels::Wide<In>*, const kernels::NormShape& shape) {
+            kernels::norm_backward(backward, shape);
           },
           kernels::norm_backward_cuda<In, Out>, operands<In, Out>(), elements<kernels::Wide<In>>(lines), shape);
     });
   }
 };
 
-kernels::NormShape Norm::shape_of(const at::Tensor& x) const {
+kernels::NormShape Norm::norm_shape(const at::Tensor& x) const {
   return {x.numel() / spec_.width, spec_.width, spec_.epsilon, spec_.rms, spec_.one_plus};
 }
 
 Norm::Forward Norm::start_forward(const at::Tensor& x) const {
   const auto statistics = x.options().dtype(acc_type(x.scalar_type()));
-  Forward call{x, weight_.data, bias_.data, {}, {}, {}, shape_of(x)};
+  Forward call{x, weight_.data, bias_.data, {}, {}, {}, norm_shape(x)};
   call.out = at::empty(x.sizes(), x.options().dtype(weight_.data.scalar_type()));
   if (!spec_.rms) call.mean = at::empty({call.shape.rows}, statistics);
   call.rstd = at::empty({call.shape.rows}, statistics);
@@ -143,7 +143,7 @@ Norm::Backward Norm::start_backward(const at::Tensor& dy, const NormSaved& saved
   call.dx = at::empty_like(call.x);
   call.dweight = at::empty({spec_.width}, call.rstd.options());
   if (!spec_.rms) call.dbias = at::empty_like(call.dweight);
-  call.shape = shape_of(call.x);
+  call.shape = norm_shape(call.x);
   if (target_.gpu()) call.lines = at::empty({kernels::norm_lines(call.shape) * 2 * spec_.width}, call.rstd.options());
   return call;
 }
@@ -189,8 +189,8 @@ Norm::SumGradients Norm::backward(const at::Tensor& dy, const at::Tensor& dsum, 
            {{"key", sum.mask.shape.key},
             {"probability", sum.mask.shape.probability},
             {"first_row", sum.mask.shape.rows.first_row}}},
-          [](const kernels::NormBackward<In, Out>& p, Out* dx, T*, const kernels::DropoutNormShape& s) {
-            kernels::dropout_norm_backward(p, dx, s);
+          [](const kernels::NormBackward<In, Out>& backward, Out* dx, T*, const kernels::DropoutNormShape& shape) {
+            kernels::dropout_norm_backward(backward, dx, shape);
           },
           kernels::dropout_norm_backward_cuda<In, Out>, call.operands<In, Out>(), elements<Out>(gradients.dx),
           elements<T>(call.lines), shape);
@@ -215,15 +215,15 @@ Input normalize(Norm& norm, const at::Tensor& x, const SavePolicy& saving) {
   NormSaved raw;
   at::Tensor out = norm.apply(x, &raw);
   if (!at::GradMode::is_enabled()) return out;
-  const Saved kept = saving.keep(x);
+  const Saved saved_x = saving.keep(x);
   raw.x = at::Tensor();
-  out = attach(out, {x}, [&norm, kept, raw](const at::Tensor& dy) -> Gradients {
+  out = attach(out, {x}, [&norm, saved_x, raw](const at::Tensor& dy) -> Gradients {
     NormSaved whole = raw;
-    whole.x = kept.get();
+    whole.x = saved_x.get();
     return {norm.backward(dy, whole)};
   });
   if (!saving.recomputes(SavePoint::norm)) return out;
-  return {out, Saved::recomputed([&norm, kept] { return norm.apply(kept.get(), nullptr); })};
+  return {out, Saved::recomputed([&norm, saved_x] { return norm.apply(saved_x.get(), nullptr); })};
 }
 
 }  // namespace metroplex::nn

@@ -54,7 +54,7 @@ class Norm {
  private:
   struct Forward;
   struct Backward;
-  kernels::NormShape shape_of(const at::Tensor& x) const;
+  kernels::NormShape norm_shape(const at::Tensor& x) const;
   Forward start_forward(const at::Tensor& x) const;
   Backward start_backward(const at::Tensor& dy, const NormSaved& saved) const;
   void accumulate(const Backward& call);

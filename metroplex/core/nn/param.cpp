@@ -24,35 +24,35 @@ void accumulate_fp16(Param& param, const std::function<void(at::Tensor& main_gra
 
 // For fp16, the last use of a microbatch adds the microbatch's sum to main_grad.
 void end_use(Param& param) {
-  if (++param.uses_of_microbatch == param.uses_per_microbatch) {
-    param.settle();
+  if (++param.microbatch_uses == param.uses_per_microbatch) {
+    param.synchronize();
     if (param.microbatch_grad.defined()) {
-      param.zero_fresh();
+      param.zero_uninitialized();
       param.main_grad.add_(param.microbatch_grad);
     }
     param.microbatch_grad.reset();
-    param.uses_of_microbatch = 0;
+    param.microbatch_uses = 0;
   }
-  if (param.tells) param.tell_use();
+  if (param.notifies) param.notify_use();
 }
 
 }  // namespace
 
-void Param::tell_before_use() const {
+void Param::notify_before_use() const {
   for (const auto& [name, call] : before_use) call();
 }
 
-void Param::tell_use() const {
+void Param::notify_use() const {
   for (auto entry = on_use.rbegin(); entry != on_use.rend(); ++entry) entry->listener();
 }
 
-void Param::begin_backward(bool its_tells) {
-  calls_of_backward = 0;
-  tells = its_tells;
+void Param::begin_backward(bool enabled) {
+  backward_calls = 0;
+  notifies = enabled;
 }
 
-void Param::zero_fresh() {
-  if (std::exchange(fresh, false)) main_grad.zero_();
+void Param::zero_uninitialized() {
+  if (std::exchange(uninitialized, false)) main_grad.zero_();
 }
 
 void Param::accumulate(const std::function<void(at::Tensor& main_grad)>& add) {
@@ -68,42 +68,42 @@ void Param::accumulate_or_write(const std::function<void(at::Tensor& main_grad, 
     deferred->push_back([this, put] { accumulate_or_write(put); });
     return;
   }
-  if (tells) tell_before_use();
+  if (notifies) notify_before_use();
   if (scalar_type() == at::kHalf) {
     accumulate_fp16(*this, put);
   } else {
-    put(main_grad, !std::exchange(fresh, false));
+    put(main_grad, !std::exchange(uninitialized, false));
   }
-  if (++calls_of_backward % calls_per_use == 0) end_use(*this);
+  if (++backward_calls % calls_per_use == 0) end_use(*this);
 }
 
-void Param::accumulate_later(const std::function<comm::Handle(const at::Tensor& sums)>& start, at::Tensor held) {
+void Param::accumulate_async(const std::function<comm::Handle(const at::Tensor& sums)>& start, at::Tensor held) {
   if (frozen) return;
   MPX_ASSERT(deferred == nullptr, "the gradients of ", name, " are deferred");
-  MPX_ASSERT(settled(), "the gradients of ", name, " are not synchronized");
-  if (tells) tell_before_use();
-  at::Tensor apart;
-  if (scalar_type() == at::kHalf) apart = at::zeros_like(main_grad);
-  else zero_fresh();
-  arriving = {start(apart.defined() ? apart : main_grad), std::move(held), apart};
+  MPX_ASSERT(is_synchronized(), "the gradients of ", name, " are not synchronized");
+  if (notifies) notify_before_use();
+  at::Tensor sum;
+  if (scalar_type() == at::kHalf) sum = at::zeros_like(main_grad);
+  else zero_uninitialized();
+  pending_grad = {start(sum.defined() ? sum : main_grad), std::move(held), sum};
 }
 
-void Param::settle() {
-  if (!arriving) return;
-  arriving->handle.wait();
-  if (arriving->sums.defined()) add_fp16(*this, arriving->sums);
-  arriving.reset();
+void Param::synchronize() {
+  if (!pending_grad) return;
+  pending_grad->handle.wait();
+  if (pending_grad->sums.defined()) add_fp16(*this, pending_grad->sums);
+  pending_grad.reset();
 }
 
 void Param::end_backward(int times) {
-  MPX_ASSERT(calls_of_backward <= times * calls_per_use, "parameter ", name, " got ", calls_of_backward,
-             " gradients from ", times, " uses of ", calls_per_use, " each");
-  for (int uses = calls_of_backward / calls_per_use; uses < times; ++uses) {
-    if (tells) tell_before_use();
+  MPX_ASSERT(backward_calls <= times * calls_per_use, "parameter ", name, " got ", backward_calls, " gradients from ",
+             times, " uses of ", calls_per_use, " each");
+  for (int uses = backward_calls / calls_per_use; uses < times; ++uses) {
+    if (notifies) notify_before_use();
     end_use(*this);
   }
-  if (!tells) settle();
-  tells = true;
+  if (!notifies) synchronize();
+  notifies = true;
 }
 
 }  // namespace metroplex::nn

@@ -17,7 +17,7 @@
 
 namespace metroplex::nn {
 
-enum class Init { normal, scaled_normal /* std / sqrt(2 L) */, zeros, ones, uniform_of_inputs /* +- 1 / sqrt(in) */ };
+enum class Init { normal, scaled_normal /* std / sqrt(2 L) */, zeros, ones, uniform_fan_in /* +- 1 / sqrt(in) */ };
 
 struct Param : NamedTensor {
   Init init = Init::normal;
@@ -25,7 +25,7 @@ struct Param : NamedTensor {
   std::function<void(Param&)> initialize;  // set while initialization is deferred: fills `data`
   at::Tensor main_grad;                    // same shape; a view of the gradient buffer
   bool frozen = false;                     // no gradient is computed, and main_grad stays undefined
-  bool fresh = false;                      // main_grad is uninitialized in this step; its memory may hold old values
+  bool uninitialized = false;              // main_grad is uninitialized in this step; its memory may hold old values
 
   int calls_per_use = 1;        // accumulate() calls that complete one use
   int uses_per_microbatch = 1;  // segment reads per microbatch, see count_uses() (2: tied head on one stage)
@@ -43,37 +43,37 @@ struct Param : NamedTensor {
   // main_grad. No other code may access that tensor before the returned operation has completed. The last use of the
   // microbatch waits for it; this call does not count as a use. `held` stays alive until then. Only one may be
   // pending; no-op if frozen.
-  void accumulate_later(const std::function<comm::Handle(const at::Tensor& sums)>& start, at::Tensor held);
+  void accumulate_async(const std::function<comm::Handle(const at::Tensor& sums)>& start, at::Tensor held);
   // Waits for the pending contribution, if any.
-  void settle();
-  bool settled() const { return !arriving.has_value(); }
+  void synchronize();
+  bool is_synchronized() const { return !pending_grad.has_value(); }
   // Zeroes main_grad if it is uninitialized. This is required before a read of main_grad, and before the capture of
   // an addition.
-  void zero_fresh();
+  void zero_uninitialized();
   base::Listeners<std::function<void()>> before_use, on_use;
-  void tell_before_use() const;
-  void tell_use() const;
+  void notify_before_use() const;
+  void notify_use() const;
   // If not null, the accumulate calls above are appended here instead, and do their work when the closures run.
   std::vector<std::function<void()>>* deferred = nullptr;
   // These enclose the backward of an autograd region whose segments list the parameter `times` times. end_backward()
-  // counts the uses that the backward did not reach or complete. With `tells` false the listeners are not called: a
-  // captured backward calls them at every replay instead, and leaves no contribution pending.
-  void begin_backward(bool tells = true);
+  // counts the uses that the backward did not reach or complete. With `notifies` false the listeners are not called:
+  // a captured backward calls them at every replay instead, and leaves no contribution pending.
+  void begin_backward(bool notifies = true);
   void end_backward(int times);
 
-  int calls_of_backward = 0;  // accumulate() calls in this backward
-  bool tells = true;
+  int backward_calls = 0;  // accumulate() calls in this backward
+  bool notifies = true;
   at::Tensor microbatch_grad;  // fp16: sum over the microbatch, until its last use
-  int uses_of_microbatch = 0;
-  struct Arriving {
+  int microbatch_uses = 0;
+  struct PendingGradient {
     comm::Handle handle;
     at::Tensor held;
     at::Tensor sums;  // fp16: sum to be added to microbatch_grad; undefined: main_grad itself
   };
-  std::optional<Arriving> arriving;  // the pending accumulate_later()
+  std::optional<PendingGradient> pending_grad;  // the pending accumulate_async()
 
   at::ScalarType scalar_type() const { return data.defined() ? data.scalar_type() : dtype; }
-  bool decays() const { return topology::decays(placement, global_shape.size()); }
+  bool has_weight_decay() const { return topology::has_weight_decay(placement, global_shape.size()); }
   bool has_matrices() const { return topology::has_matrices(placement, global_shape.size()); }
 };
 

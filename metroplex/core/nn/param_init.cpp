@@ -14,13 +14,14 @@ namespace metroplex::nn {
 namespace {
 
 template <class Fill>  // fill(double* out, int64 global index, count)
-void fill_runs(Param& param, const Fill& fill_run) {
+void fill_ranges(Param& param, const Fill& fill_range) {
   const at::NoGradGuard no_grad;
   at::Tensor values = at::zeros(param.data.sizes(), at::kDouble);
   double* out = values.mutable_data_ptr<double>();
-  topology::for_each_run(param.global_shape, param.placement, [&](int64_t local, int64_t global, int64_t count) {
-    at::parallel_for(0, count, 4096,
-                     [&](int64_t begin, int64_t end) { fill_run(out + local + begin, global + begin, end - begin); });
+  topology::for_each_range(param.global_shape, param.placement, [&](int64_t local, int64_t global, int64_t count) {
+    at::parallel_for(0, count, 4096, [&](int64_t begin, int64_t end) {
+      fill_range(out + local + begin, global + begin, end - begin);
+    });
   });
   // Rounds on the host: a GPU might round differently, and initial weights must be equal on all devices.
   param.data.copy_(param.data.is_cpu() ? values : values.to(param.data.scalar_type()));
@@ -28,7 +29,7 @@ void fill_runs(Param& param, const Fill& fill_run) {
 
 void fill_normal(Param& param, uint64_t seed, double std) {
   const uint64_t name = base::hash_name(param.name.c_str());
-  fill_runs(param, [&](double* out, int64_t global, int64_t count) {
+  fill_ranges(param, [&](double* out, int64_t global, int64_t count) {
     for (int64_t i = 0; i < count;) {  // element g is half g % 2 of block g / 2
       const int64_t g = global + i;
       const auto pair = base::normal_pair(base::philox4x32(seed, static_cast<uint64_t>(g / 2), name));
@@ -39,7 +40,7 @@ void fill_normal(Param& param, uint64_t seed, double std) {
 
 void fill_uniform(Param& param, uint64_t seed, double bound) {
   const uint64_t name = base::hash_name(param.name.c_str());
-  fill_runs(param, [&](double* out, int64_t global, int64_t count) {
+  fill_ranges(param, [&](double* out, int64_t global, int64_t count) {
     for (int64_t i = 0; i < count; ++i) {
       const auto block = base::philox4x32(seed, static_cast<uint64_t>(global + i), name);
       out[i] = bound * ((static_cast<double>(block[0]) + 0.5) * 0x1p-31 - 1.0);
@@ -48,44 +49,45 @@ void fill_uniform(Param& param, uint64_t seed, double bound) {
 }
 
 // Megatron's expert tensors have a separate generator, which no two expert-parallel ranks share.
-const at::Generator& stream_of(const InitStreams& streams, const topology::Placement& placement) {
+const at::Generator& select_stream(const InitStreams& streams, const topology::Placement& placement) {
   if (placement.grid == topology::Grid::expert) return streams.expert_parallel;
   return placement.cuts.empty() ? streams.replicated : streams.model_parallel;
 }
 
-template <class Draw>  // draw(tensor, generator)
-void draw_from(Param& param, const InitStreams& streams, const Draw& draw) {
-  at::Tensor drawn = at::empty(param.data.sizes(), param.data.options().device(at::kCPU));
-  draw(drawn, stream_of(streams, param.placement));
-  for (const topology::Cut& cut : param.placement.cuts) {  // padding is 0
+template <class Sample>  // draw(tensor, generator)
+void sample_param(Param& param, const InitStreams& streams, const Sample& sample) {
+  at::Tensor sampled = at::empty(param.data.sizes(), param.data.options().device(at::kCPU));
+  sample(sampled, select_stream(streams, param.placement));
+  for (const topology::DimShard& cut : param.placement.cuts) {  // padding is 0
     int64_t end = 0;
     for (const topology::RowRange& range : cut.ranges) {
-      drawn.narrow(cut.dim, end, range.local - end).zero_();
+      sampled.narrow(cut.dim, end, range.local - end).zero_();
       end = range.local + range.size;
     }
-    drawn.narrow(cut.dim, end, cut.local_rows() - end).zero_();
+    sampled.narrow(cut.dim, end, cut.local_rows() - end).zero_();
   }
-  param.data.copy_(drawn);
+  param.data.copy_(sampled);
 }
 
-void give_first_values(Param& param, Init init, const LayerContext& context) {
+void initialize_values(Param& param, Init init, const LayerContext& context) {
   if (context.target.meta) return;
   if (init == Init::zeros || init == Init::ones) {
     param.data.fill_(init == Init::ones ? 1 : 0);
     return;
   }
-  if (init == Init::uniform_of_inputs) {  // adapters: sampled even if a model is loaded, because it may have none
+  if (init == Init::uniform_fan_in) {  // adapters: sampled even if a model is loaded, because it may have none
     const double bound = 1 / std::sqrt(static_cast<double>(param.global_shape.back()));
     if (!context.streams) return fill_uniform(param, context.seed, bound);
-    return draw_from(param, *context.streams,
-                     [&](at::Tensor& x, const at::Generator& from) { x.uniform_(-bound, bound, from); });
+    return sample_param(param, *context.streams,
+                        [&](at::Tensor& x, const at::Generator& from) { x.uniform_(-bound, bound, from); });
   }
   const double depth = 2.0 * static_cast<double>(context.num_layers);
   const double std = init == Init::scaled_normal ? context.init_std / std::sqrt(depth) : context.init_std;
   if (std == 0) {  // the caller loads a model: nothing is sampled
     param.data.zero_();
   } else if (context.streams) {
-    draw_from(param, *context.streams, [&](at::Tensor& x, const at::Generator& from) { x.normal_(0.0, std, from); });
+    sample_param(param, *context.streams,
+                 [&](at::Tensor& x, const at::Generator& from) { x.normal_(0.0, std, from); });
   } else {
     fill_normal(param, context.seed, std);
   }
@@ -93,10 +95,10 @@ void give_first_values(Param& param, Init init, const LayerContext& context) {
 
 }  // namespace
 
-RngSeeds rng_seeds(uint64_t seed, const RngPlace& place) {
-  const uint64_t base = seed + 100 * static_cast<uint64_t>(place.pp_rank);
-  return {base, base + 2718 + static_cast<uint64_t>(place.tp_rank),
-          base + 1024 + 100 * static_cast<uint64_t>(place.ep_rank) + static_cast<uint64_t>(place.etp_rank)};
+RngSeeds rng_seeds(uint64_t seed, const RngRanks& ranks) {
+  const uint64_t base = seed + 100 * static_cast<uint64_t>(ranks.pp_rank);
+  return {base, base + 2718 + static_cast<uint64_t>(ranks.tp_rank),
+          base + 1024 + 100 * static_cast<uint64_t>(ranks.ep_rank) + static_cast<uint64_t>(ranks.etp_rank)};
 }
 
 std::shared_ptr<InitStreams> make_init_streams(const RngSeeds& seeds) {
@@ -113,7 +115,7 @@ Param make_param(ParamSpec spec, const LayerContext& context) {
   param.init = spec.init;
   param.dtype = spec.dtype.value_or(context.dtype);
   param.local_shape = topology::local_shape(param.global_shape, param.placement);
-  param.initialize = [init = spec.init, context](Param& made) { give_first_values(made, init, context); };
+  param.initialize = [init = spec.init, context](Param& made) { initialize_values(made, init, context); };
   if (!context.deferred) materialize(param, at::TensorOptions().dtype(param.dtype).device(context.target.memory()));
   return param;
 }
@@ -125,7 +127,7 @@ void materialize(Param& param, at::TensorOptions options) {
 }
 
 void fill(Param& param, const std::function<double(int64_t)>& value) {
-  fill_runs(param, [&](double* out, int64_t global, int64_t count) {
+  fill_ranges(param, [&](double* out, int64_t global, int64_t count) {
     for (int64_t i = 0; i < count; ++i) out[i] = value(global + i);
   });
 }

@@ -24,10 +24,10 @@ struct RngSeeds {
   uint64_t model_parallel = 0;   // base + 2718 + tp_rank
   uint64_t expert_parallel = 0;  // base + 1024 + 100 ep_rank + etp_rank
 };
-struct RngPlace {
+struct RngRanks {
   int tp_rank = 0, pp_rank = 0, ep_rank = 0, etp_rank = 0;
 };
-RngSeeds rng_seeds(uint64_t seed, const RngPlace& place);
+RngSeeds rng_seeds(uint64_t seed, const RngRanks& ranks);
 
 // The generators of one rank, shared by all its stages. Parameters are sampled in the order of their creation.
 struct InitStreams {

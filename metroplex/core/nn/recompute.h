@@ -40,12 +40,12 @@ class SavedInput {
   Values take();  // all-gathers the shards: collective over `split_over`
 
  private:
-  struct One {
+  struct Entry {
     std::string name;
     Saved saved;
     std::vector<int64_t> sizes;  // unsharded sizes; empty if the whole tensor is saved
   };
-  std::vector<One> saved_;
+  std::vector<Entry> saved_;
   SavedSet set_;
   comm::Group split_over_;
 };

@@ -14,28 +14,30 @@ namespace metroplex::nn {
 
 namespace {
 
-at::Tensor scaled(const at::Tensor& frequencies, const RopeScaling& s) {
-  if (s.factor == 1) return frequencies;
+at::Tensor scale_frequencies(const at::Tensor& frequencies, const RopeScaling& scaling) {
+  if (scaling.factor == 1) return frequencies;
   const at::Tensor wavelengths = 2 * M_PI / frequencies;
-  const at::Tensor kept = ((static_cast<double>(s.positions) / wavelengths - s.low) / (s.high - s.low)).clamp(0, 1);
-  return frequencies * (kept + (1 - kept) / s.factor);
+  const at::Tensor unscaled =
+      ((static_cast<double>(scaling.positions) / wavelengths - scaling.low) / (scaling.high - scaling.low))
+          .clamp(0, 1);
+  return frequencies * (unscaled + (1 - unscaled) / scaling.factor);
 }
 
 // Returns the (fractional) index of the pair that rotates `turns` times over YaRN's original positions.
-double pair_of(double turns, const RopeSpec& rope) {
+double pair_index(double turns, const RopeSpec& rope) {
   const auto positions = static_cast<double>(rope.yarn.positions);
   return static_cast<double>(rope.dims) * std::log(positions / (turns * 2 * M_PI)) / (2 * std::log(rope.base));
 }
 
-at::Tensor with_yarn(const at::Tensor& frequencies, const RopeSpec& rope) {
+at::Tensor apply_yarn(const at::Tensor& frequencies, const RopeSpec& rope) {
   const RopeYarn& y = rope.yarn;
   if (y.factor == 1) return frequencies;
-  double first = pair_of(y.fast, rope), last = pair_of(y.slow, rope);
+  double first = pair_index(y.fast, rope), last = pair_index(y.slow, rope);
   if (y.rounds) first = std::floor(first), last = std::ceil(last);
   first = std::max(first, 0.0), last = std::min(last, static_cast<double>(rope.dims - 1));
   const double width = first == last ? 0.001 : last - first;
-  const at::Tensor slowed = ((at::arange(frequencies.numel(), frequencies.options()) - first) / width).clamp(0, 1);
-  return frequencies * (1 - slowed + slowed / y.factor);
+  const at::Tensor ramp = ((at::arange(frequencies.numel(), frequencies.options()) - first) / width).clamp(0, 1);
+  return frequencies * (1 - ramp + ramp / y.factor);
 }
 
 }  // namespace
@@ -52,7 +54,8 @@ void RopeTable::grow(int64_t positions, const at::TensorOptions& options) {
     return;
   }
   const at::Tensor exponent = at::arange(0, spec_.dims, 2, at::kDouble) / static_cast<double>(spec_.dims);
-  const at::Tensor frequencies = with_yarn(scaled(at::pow(spec_.base, exponent).reciprocal(), spec_.scaling), spec_);
+  const at::Tensor frequencies =
+      apply_yarn(scale_frequencies(at::pow(spec_.base, exponent).reciprocal(), spec_.scaling), spec_);
   const at::Tensor angles = at::outer(at::arange(positions, at::kDouble) / spec_.interpolation, frequencies);
   cos_ = (angles.cos() * spec_.amplitude).to(options);
   sin_ = (angles.sin() * spec_.amplitude).to(options);
@@ -68,13 +71,13 @@ void RopeTable::rotate(const at::Tensor& x, const Positions& rows, int direction
   MPX_ASSERT(x.dim() == 4 && x.stride(3) == 1 && x.size(3) >= spec_.dims,
              "RopeTable::rotate needs x [s, b, heads, head_dim >= ", spec_.dims, "] with a last stride of 1");
   const int64_t positions = x.size(0);
-  const bool chosen = rows.rows.defined();
-  grow(chosen ? rows.whole : rows.first + positions,
+  const bool has_rows = rows.rows.defined();
+  grow(has_rows ? rows.whole : rows.first + positions,
        at::TensorOptions().dtype(acc_type(x.scalar_type())).device(x.device()));
-  const auto of_rows = [&](const at::Tensor& table) {
-    return chosen ? select_rows(table, 0, rows.rows) : table.narrow(0, rows.first, positions);
+  const auto select_table = [&](const at::Tensor& table) {
+    return has_rows ? select_rows(table, 0, rows.rows) : table.narrow(0, rows.first, positions);
   };
-  const at::Tensor cos = of_rows(cos_), sin = of_rows(sin_);
+  const at::Tensor cos = select_table(cos_), sin = select_table(sin_);
   const kernels::RopeShape shape{positions,   x.size(1),   x.size(2),   spec_.dims,
                                  x.stride(0), x.stride(1), x.stride(2), spec_.interleaved};
   dispatch_element(x.scalar_type(), [&](auto zero) {

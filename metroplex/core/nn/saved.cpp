@@ -10,20 +10,20 @@ namespace metroplex::nn {
 
 struct SavedStorage {
   at::Storage storage;
-  std::unique_ptr<Parked> parked;  // if set, `storage` is empty
+  std::unique_ptr<OffloadedBytes> offloaded;  // if set, `storage` is empty
 
   void restore() {
-    if (!parked) return;
-    storage = parked->fetch().storage();
-    parked.reset();
+    if (!offloaded) return;
+    storage = offloaded->fetch().storage();
+    offloaded.reset();
   }
 };
 
 namespace {
 
-class Recomputed final : public Saved::Source {
+class RecomputedSource final : public Saved::Source {
  public:
-  explicit Recomputed(std::function<at::Tensor()> make) : make_(std::move(make)) {}
+  explicit RecomputedSource(std::function<at::Tensor()> make) : make_(std::move(make)) {}
   at::Tensor get() override {
     if (make_) {
       const at::NoGradGuard no_grad;
@@ -38,9 +38,9 @@ class Recomputed final : public Saved::Source {
   at::Tensor value_;
 };
 
-class View final : public Saved::Source {
+class StorageView final : public Saved::Source {
  public:
-  View(const at::Tensor& x, std::shared_ptr<SavedStorage> storage)
+  StorageView(const at::Tensor& x, std::shared_ptr<SavedStorage> storage)
       : storage_(std::move(storage)),
         options_(x.options().requires_grad(false)),
         sizes_(x.sizes().vec()),
@@ -62,12 +62,12 @@ class View final : public Saved::Source {
 }  // namespace
 
 Saved Saved::recomputed(std::function<at::Tensor()> make) {
-  return Saved(std::make_shared<Recomputed>(std::move(make)));
+  return Saved(std::make_shared<RecomputedSource>(std::move(make)));
 }
 
 void SavedSet::prefetch() const {
   for (const auto& storage : storages_) {
-    if (storage->parked) storage->parked->prefetch();
+    if (storage->offloaded) storage->offloaded->prefetch();
   }
 }
 
@@ -84,18 +84,18 @@ void ActivationStore::begin() {
 SavedSet ActivationStore::end() {
   MPX_ASSERT(open_, "ActivationStore::end without begin");
   open_ = false;
-  std::vector<std::shared_ptr<SavedStorage>> moved;
+  std::vector<std::shared_ptr<SavedStorage>> saved_set;
   for (std::shared_ptr<SavedStorage>& saved : storages_) {
     const auto bytes = static_cast<int64_t>(saved->storage.nbytes());
     if (bytes == 0) continue;
     const at::TensorOptions options = at::TensorOptions().dtype(at::kByte).device(saved->storage.device());
-    saved->parked = park(at::empty({0}, options).set_(saved->storage, 0, {bytes}, {1}));
-    if (!saved->parked) continue;
+    saved->offloaded = park(at::empty({0}, options).set_(saved->storage, 0, {bytes}, {1}));
+    if (!saved->offloaded) continue;
     saved->storage = at::Storage();
-    moved.push_back(std::move(saved));
+    saved_set.push_back(std::move(saved));
   }
   storages_.clear();
-  return SavedSet(std::move(moved));
+  return SavedSet(std::move(saved_set));
 }
 
 Saved ActivationStore::keep(const at::Tensor& x) {
@@ -108,7 +108,7 @@ Saved ActivationStore::keep(const at::Tensor& x) {
     shared = std::make_shared<SavedStorage>(SavedStorage{x.storage(), nullptr});
     storages_.push_back(shared);
   }
-  return Saved(std::make_shared<View>(x, std::move(shared)));
+  return Saved(std::make_shared<StorageView>(x, std::move(shared)));
 }
 
 std::shared_ptr<ActivationStore> make_activation_store(const config::Memory& memory, const device::Target& target) {

@@ -24,16 +24,16 @@ class Saved {
   };
 
   Saved() = default;  // get() is undefined
-  explicit Saved(at::Tensor kept) : kept_(std::move(kept)) {}
+  explicit Saved(at::Tensor tensor) : tensor_(std::move(tensor)) {}
   explicit Saved(std::shared_ptr<Source> source) : source_(std::move(source)) {}
   // The first get() calls `make`, without autograd. Copies share the result, which is freed with the last copy.
   static Saved recomputed(std::function<at::Tensor()> make);
 
-  bool defined() const { return source_ != nullptr || kept_.defined(); }
-  at::Tensor get() const { return source_ ? source_->get() : kept_; }
+  bool defined() const { return source_ != nullptr || tensor_.defined(); }
+  at::Tensor get() const { return source_ ? source_->get() : tensor_; }
 
  private:
-  at::Tensor kept_;
+  at::Tensor tensor_;
   std::shared_ptr<Source> source_;
 };
 
@@ -46,9 +46,9 @@ struct Input {
 };
 
 // The offloaded bytes of one storage.
-class Parked {
+class OffloadedBytes {
  public:
-  virtual ~Parked() = default;
+  virtual ~OffloadedBytes() = default;
   virtual void prefetch() {}       // starts the copy back; call fetch() soon after
   virtual at::Tensor fetch() = 0;  // [bytes] uint8 on the original device
 };
@@ -78,7 +78,7 @@ class ActivationStore {
 
  protected:
   // Returns null if these bytes are not offloaded.
-  virtual std::unique_ptr<Parked> park(const at::Tensor& bytes) = 0;
+  virtual std::unique_ptr<OffloadedBytes> park(const at::Tensor& bytes) = 0;
 
  private:
   bool open_ = false;

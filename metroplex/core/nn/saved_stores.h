@@ -15,7 +15,7 @@ std::shared_ptr<ActivationStore> make_host_store();
 // Offload of activations to an unlinked file: written after forward, prefetched by the kernel's readahead, and read
 // back before backward. Written pages stay in the page cache until they are on disk and the kernel reclaims them.
 // Space is allocated before each write, so that a full disk gives a clear error.
-
+//
 // An empty directory selects the system's temporary folder.
 std::shared_ptr<ActivationStore> make_file_store(const std::string& directory);
 

@@ -7,15 +7,15 @@
 namespace metroplex::nn {
 namespace {
 
-std::vector<Param*> listed_by(Segment& segment) {
+std::vector<Param*> segment_params(Segment& segment) {
   std::vector<Param*> params;
   segment.collect_params(params);
   return params;
 }
 
-void append_new(std::vector<Param*>& params, const Block& block) {
+void append_unique(std::vector<Param*>& params, const Block& block) {
   for (const auto& segment : block.segments) {
-    for (Param* param : listed_by(*segment)) {
+    for (Param* param : segment_params(*segment)) {
       if (std::find(params.begin(), params.end(), param) == params.end()) params.push_back(param);
     }
   }
@@ -34,26 +34,26 @@ at::Tensor SegmentContext::once(const std::function<at::Tensor()>& compute) {
   return value;
 }
 
-std::vector<Param*> params_of(const Block& block) {
+std::vector<Param*> list_params(const Block& block) {
   std::vector<Param*> params;
-  append_new(params, block);
+  append_unique(params, block);
   return params;
 }
 
-std::vector<Param*> params_of(const Blocks& blocks) {
+std::vector<Param*> list_params(const Blocks& blocks) {
   std::vector<Param*> params;
-  for (const Block& block : blocks) append_new(params, block);
+  for (const Block& block : blocks) append_unique(params, block);
   return params;
 }
 
 void count_uses(const std::vector<const Blocks*>& stages) {
   for (const Blocks* blocks : stages) {
-    for (Param* param : params_of(*blocks)) param->uses_per_microbatch = 0;
+    for (Param* param : list_params(*blocks)) param->uses_per_microbatch = 0;
   }
   for (const Blocks* blocks : stages) {
     for (const Block& block : *blocks) {
       for (const auto& segment : block.segments) {
-        for (Param* param : listed_by(*segment)) ++param->uses_per_microbatch;
+        for (Param* param : segment_params(*segment)) ++param->uses_per_microbatch;
       }
     }
   }

@@ -1,7 +1,7 @@
 // A segment is one step of a block's computation that takes and returns named values. Recompute, offload, parameter
 // gathering and graph capture may attach at its boundaries. A block, such as a transformer layer, is a list of
 // segments; a stage is a list of blocks. A segment does not depend on how many adjacent segments share its autograd
-// region (`island.h`).
+// region (`region.h`).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -80,8 +80,8 @@ struct Block {
 using Blocks = std::vector<Block>;
 
 // Returns all parameters that the segments list, each once, in the order of first occurrence.
-std::vector<Param*> params_of(const Block& block);
-std::vector<Param*> params_of(const Blocks& blocks);
+std::vector<Param*> list_params(const Block& block);
+std::vector<Param*> list_params(const Blocks& blocks);
 // Sets Param::uses_per_microbatch to the number of times that segments list the parameter.
 void count_uses(const std::vector<const Blocks*>& stages);
 

@@ -1,4 +1,4 @@
-// Hooks before and after the forward and the backward of every autograd region (`Island`) of a stage. ZeRO's
+// Hooks before and after the forward and the backward of every autograd region (`Region`) of a stage. ZeRO's
 // gathering of sharded parameters and the memory report attach here.
 #pragma once
 
@@ -7,7 +7,7 @@ namespace metroplex::nn {
 enum class Pass { forward, backward };
 
 // Identifies the region that begins or has ended. A forward that backward repeats (recompute) is a forward.
-struct IslandEvent {
+struct RegionEvent {
   Pass pass = Pass::forward;
   int block = 0;     // index within the stage
   int next = -1;     // the next block in the same call of the stage; -1: none
@@ -20,8 +20,8 @@ struct IslandEvent {
 class StageObserver {
  public:
   virtual ~StageObserver() = default;
-  virtual void before(const IslandEvent& event) = 0;
-  virtual void after(const IslandEvent& event) = 0;
+  virtual void before(const RegionEvent& event) = 0;
+  virtual void after(const RegionEvent& event) = 0;
 };
 
 }  // namespace metroplex::nn

@@ -5,12 +5,12 @@
 namespace metroplex::nn {
 
 const at::Tensor& Value::tensor() const {
-  MPX_ASSERT(!pending(), "a pending bias-dropout-add was read as a tensor before Value::make");
+  MPX_ASSERT(!is_pending(), "a pending bias-dropout-add was read as a tensor before Value::make");
   return tensor_;
 }
 
-void Value::make(const Microbatch& batch) {
-  if (!pending()) return;
+void Value::compute(const Microbatch& batch) {
+  if (!is_pending()) return;
   tensor_ = bias_dropout_add(sum_->x, sum_->residual, sum_->how, batch);
   sum_.reset();
 }
@@ -35,7 +35,7 @@ const Value& Values::at(std::string_view name) const {
 }
 
 ResidualAndNorm residual_and_norm(const Value& value, Norm& norm, const SavePolicy& saving, const Microbatch& batch) {
-  if (value.pending()) {
+  if (value.is_pending()) {
     const PendingSum& sum = value.sum();
     return bias_dropout_add_norm(sum.x, sum.residual, {sum.how, &norm, saving}, batch);
   }

@@ -36,13 +36,13 @@ class Value {
   Value(Input in)
       : tensor_(std::move(in.x)), recomputed_(std::move(in.recomputed)) {}  // NOLINT: or the input of layers
 
-  bool pending() const { return sum_.has_value(); }
+  bool is_pending() const { return sum_.has_value(); }
   const PendingSum& sum() const { return *sum_; }
   // Asserts that the value is not pending.
   const at::Tensor& tensor() const;
   Input input() const { return {tensor(), recomputed_}; }
   // Computes a pending sum, differentiably in grad mode; no-op for a tensor.
-  void make(const Microbatch& batch);
+  void compute(const Microbatch& batch);
 
  private:
   at::Tensor tensor_;

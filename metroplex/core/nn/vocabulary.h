@@ -9,14 +9,14 @@
 
 namespace metroplex::nn {
 
-struct VocabularyPart {
+struct VocabularyShard {
   int64_t begin = 0;       // first global row of this rank
   int64_t local_rows = 0;  // padding included
   int64_t valid_rows = 0;  // rows in the unpadded vocabulary
 };
 
 // `padded` is config::padded_vocab_size.
-VocabularyPart vocabulary_part(int64_t vocab_size, int64_t padded, int tp, int index);
-topology::Cut vocabulary_cut(const VocabularyPart& part);
+VocabularyShard make_vocabulary_shard(int64_t vocab_size, int64_t padded, int tp, int index);
+topology::DimShard vocabulary_dim_shard(const VocabularyShard& shard);
 
 }  // namespace metroplex::nn

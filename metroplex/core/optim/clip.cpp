@@ -23,31 +23,32 @@ class Sums {
       : target_(target), sums_(at::zeros({kNumbers}, at::TensorOptions().dtype(at::kLong).device(target.memory()))) {}
 
   // For excluded elements, only non-finite values are counted.
-  struct Part {
+  struct Summand {
     at::Tensor x;
     bool counts = true;
   };
-  void add(const std::vector<Part>& all) {
+  void add(const std::vector<Summand>& all) {
     if (all.empty()) return;
     std::vector<kernels::GradientRange> ranges;
     std::vector<const at::Tensor*> reads{&sums_};
     int64_t blocks = 0;
     for (const auto& [x, counts] : all) {
-      ranges.push_back({x.const_data_ptr(), number_of(x.scalar_type()), x.numel(), counts});
+      ranges.push_back({x.const_data_ptr(), to_number(x.scalar_type()), x.numel(), counts});
       reads.push_back(&x);
       blocks += kernels::gradient_sums_blocks(x.numel());
     }
-    const at::Tensor room = target_.gpu() ? at::empty({kNumbers * blocks}, sums_.options()) : at::Tensor();
-    device::launch(target_, {"gradient_sums", reads, {&sums_}, {}, 0, {&room}}, kernels::add_gradient_sums,
-                   kernels::gradient_sums_cuda, ranges, kernels::GradientSumsPlace{place(sums_), place(room)});
+    const at::Tensor workspace = target_.gpu() ? at::empty({kNumbers * blocks}, sums_.options()) : at::Tensor();
+    device::launch(target_, {"gradient_sums", reads, {&sums_}, {}, 0, {&workspace}}, kernels::add_gradient_sums,
+                   kernels::gradient_sums_cuda, ranges,
+                   kernels::GradientSumsPlace{data_pointer(sums_), data_pointer(workspace)});
   }
 
   // [3] double on the device: sum of squares, number of non-finite elements, number of zeros.
   at::Tensor numbers() const {
     if (!target_.gpu()) {
       const at::Tensor out = at::empty({3}, sums_.options().dtype(at::kDouble));
-      device::launch(target_, {"gradient_numbers", {&sums_}, {&out}}, write_numbers, device::CpuOnly(), place(sums_),
-                     static_cast<double*>(out.mutable_data_ptr()));
+      device::launch(target_, {"gradient_numbers", {&sums_}, {&out}}, write_numbers, device::CpuOnly(),
+                     data_pointer(sums_), static_cast<double*>(out.mutable_data_ptr()));
       return out;
     }
     return at::cat({sums_.narrow(0, 0, 1).view(at::kDouble), sums_.narrow(0, 1, 2).to(at::kDouble)});
@@ -55,7 +56,7 @@ class Sums {
 
  private:
   static constexpr int64_t kNumbers = sizeof(kernels::GradientSums) / sizeof(int64_t);
-  static kernels::GradientSums* place(const at::Tensor& x) {
+  static kernels::GradientSums* data_pointer(const at::Tensor& x) {
     return x.defined() ? static_cast<kernels::GradientSums*>(x.mutable_data_ptr()) : nullptr;
   }
   static void write_numbers(const kernels::GradientSums* sums, double* out) {
@@ -69,62 +70,65 @@ class Sums {
 };
 
 // [3]: the sums of all parts, each reduced over its ranks.
-at::Tensor reduced(const std::vector<NormPart>& parts, at::Tensor (*numbers_of)(const NormPart& part)) {
+at::Tensor reduce_families(const std::vector<NormFamily>& families,
+                           at::Tensor (*sum_family)(const NormFamily& family)) {
   at::Tensor sum;
-  for (const NormPart& part : parts) {
-    const at::Tensor numbers = numbers_of(part);
-    comm::all_reduce(numbers, part.ranks.model_parallel);
-    comm::all_reduce(numbers, part.ranks.shard);
+  for (const NormFamily& family : families) {
+    const at::Tensor numbers = sum_family(family);
+    comm::all_reduce(numbers, family.ranks.model_parallel);
+    comm::all_reduce(numbers, family.ranks.shard);
     sum = sum.defined() ? sum.add_(numbers) : numbers;
   }
   MPX_ASSERT(sum.defined(), "the gradient norm needs at least one family of parameters");
   return sum;
 }
 
-at::Tensor numbers_of_gradients(const NormPart& part) {
-  std::vector<Sums::Part> gradients;
+at::Tensor sum_gradients(const NormFamily& family) {
+  std::vector<Sums::Summand> gradients;
   int64_t padding = 0;
-  for (const Slice& slice : part.slices) {
-    gradients.push_back({slice.gradient, slice.param->counts(part.ranks.at)});
+  for (const Shard& slice : family.slices) {
+    gradients.push_back({slice.gradient, slice.param->counts(family.ranks.at)});
     if (gradients.back().counts) padding += slice.padding();
   }
-  Sums sums(part.ranks.target);
+  Sums sums(family.ranks.target);
   sums.add(gradients);
   const at::Tensor numbers = sums.numbers();
   numbers.narrow(0, 2, 1).sub_(padding);
   return numbers;
 }
 
-at::Tensor numbers_of_values(const NormPart& part) {
-  std::vector<Sums::Part> values;
-  for (const Slice& slice : part.slices) {
-    if (slice.param->counts(part.ranks.at)) values.push_back({slice.values});
+at::Tensor sum_values(const NormFamily& family) {
+  std::vector<Sums::Summand> values;
+  for (const Shard& slice : family.slices) {
+    if (slice.param->counts(family.ranks.at)) values.push_back({slice.values});
   }
-  Sums sums(part.ranks.target);
+  Sums sums(family.ranks.target);
   sums.add(values);
   return sums.numbers();
 }
 
-at::Tensor on_host(const std::vector<NormPart>& parts, const at::Tensor& numbers) {
-  return device::read_on_host(parts.front().ranks.target, numbers);
+at::Tensor on_host(const std::vector<NormFamily>& families, const at::Tensor& numbers) {
+  return device::read_on_host(families.front().ranks.target, numbers);
 }
 
 }  // namespace
 
-at::Tensor gradient_numbers(const std::vector<NormPart>& parts) { return reduced(parts, numbers_of_gradients); }
+at::Tensor gradient_numbers(const std::vector<NormFamily>& families) {
+  return reduce_families(families, sum_gradients);
+}
 
-GradientStats gradient_stats(const std::vector<NormPart>& parts) {
-  const at::Tensor host = on_host(parts, gradient_numbers(parts));
+GradientStats gradient_stats(const std::vector<NormFamily>& families) {
+  const at::Tensor host = on_host(families, gradient_numbers(families));
   const double* values = host.const_data_ptr<double>();
   return {std::sqrt(values[0]), static_cast<int64_t>(values[2]), static_cast<int64_t>(values[1])};
 }
 
-double params_norm(const std::vector<NormPart>& parts) {
-  return std::sqrt(on_host(parts, reduced(parts, numbers_of_values)).const_data_ptr<double>()[0]);
+double params_norm(const std::vector<NormFamily>& families) {
+  return std::sqrt(on_host(families, reduce_families(families, sum_values)).const_data_ptr<double>()[0]);
 }
 
-const Slice* first_nonfinite(const std::vector<Slice>& slices, const device::Target& target) {
-  for (const Slice& slice : slices) {
+const Shard* first_nonfinite(const std::vector<Shard>& slices, const device::Target& target) {
+  for (const Shard& slice : slices) {
     Sums sums(target);
     sums.add({{slice.gradient}});
     if (sums.numbers()[1].item<double>() > 0) return &slice;

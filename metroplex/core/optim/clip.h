@@ -14,7 +14,7 @@
 
 namespace metroplex::optim {
 
-using distributed::Slice;
+using distributed::Shard;
 
 struct GradientStats {
   double norm = 0;            // L2 norm over the whole model, before unscaling
@@ -31,22 +31,22 @@ struct ModelRanks {
 };
 
 // The shards of one parameter family. `slices` must outlive it.
-struct NormPart {
-  const std::vector<Slice>& slices;
+struct NormFamily {
+  const std::vector<Shard>& slices;
   ModelRanks ranks;
 };
 
 // Returns [3] double on the gradients' device: sum of squares, number of non-finite elements, number of zeros. Covers
 // all ranks and parts, bitwise equal on every rank. Collective over the ranks of all parts. Requires final gradients
 // (reduced over dp).
-at::Tensor gradient_numbers(const std::vector<NormPart>& parts);
+at::Tensor gradient_numbers(const std::vector<NormFamily>& families);
 // The same on the host; waits for the device.
-GradientStats gradient_stats(const std::vector<NormPart>& parts);
+GradientStats gradient_stats(const std::vector<NormFamily>& families);
 
 // L2 norm of the parameters, counted the same way.
-double params_norm(const std::vector<NormPart>& parts);
+double params_norm(const std::vector<NormFamily>& families);
 
 // Returns the first shard with an Inf or NaN in its gradient, or null. Waits for the device.
-const Slice* first_nonfinite(const std::vector<Slice>& slices, const device::Target& target);
+const Shard* first_nonfinite(const std::vector<Shard>& slices, const device::Target& target);
 
 }  // namespace metroplex::optim

@@ -11,12 +11,12 @@
 namespace metroplex::optim {
 namespace {
 
-bool half(at::ScalarType dtype) { return dtype == at::kBFloat16 || dtype == at::kHalf; }
+bool is_half(at::ScalarType dtype) { return dtype == at::kBFloat16 || dtype == at::kHalf; }
 
 }  // namespace
 
 Elementwise::Elementwise(const config::OptimizerTraits& traits, ElementwiseUpdate* update,
-                         const config::Optim& config, std::vector<Slice> slices, const OptimizerContext& context)
+                         const config::Optim& config, std::vector<Shard> slices, const OptimizerContext& context)
     : config_(config),
       kernel_(std::string(traits.name) + "_step"),
       update_(update),
@@ -25,19 +25,22 @@ Elementwise::Elementwise(const config::OptimizerTraits& traits, ElementwiseUpdat
       target_(context.target) {
   if (config.optimizer_cpu_offload) target_.device = at::kCPU;
   MPX_ASSERT(moments_.size() <= 2, traits.name, " keeps ", moments_.size(), " moments; a range holds at most two");
-  for (const Slice& slice : slices) items_.push_back(make_item(slice, context));
+  for (const Shard& slice : slices) {
+    index_[{slice.param, slice.begin}] = items_.size();
+    items_.push_back(make_item(slice, context));
+  }
   if (config.optimizer_cpu_offload) make_chunks();
-  params_changed();
+  copy_from_params();
 }
 
-Elementwise::Item Elementwise::make_item(const Slice& slice, const OptimizerContext& context) const {
+Elementwise::Item Elementwise::make_item(const Shard& slice, const OptimizerContext& context) const {
   Item item;
   item.slice = slice;
   item.group = context.groups->of(*slice.param);
   const at::ScalarType dtype = slice.values.scalar_type();
   const bool bf16_alone = dtype == at::kBFloat16 && config_.main_params_dtype == config::MainParamsDtype::bf16;
   const auto options = at::TensorOptions().device(target_.memory());
-  item.in_place = !half(dtype) || bf16_alone;
+  item.in_place = !is_half(dtype) || bf16_alone;
   if (!item.in_place && config_.store_param_remainders) {
     MPX_CHECK(dtype == at::kBFloat16, "optim", "optim.store_param_remainders is for bf16 parameters");
     item.remainder = at::empty({slice.size()}, options.dtype(at::kShort));
@@ -46,7 +49,7 @@ Elementwise::Item Elementwise::make_item(const Slice& slice, const OptimizerCont
   }
   for (const config::OptimizerMoment& moment : moments_) {
     item.moments.emplace_back(
-        slice.size(), Stored::Form{config_.*moment.dtype, dtype == at::kDouble, moment.non_negative, target_});
+        slice.size(), MomentStorage::Form{config_.*moment.dtype, dtype == at::kDouble, moment.non_negative, target_});
   }
   return item;
 }
@@ -65,7 +68,7 @@ void Elementwise::make_chunks() {
   host_.emplace(std::move(chunks));
 }
 
-void Elementwise::params_changed() {
+void Elementwise::copy_from_params() {
   for (Item& item : items_) {
     if (!item.in_place) set_main(item, item.slice.values);
   }
@@ -100,13 +103,13 @@ void Elementwise::set_main(Item& item, const at::Tensor& from) const {
   item.slice.values.copy_(param);
 }
 
-kernels::OptimizerRange Elementwise::range_of(Item& item, const Range& range) const {
+kernels::OptimizerRange Elementwise::make_range(Item& item, const Range& range) const {
   kernels::OptimizerRange out;
   out.n = range.values.numel();
   out.grad = range.gradient.const_data_ptr();
-  out.grad_number = number_of(range.gradient.scalar_type());
+  out.grad_number = to_number(range.gradient.scalar_type());
   void* const values = range.values.mutable_data_ptr();
-  const kernels::Number number = number_of(range.values.scalar_type());
+  const kernels::Number number = to_number(range.values.scalar_type());
   if (item.in_place) {
     out.main = values;
     out.main_number = number;
@@ -131,10 +134,10 @@ void Elementwise::add(Item& item, const Range& range, ElementwiseStep& step) con
   if (range.values.numel() == 0) return;
   const bool reads_values = item.in_place || item.remainder.defined();
   std::vector<const at::Tensor*> state{&item.main, &item.remainder};
-  for (const Stored& moment : item.moments) {
+  for (const MomentStorage& moment : item.moments) {
     for (const at::Tensor* part : {&moment.data(), &moment.scales()}) state.push_back(part);
   }
-  step.ranges.push_back({range_of(item, range), step.state.place(item.group).rates});
+  step.ranges.push_back({make_range(item, range), step.state.place(item.group).rates});
   step.reads.push_back(&range.gradient);
   if (reads_values) step.reads.push_back(&range.values);
   step.reads.insert(step.reads.end(), state.begin(), state.end());
@@ -161,17 +164,17 @@ void Elementwise::step(const StepState& state) {
     for (Item& item : items_) update(item, {0, item.slice.values, item.slice.gradient}, state);
     return;
   }
-  const StepState here = state.on_host();
-  if (!target_.meta && here.values()->updates == 0) return;
+  const StepState host_state = state.on_host();
+  if (!target_.meta && host_state.values()->updates == 0) return;
   host_->run([&](size_t i, const at::Tensor& values, const at::Tensor& gradient) {
-    update(items_[chunks_[i].item], {chunks_[i].begin, values, gradient}, here);
+    update(items_[chunks_[i].item], {chunks_[i].begin, values, gradient}, host_state);
   });
 }
 
 std::vector<State> Elementwise::state() {
   std::vector<State> all;
   for (const Item& item : items_) {
-    const Slice& slice = item.slice;
+    const Shard& slice = item.slice;
     const auto add = [&](const std::string& kind, at::ScalarType dtype, std::function<at::Tensor()> values) {
       all.push_back({slice.param, kind, slice.begin, slice.end, dtype, std::move(values)});
     };
@@ -183,19 +186,14 @@ std::vector<State> Elementwise::state() {
 }
 
 void Elementwise::restore(const State& state, const at::Tensor& values) {
-  for (Item& item : items_) {
-    if (item.slice.param != state.param || item.slice.begin != state.begin) continue;
-    if (state.kind == "main") {
-      set_main(item, values);
-      return;
-    }
-    const auto kind = std::find_if(moments_.begin(), moments_.end(),
-                                   [&](const config::OptimizerMoment& m) { return state.kind == m.kind; });
-    MPX_ASSERT(kind != moments_.end(), "state of kind ", state.kind);
-    item.moments[static_cast<size_t>(kind - moments_.begin())].set(values);
-    return;
-  }
-  MPX_ASSERT(false, "state of ", state.param->name, ", which is not updated here");
+  const auto found = index_.find({state.param, state.begin});
+  MPX_ASSERT(found != index_.end(), "state of ", state.param->name, ", which is not updated here");
+  Item& item = items_[found->second];
+  if (state.kind == "main") return set_main(item, values);
+  const auto kind = std::find_if(moments_.begin(), moments_.end(),
+                                 [&](const config::OptimizerMoment& moment) { return state.kind == moment.kind; });
+  MPX_ASSERT(kind != moments_.end(), "state of kind ", state.kind);
+  item.moments[static_cast<size_t>(kind - moments_.begin())].set(values);
 }
 
 Optimizer::Bytes Elementwise::bytes() const {
@@ -203,7 +201,7 @@ Optimizer::Bytes Elementwise::bytes() const {
   for (const Item& item : items_) {
     if (item.main.defined()) bytes.main_params += static_cast<int64_t>(item.main.nbytes());
     if (item.remainder.defined()) bytes.main_params += static_cast<int64_t>(item.remainder.nbytes());
-    for (const Stored& moment : item.moments) bytes.moments += moment.bytes();
+    for (const MomentStorage& moment : item.moments) bytes.moments += moment.bytes();
   }
   if (host_) return {0, 0, bytes.main_params + bytes.moments + host_->bytes()};
   return bytes;

@@ -1,11 +1,13 @@
-// The common part of the elementwise optimizers (adam.cpp, sgd.cpp, lion.cpp): main parameters and moments of every
+// The common part of the elementwise optimizers (kernels/adam.h, sgd.h, lion.h): main parameters and moments of every
 // shard in their storage formats, and their checkpoint state. An update works on any range of a shard. With
 // optim.optimizer_cpu_offload, state and step are on the host, chunk by chunk.
 #pragma once
 
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "config/optimizers.h"
@@ -26,17 +28,17 @@ struct ElementwiseStep {
 
   // Launches the CPU or GPU version of a kernel (kernels/optimizer_step.h).
   template <class Hyper>
-  void run(void (*on_cpu_twin)(const kernels::OptimizerRange&, const Hyper&, const kernels::StepPlace&),
-           void (*on_gpu_twin)(const std::vector<kernels::RatedRange>&, const Hyper&, const kernels::StepValues*,
-                               CUstream_st*),
+  void run(void (*cpu_kernel)(const kernels::OptimizerRange&, const Hyper&, const kernels::StepPlace&),
+           void (*gpu_kernel)(const std::vector<kernels::RatedRange>&, const Hyper&, const kernels::StepValues*,
+                              CUstream_st*),
            const Hyper& hyper) const {
     const kernels::StepValues* const values = state.values();
     if (target.gpu()) {
-      device::launch(target, {kernel, reads, writes}, device::CpuOnly(), on_gpu_twin, ranges, hyper, values);
+      device::launch(target, {kernel, reads, writes}, device::CpuOnly(), gpu_kernel, ranges, hyper, values);
       return;
     }
     const kernels::RatedRange& only = ranges.at(0);
-    device::launch(target, {kernel, reads, writes, {{"noise_key", only.range.noise_key}}}, on_cpu_twin, NoGpu(),
+    device::launch(target, {kernel, reads, writes, {{"noise_key", only.range.noise_key}}}, cpu_kernel, NoGpu(),
                    only.range, hyper, kernels::StepPlace{values, only.rates});
   }
 
@@ -54,22 +56,22 @@ class Elementwise final : public Optimizer {
  public:
   // Allocates the state that `traits` lists for every shard.
   Elementwise(const config::OptimizerTraits& traits, ElementwiseUpdate* update, const config::Optim& config,
-              std::vector<Slice> slices, const OptimizerContext& context);
+              std::vector<Shard> slices, const OptimizerContext& context);
 
   void step(const StepState& state) override;
   std::vector<State> state() override;
   void restore(const State& state, const at::Tensor& values) override;
-  void params_changed() override;
+  void copy_from_params() override;
   Bytes bytes() const override;
 
  private:
   struct Item {
-    Slice slice;
+    Shard slice;
     size_t group = 0;
     bool in_place = false;  // the parameter is its own main parameter
     at::Tensor main;        // fp32, for a parameter in half precision
     at::Tensor remainder;   // replaces main: int16, the low halves
-    std::vector<Stored> moments;
+    std::vector<MomentStorage> moments;
   };
   // Elements [begin, begin + values.numel()) of an item's shard. values and gradient are on the device that computes
   // the step.
@@ -77,9 +79,9 @@ class Elementwise final : public Optimizer {
     int64_t begin = 0;
     at::Tensor values, gradient;
   };
-  Item make_item(const Slice& slice, const OptimizerContext& context) const;
+  Item make_item(const Shard& slice, const OptimizerContext& context) const;
   void make_chunks();
-  kernels::OptimizerRange range_of(Item& item, const Range& range) const;
+  kernels::OptimizerRange make_range(Item& item, const Range& range) const;
   void add(Item& item, const Range& range, ElementwiseStep& step) const;
   void update(Item& item, const Range& range, const StepState& state) const;
   at::Tensor main_values(const Item& item) const;
@@ -90,6 +92,8 @@ class Elementwise final : public Optimizer {
   ElementwiseUpdate* update_;
   std::vector<config::OptimizerMoment> moments_;
   std::vector<Item> items_;
+  std::map<std::pair<const nn::NamedTensor*, int64_t>, size_t>
+      index_;  // of the item with a parameter and a first element
   struct Chunk {
     size_t item;
     int64_t begin;

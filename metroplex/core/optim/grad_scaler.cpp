@@ -8,21 +8,22 @@
 
 namespace metroplex::optim {
 
-static void check_args(const GradScalerArgs& a) {
+static void check_args(const GradScalerArgs& args) {
   const double largest = std::numeric_limits<float>::max();
-  MPX_CHECK(a.initial_scale > 0 && a.initial_scale <= largest, "optim", "a loss scale of ", a.initial_scale,
+  MPX_CHECK(args.initial_scale > 0 && args.initial_scale <= largest, "optim", "a loss scale of ", args.initial_scale,
             " (precision.loss_scale, precision.initial_loss_scale) must be above 0 and finite in fp32; 4294967296 is "
             "the default");
-  if (a.constant) return;
-  MPX_CHECK(a.min_scale > 0 && a.min_scale <= a.initial_scale, "optim", "precision.min_loss_scale = ", a.min_scale,
-            ": must be above 0 and at most precision.initial_loss_scale ", a.initial_scale, "; lower it");
-  MPX_CHECK(a.growth_factor > 1 && a.growth_factor <= largest, "optim", "a growth factor of ", a.growth_factor,
-            " must be above 1; use 2");
-  MPX_CHECK(a.backoff_factor > 0 && a.backoff_factor < 1, "optim", "a back-off factor of ", a.backoff_factor,
+  if (args.constant) return;
+  MPX_CHECK(args.min_scale > 0 && args.min_scale <= args.initial_scale, "optim",
+            "precision.min_loss_scale = ", args.min_scale,
+            ": must be above 0 and at most precision.initial_loss_scale ", args.initial_scale, "; lower it");
+  MPX_CHECK(args.growth_factor > 1 && args.growth_factor <= largest, "optim", "a growth factor of ",
+            args.growth_factor, " must be above 1; use 2");
+  MPX_CHECK(args.backoff_factor > 0 && args.backoff_factor < 1, "optim", "a back-off factor of ", args.backoff_factor,
             " must be between 0 and 1; use 0.5");
-  MPX_CHECK(a.growth_interval > 0, "optim", "precision.loss_scale_window = ", a.growth_interval,
+  MPX_CHECK(args.growth_interval > 0, "optim", "precision.loss_scale_window = ", args.growth_interval,
             ": must be at least 1; use 1000");
-  MPX_CHECK(a.hysteresis > 0, "optim", "precision.hysteresis = ", a.hysteresis, ": must be at least 1; use 2");
+  MPX_CHECK(args.hysteresis > 0, "optim", "precision.hysteresis = ", args.hysteresis, ": must be at least 1; use 2");
 }
 
 GradScaler::GradScaler(const GradScalerArgs& args) : args_(args) { check_args(args); }

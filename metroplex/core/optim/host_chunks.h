@@ -36,17 +36,17 @@ class HostChunks {
   int64_t bytes() const;  // of the host buffers
 
  private:
-  static constexpr size_t kSlots = 2;
-  struct Slot {
+  static constexpr size_t kNumBuffers = 2;
+  struct HostBuffers {
     at::Tensor values, gradient;  // byte buffers
-    device::SideStream::Mark here;
+    device::SideStream::Mark fetched;
   };
   at::Tensor host_values(size_t chunk) const;
   at::Tensor host_gradient(size_t chunk) const;
   void fetch(size_t chunk);
 
   std::vector<HostChunk> chunks_;
-  std::array<Slot, kSlots> slots_;
+  std::array<HostBuffers, kNumBuffers> buffers_;
   std::optional<device::SideStream> stream_;
 };
 

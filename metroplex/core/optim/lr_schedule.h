@@ -47,7 +47,7 @@ class LrSchedule {
   const ScheduleArgs& args() const { return args_; }
 
  private:
-  double decayed(int64_t num_steps, double max_lr, double min_lr) const;
+  double decayed_lr(int64_t num_steps, double max_lr, double min_lr) const;
   ScheduleArgs args_;
 };
 

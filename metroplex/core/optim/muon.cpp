@@ -18,35 +18,35 @@ namespace {
 bool is_stack(const nn::Param& param) { return param.local_shape.size() == 3; }
 
 // Returns the regions that form each matrix of the parameter, by matrix name. Empty: the parameter is one matrix.
-std::map<std::string, std::vector<topology::Part>> matrices_of(const nn::Param& param, bool split_qkv) {
-  std::map<std::string, std::vector<topology::Part>> matrices;
-  for (const topology::Part& part : param.placement.parts) {
-    if (part.matrix.empty() || (!is_stack(param) && !split_qkv)) continue;
-    MPX_ASSERT(part.dim == 0, part.name, ": a matrix within a parameter is a range of its first dim");
-    matrices[part.matrix].push_back(part);
+std::map<std::string, std::vector<topology::Region>> find_matrices(const nn::Param& param, bool split_qkv) {
+  std::map<std::string, std::vector<topology::Region>> matrices;
+  for (const topology::Region& region : param.placement.regions) {
+    if (region.matrix.empty() || (!is_stack(param) && !split_qkv)) continue;
+    MPX_ASSERT(region.dim == 0, region.name, ": a matrix within a parameter is a range of its first dim");
+    matrices[region.matrix].push_back(region);
   }
   return matrices;
 }
 
-// Returns the rows of `part` in the gathered parameter. Empty if another rank holds that matrix of a stack.
-topology::RowRange gathered_rows(const nn::Param& param, const topology::Part& part) {
-  const topology::Cut* cut = is_stack(param) ? topology::cut_of(param.placement, part.dim) : nullptr;
-  if (cut == nullptr) return {part.begin, part.begin, part.size};
-  for (const topology::RowRange& range : cut->ranges) {
-    const int64_t begin = std::max(part.begin, range.global),
-                  end = std::min(part.begin + part.size, range.global + range.size);
+// Returns the rows of `region` in the gathered parameter. Empty if another rank holds that matrix of a stack.
+topology::RowRange gathered_rows(const nn::Param& param, const topology::Region& region) {
+  const topology::DimShard* dim_shard = is_stack(param) ? topology::find_shard(param.placement, region.dim) : nullptr;
+  if (dim_shard == nullptr) return {region.begin, region.begin, region.size};
+  for (const topology::RowRange& range : dim_shard->ranges) {
+    const int64_t begin = std::max(region.begin, range.global),
+                  end = std::min(region.begin + region.size, range.global + range.size);
     if (begin >= end) continue;
-    MPX_ASSERT(end - begin == part.size, part.name, ": a matrix of a stack is divided between ranks");
-    return {range.local + begin - range.global, begin, part.size};
+    MPX_ASSERT(end - begin == region.size, region.name, ": a matrix of a stack is divided between ranks");
+    return {range.local + begin - range.global, begin, region.size};
   }
   return {};
 }
 
 at::ScalarType main_type(at::ScalarType param) { return param == at::kDouble ? at::kDouble : at::kFloat; }
 
-std::vector<Slice> others_of(const std::vector<Slice>& slices) {
-  std::vector<Slice> others;
-  for (const Slice& slice : slices) {
+std::vector<Shard> select_others(const std::vector<Shard>& slices) {
+  std::vector<Shard> others;
+  for (const Shard& slice : slices) {
     if (!slice.param->has_matrices()) others.push_back(slice);
   }
   return others;
@@ -84,12 +84,12 @@ double muon_scale(config::MuonScale mode, int64_t rows, int64_t columns) {
   return std::sqrt(std::max(1.0, m / n));
 }
 
-Muon::Muon(const config::OptimizerTraits& traits, const config::Optim& config, std::vector<Slice> slices,
+Muon::Muon(const config::OptimizerTraits& traits, const config::Optim& config, std::vector<Shard> slices,
            const OptimizerContext& context)
     : config_(config),
       axes_(context.axes),
       device_(context.target.memory()),
-      others_(make_optimizer(traits.others, config, others_of(slices), context)) {
+      others_(make_optimizer(traits.others, config, select_others(slices), context)) {
   for (const nn::Param* param : context.groups->params()) {
     MPX_ASSERT(param->local_shape.size() <= 2 || param->has_matrices(), param->name, " of ",
                param->local_shape.size(), " dims names no matrices");
@@ -97,8 +97,8 @@ Muon::Muon(const config::OptimizerTraits& traits, const config::Optim& config, s
     Matrix matrix;
     matrix.param = param;
     matrix.group = context.groups->of(*param);
-    if (context.shard_of) matrix.shard = context.shard_of(*param);
-    for (const Slice& slice : slices) {
+    if (context.find_shard_group) matrix.shard_group = context.find_shard_group(*param);
+    for (const Shard& slice : slices) {
       if (slice.param == param) matrix.slice = slice;
     }
     if (matrix.slice.size() > 0) {
@@ -110,23 +110,24 @@ Muon::Muon(const config::OptimizerTraits& traits, const config::Optim& config, s
 }
 
 // Gathers the whole matrix, or the local matrices of a stack, from the shards of all ranks that share it.
-at::Tensor Muon::gather_whole(const Matrix& matrix, const at::Tensor& own) const {
+at::Tensor Muon::gather_matrix(const Matrix& matrix, const at::Tensor& own) const {
   const nn::Param& param = *matrix.param;
-  const Slice& slice = matrix.slice;
+  const Shard& slice = matrix.slice;
   at::Tensor local = own;
-  if (matrix.shard.size() > 1) {
+  if (matrix.shard_group.size() > 1) {
     local = at::zeros({param.numel()}, at::TensorOptions().dtype(main_type(param.dtype)).device(device_));
     if (slice.size() > 0) local.narrow(0, slice.begin, slice.size()).copy_(own);
-    comm::all_reduce(local, matrix.shard);
+    comm::all_reduce(local, matrix.shard_group);
   }
   local = local.view(param.local_shape);
-  for (const topology::Cut& cut : param.placement.cuts) {
-    if (!is_stack(param) || cut.dim != 0) local = comm::all_gather(local, cut.dim, axes_.gradients_over(cut.axes));
+  for (const topology::DimShard& dim_shard : param.placement.cuts) {
+    if (!is_stack(param) || dim_shard.dim != 0)
+      local = comm::all_gather(local, dim_shard.dim, axes_.gradient_group(dim_shard.axes));
   }
   return local;
 }
 
-at::Tensor Muon::orthogonalized(const at::Tensor& matrix) const {
+at::Tensor Muon::orthogonalize(const at::Tensor& matrix) const {
   at::Tensor result = newton_schulz(matrix, config_.muon_num_ns_steps, config_.muon_coefficient_type);
   return result.mul_(muon_scale(config_.muon_scale_mode, matrix.size(0), matrix.size(1)) *
                      config_.muon_extra_scale_factor);
@@ -136,21 +137,21 @@ at::Tensor Muon::orthogonalized(const at::Tensor& matrix) const {
 // 0.
 at::Tensor Muon::orthogonalize_each(const Matrix& matrix, const at::Tensor& gathered) const {
   const nn::Param& param = *matrix.param;
-  const auto matrices = matrices_of(param, config_.muon_split_qkv);
-  if (matrices.empty()) return orthogonalized(gathered);
+  const auto matrices = find_matrices(param, config_.muon_split_qkv);
+  if (matrices.empty()) return orthogonalize(gathered);
   const int64_t row = param.numel() / std::max<int64_t>(1, param.local_shape.at(0));
   at::Tensor result = at::zeros_like(gathered);
-  for (const auto& [name, parts] : matrices) {
+  for (const auto& [name, regions] : matrices) {
     std::vector<at::Tensor> in, out;
-    for (const topology::Part& part : parts) {
-      const topology::RowRange rows = gathered_rows(param, part);
+    for (const topology::Region& region : regions) {
+      const topology::RowRange rows = gathered_rows(param, region);
       const int64_t begin = rows.local * row, end = begin + rows.size * row;
       if (is_stack(param) && (begin >= matrix.slice.end || end <= matrix.slice.begin)) continue;
       in.push_back(gathered.narrow(0, rows.local, rows.size).flatten(0, -2));
       out.push_back(result.narrow(0, rows.local, rows.size).flatten(0, -2));
     }
     if (in.empty()) continue;
-    const at::Tensor done = orthogonalized(at::cat(in));
+    const at::Tensor done = orthogonalize(at::cat(in));
     for (int64_t i = 0, first = 0; i < static_cast<int64_t>(out.size()); first += out[i++].size(0))
       out[i].copy_(done.narrow(0, first, out[i].size(0)));
   }
@@ -160,7 +161,7 @@ at::Tensor Muon::orthogonalize_each(const Matrix& matrix, const at::Tensor& gath
 // Returns this rank's shard of the orthogonalized momentum. The gathered rows of a gated matrix are not in the order
 // of the whole matrix. That does not matter, because Newton-Schulz commutes with row permutations.
 at::Tensor Muon::update(Matrix& matrix, const StepState& state) const {
-  const Slice& slice = matrix.slice;
+  const Shard& slice = matrix.slice;
   at::Tensor direction;
   if (slice.size() > 0) {
     const at::Tensor gradient =
@@ -169,12 +170,12 @@ at::Tensor Muon::update(Matrix& matrix, const StepState& state) const {
     direction = config_.muon_use_nesterov ? gradient.lerp(momentum, config_.muon_momentum) : momentum;
     state.take(matrix.momentum, momentum);
   }
-  at::Tensor whole = gather_whole(matrix, direction);
+  at::Tensor whole = gather_matrix(matrix, direction);
   if (slice.size() == 0) return direction;
   whole = orthogonalize_each(matrix, whole);
-  for (const topology::Cut& cut : matrix.param->placement.cuts) {
-    if (!is_stack(*matrix.param) || cut.dim != 0)
-      whole = comm::own_slice(whole, cut.dim, axes_.gradients_over(cut.axes));
+  for (const topology::DimShard& dim_shard : matrix.param->placement.cuts) {
+    if (!is_stack(*matrix.param) || dim_shard.dim != 0)
+      whole = comm::select_shard(whole, dim_shard.dim, axes_.gradient_group(dim_shard.axes));
   }
   return whole.contiguous().view(-1).narrow(0, slice.begin, slice.size());
 }
@@ -194,7 +195,7 @@ void Muon::step(const StepState& state) {
 std::vector<State> Muon::state() {
   std::vector<State> all = others_->state();
   for (const Matrix& matrix : matrices_) {
-    const Slice& slice = matrix.slice;
+    const Shard& slice = matrix.slice;
     if (slice.size() == 0) continue;
     const auto add = [&](const std::string& kind, const at::Tensor& tensor) {
       all.push_back({slice.param, kind, slice.begin, slice.end, tensor.scalar_type(), [tensor] { return tensor; }});
@@ -221,8 +222,8 @@ void Muon::restore(const State& state, const at::Tensor& values) {
   found->momentum.copy_(values);
 }
 
-void Muon::params_changed() {
-  others_->params_changed();
+void Muon::copy_from_params() {
+  others_->copy_from_params();
   for (Matrix& matrix : matrices_) {
     if (matrix.slice.size() > 0) matrix.main.copy_(matrix.slice.values);
   }

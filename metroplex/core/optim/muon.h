@@ -29,26 +29,26 @@ double muon_scale(config::MuonScale mode, int64_t rows, int64_t columns);
 
 class Muon final : public Optimizer {
  public:
-  Muon(const config::OptimizerTraits& traits, const config::Optim& config, std::vector<Slice> slices,
+  Muon(const config::OptimizerTraits& traits, const config::Optim& config, std::vector<Shard> slices,
        const OptimizerContext& context);
 
   void step(const StepState& state) override;
   std::vector<State> state() override;
   void restore(const State& state, const at::Tensor& values) override;
-  void params_changed() override;
+  void copy_from_params() override;
   Bytes bytes() const override;
 
  private:
   struct Matrix {
     const nn::Param* param = nullptr;
-    Slice slice;  // empty if other ranks of the shard group hold all of it
+    Shard slice;  // empty if other ranks of the shard group hold all of it
     size_t group = 0;
-    comm::Group shard;
+    comm::Group shard_group;
     at::Tensor main, momentum;  // of the shard, flattened
   };
   at::Tensor update(Matrix& matrix, const StepState& state) const;
-  at::Tensor gather_whole(const Matrix& matrix, const at::Tensor& own) const;
-  at::Tensor orthogonalized(const at::Tensor& matrix) const;
+  at::Tensor gather_matrix(const Matrix& matrix, const at::Tensor& own) const;
+  at::Tensor orthogonalize(const at::Tensor& matrix) const;
   at::Tensor orthogonalize_each(const Matrix& matrix, const at::Tensor& gathered) const;
 
   config::Optim config_;

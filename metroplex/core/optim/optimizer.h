@@ -20,7 +20,7 @@
 
 namespace metroplex::optim {
 
-using distributed::Slice;
+using distributed::Shard;
 
 // Training state of a range of a local tensor: optimizer state, or the weight or buffer itself
 // (step/state_tensors.h).
@@ -47,7 +47,7 @@ class Optimizer {
   virtual void restore(const State& state, const at::Tensor& values) = 0;
   // Copies the parameters to the main parameters. Call after parameters were written externally, for example by a
   // load.
-  virtual void params_changed() = 0;
+  virtual void copy_from_params() = 0;
   // Memory of main parameters and moments on this rank. With optim.optimizer_cpu_offload they count in `host`,
   // together with the step's buffers, and the other fields are 0.
   struct Bytes {
@@ -58,18 +58,18 @@ class Optimizer {
 
 struct OptimizerContext {
   const ParamGroups* groups = nullptr;  // must outlive the optimizer
-  comm::Groups axes;      // of this rank; Muon gathers matrices over tensor-parallel groups and shard_of
+  comm::Groups axes;      // of this rank; Muon gathers matrices over tensor-parallel groups and find_shard_group
   device::Target target;  // of the parameters
   // Returns the group that shards a parameter's state; called by make_optimizer. Empty: no sharding.
-  std::function<comm::Group(const nn::Param& param)> shard_of = {};
+  std::function<comm::Group(const nn::Param& param)> find_shard_group = {};
   uint64_t seed = 1234;  // of stochastic rounding
 };
 
 // Creates the optimizer `name`, a row of config/optimizers.h, with the settings of `config`. Throws
 // base::Error("optim") for an unknown name.
 std::unique_ptr<Optimizer> make_optimizer(const std::string& name, const config::Optim& config,
-                                          std::vector<Slice> slices, const OptimizerContext& context);
-std::unique_ptr<Optimizer> make_optimizer(const config::Optim& config, std::vector<Slice> slices,
+                                          std::vector<Shard> slices, const OptimizerContext& context);
+std::unique_ptr<Optimizer> make_optimizer(const config::Optim& config, std::vector<Shard> slices,
                                           const OptimizerContext& context);
 
 }  // namespace metroplex::optim

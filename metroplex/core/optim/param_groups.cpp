@@ -8,19 +8,20 @@ namespace metroplex::optim {
 namespace {
 
 // Exact comparison in which NaN ("use the schedule's value") equals NaN.
-bool same(double a, double b) { return a == b || (std::isnan(a) && std::isnan(b)); }
-bool same(const GroupFactors& a, const GroupFactors& b) {
-  return same(a.max_lr, b.max_lr) && same(a.min_lr, b.min_lr) && same(a.start_wd, b.start_wd) &&
-         same(a.end_wd, b.end_wd) && a.lr_mult == b.lr_mult && a.wd_mult == b.wd_mult;
+bool is_equal(double a, double b) { return a == b || (std::isnan(a) && std::isnan(b)); }
+bool is_equal(const GroupFactors& a, const GroupFactors& b) {
+  return is_equal(a.max_lr, b.max_lr) && is_equal(a.min_lr, b.min_lr) && is_equal(a.start_wd, b.start_wd) &&
+         is_equal(a.end_wd, b.end_wd) && a.lr_mult == b.lr_mult && a.wd_mult == b.wd_mult;
 }
 
-GroupFactors factors_of(const config::Optim& config, const std::vector<config::ParamGroupRule>& rules,
-                        const nn::Param& param) {
+GroupFactors make_factors(const config::Optim& config, const std::vector<config::ParamGroupRule>& rules,
+                          const nn::Param& param) {
   GroupFactors factors;
   using topology::Role;
   const Role role = param.placement.role;
-  const bool decays = param.decays() || (config.apply_wd_to_qk_layernorm && role == Role::qk_norm);
-  factors.wd_mult = decays ? 1.0 : 0.0;
+  const bool has_weight_decay =
+      param.has_weight_decay() || (config.apply_wd_to_qk_layernorm && role == Role::qk_norm);
+  factors.wd_mult = has_weight_decay ? 1.0 : 0.0;
   if (config.decoupled_lr > 0 && (role == Role::embedding || role == Role::output)) {
     factors.max_lr = config.decoupled_lr;
     factors.min_lr = config.decoupled_min_lr;
@@ -39,11 +40,11 @@ GroupFactors factors_of(const config::Optim& config, const std::vector<config::P
 ParamGroups::ParamGroups(const config::Optim& config, const std::vector<nn::Param*>& params) : params_(params) {
   const std::vector<config::ParamGroupRule> rules = config::param_group_rules(config);
   for (const nn::Param* param : params) {
-    const GroupFactors factors = factors_of(config, rules, *param);
+    const GroupFactors factors = make_factors(config, rules, *param);
     size_t group = 0;
-    while (group < factors_.size() && !same(factors_[group], factors)) ++group;
+    while (group < factors_.size() && !is_equal(factors_[group], factors)) ++group;
     if (group == factors_.size()) factors_.push_back(factors);
-    group_of_[param] = group;
+    group_index_[param] = group;
   }
 }
 

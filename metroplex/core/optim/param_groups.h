@@ -26,7 +26,7 @@ class ParamGroups {
   // sets LR multipliers and weight-decay factors by parameter name.
   ParamGroups(const config::Optim& config, const std::vector<nn::Param*>& params);
 
-  size_t of(const nn::Param& param) const { return group_of_.at(&param); }
+  size_t of(const nn::Param& param) const { return group_index_.at(&param); }
   // Constructor order, which is the same on all ranks that hold the parameters.
   const std::vector<nn::Param*>& params() const { return params_; }
   const std::vector<GroupFactors>& factors() const { return factors_; }
@@ -36,7 +36,7 @@ class ParamGroups {
  private:
   std::vector<nn::Param*> params_;
   std::vector<GroupFactors> factors_;
-  std::map<const nn::Param*, size_t> group_of_;
+  std::map<const nn::Param*, size_t> group_index_;
 };
 
 // Learning rate and weight decay of every parameter group for the next successful steps, on the parameters' device. A
@@ -53,20 +53,20 @@ class RateTable {
 
   // The position of the next step: `steps` successful steps have consumed `samples`, and each further step consumes
   // `batch`.
-  struct Place {
+  struct Position {
     int64_t steps = 0, samples = 0, batch = 0;
   };
   // Ensures that the table covers the next step with the rates of `schedule`. Rewrites the table if it ends earlier
   // or was computed for other sample counts.
-  void cover(const LrSchedule& schedule, const ParamGroups& groups, const Place& next);
+  void cover(const LrSchedule& schedule, const ParamGroups& groups, const Position& next);
   // Invalidates the table. Call after the schedule has changed.
-  void forget() { first_.reset(); }
+  void invalidate() { first_.reset(); }
 
  private:
   device::Target target_;
   at::Tensor tensor_;
   double beta1_ = 0, beta2_ = 0;
-  std::optional<Place> first_;  // of the first row
+  std::optional<Position> first_;  // of the first row
 };
 
 }  // namespace metroplex::optim

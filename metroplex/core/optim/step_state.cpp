@@ -14,7 +14,7 @@ namespace {
 constexpr int64_t kValues = sizeof(kernels::StepValues) / sizeof(double);
 
 template <class Struct>
-int64_t index_of(double Struct::*name) {
+int64_t field_index(double Struct::*name) {
   const Struct numbers;
   return &(numbers.*name) - reinterpret_cast<const double*>(&numbers);
 }
@@ -33,9 +33,9 @@ kernels::StepValues* StepState::values() const {
 }
 kernels::GroupRates* StepState::rates() const { return reinterpret_cast<kernels::GroupRates*>(values() + 1); }
 
-at::Tensor StepState::value(double kernels::StepValues::*name) const { return tensor_.select(0, index_of(name)); }
+at::Tensor StepState::value(double kernels::StepValues::*name) const { return tensor_.select(0, field_index(name)); }
 at::Tensor StepState::rate(double kernels::GroupRates::*name, size_t group) const {
-  return tensor_.select(0, kValues + static_cast<int64_t>(group) * kernels::kRatesOfGroup + index_of(name));
+  return tensor_.select(0, kValues + static_cast<int64_t>(group) * kernels::kRatesOfGroup + field_index(name));
 }
 
 void StepState::copy_if(bool updates, const at::Tensor& from, const at::Tensor& to) const {

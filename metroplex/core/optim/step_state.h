@@ -27,10 +27,10 @@ class StepState {
   at::Tensor value(double kernels::StepValues::*name) const;
   at::Tensor rate(double kernels::GroupRates::*name, size_t group) const;
 
-  // take: x = next if the step updates. put_back: x = before if it does not. Both tensors must be contiguous with
-  // equal size and dtype.
+  // take: x = next if the step updates. restore_if_skipped: x = before if it does not. Both tensors must be
+  // contiguous with equal size and dtype.
   void take(const at::Tensor& x, const at::Tensor& next) const { copy_if(true, next, x); }
-  void put_back(const at::Tensor& x, const at::Tensor& before) const { copy_if(false, before, x); }
+  void restore_if_skipped(const at::Tensor& x, const at::Tensor& before) const { copy_if(false, before, x); }
 
   // Waits for the device.
   kernels::StepValues read() const;

@@ -8,7 +8,7 @@
 
 namespace metroplex::optim {
 
-kernels::Number number_of(at::ScalarType dtype) {
+kernels::Number to_number(at::ScalarType dtype) {
   switch (dtype) {
     case at::kDouble:
       return kernels::Number::f64;
@@ -26,7 +26,7 @@ kernels::Number number_of(at::ScalarType dtype) {
   }
 }
 
-Stored::Stored(int64_t size, const Form& form) : second_(form.second), target_(form.target) {
+MomentStorage::MomentStorage(int64_t size, const Form& form) : second_(form.second), target_(form.target) {
   const bool blocks = !form.wide && form.dtype == config::MomentDtype::eight_bit;
   const at::ScalarType type = form.wide                                 ? at::kDouble
                               : blocks                                  ? at::kByte
@@ -37,7 +37,7 @@ Stored::Stored(int64_t size, const Form& form) : second_(form.second), target_(f
   if (blocks) scales_ = at::zeros({kernels::block8_scales(size)}, options.dtype(at::kFloat));
 }
 
-at::Tensor Stored::values() const {
+at::Tensor MomentStorage::values() const {
   if (!scales_.defined()) return data_.scalar_type() == at::kBFloat16 ? data_.to(at::kFloat) : data_;
   at::Tensor out = at::empty(data_.sizes(), data_.options().dtype(at::kFloat));
   device::launch(
@@ -51,7 +51,7 @@ at::Tensor Stored::values() const {
   return out;
 }
 
-void Stored::set(const at::Tensor& values) {
+void MomentStorage::set(const at::Tensor& values) {
   if (values.is_same(data_)) return;
   if (!scales_.defined()) {
     data_.copy_(values);
@@ -64,15 +64,15 @@ void Stored::set(const at::Tensor& values) {
                  static_cast<uint8_t*>(data_.mutable_data_ptr()), static_cast<float*>(scales_.mutable_data_ptr()));
 }
 
-kernels::MomentArray Stored::array(int64_t begin) {
+kernels::MomentArray MomentStorage::array(int64_t begin) {
   MPX_ASSERT(begin % kernels::kBlock8 == 0, "optimizer state: element ", begin,
              " is not the first of an 8-bit block");
   return {static_cast<char*>(data_.mutable_data_ptr()) + begin * static_cast<int64_t>(data_.element_size()),
-          number_of(data_.scalar_type()),
+          to_number(data_.scalar_type()),
           scales_.defined() ? static_cast<float*>(scales_.mutable_data_ptr()) + begin / kernels::kBlock8 : nullptr};
 }
 
-int64_t Stored::bytes() const {
+int64_t MomentStorage::bytes() const {
   return static_cast<int64_t>(data_.nbytes() + (scales_.defined() ? scales_.nbytes() : 0));
 }
 

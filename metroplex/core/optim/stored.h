@@ -10,9 +10,9 @@
 
 namespace metroplex::optim {
 
-class Stored {
+class MomentStorage {
  public:
-  Stored() = default;
+  MomentStorage() = default;
   struct Form {
     config::MomentDtype dtype = config::MomentDtype::fp32;  // ignored if wide
     bool wide = false;                                      // float64
@@ -20,7 +20,7 @@ class Stored {
     device::Target target;                                  // of storage and decoding
   };
   // Initializes to zero.
-  Stored(int64_t size, const Form& form);
+  MomentStorage(int64_t size, const Form& form);
 
   // Returns fp32 or fp64: the storage itself if it has that dtype, else a decoded copy.
   at::Tensor values() const;
@@ -39,6 +39,6 @@ class Stored {
   device::Target target_;
 };
 
-kernels::Number number_of(at::ScalarType dtype);
+kernels::Number to_number(at::ScalarType dtype);
 
 }  // namespace metroplex::optim

@@ -26,10 +26,10 @@ struct Executor::Step {
   bool first(const Action& action) const { return placement.first(place(action)); }
   bool last(const Action& action) const { return placement.last(place(action)); }
   std::vector<BorderValue> inputs(const Action& action) const {
-    return in.border.crossing(placement.stage_of(place(action)) - 1);
+    return in.border.values_at(placement.stage_of(place(action)) - 1);
   }
   std::vector<BorderValue> outputs(const Action& action) const {
-    return in.border.crossing(placement.stage_of(place(action)));
+    return in.border.values_at(placement.stage_of(place(action)));
   }
 
   int graph_instance(const Action& action) const {
@@ -40,7 +40,7 @@ struct Executor::Step {
 
 namespace {
 
-int channel_of(ActionKind kind) { return plan::goes_forward(kind) ? comm::kForwardChannel : comm::kBackwardChannel; }
+int p2p_channel(ActionKind kind) { return plan::goes_forward(kind) ? comm::kForwardChannel : comm::kBackwardChannel; }
 
 }  // namespace
 
@@ -50,7 +50,7 @@ int64_t BorderValue::bytes() const {
   return bytes;
 }
 
-std::vector<BorderValue> BorderShape::crossing(int border) const {
+std::vector<BorderValue> BorderShape::values_at(int border) const {
   std::vector<BorderValue> all;
   std::copy_if(values.begin(), values.end(), std::back_inserter(all),
                [&](const BorderValue& value) { return value.first <= border && border < value.end; });
@@ -59,11 +59,11 @@ std::vector<BorderValue> BorderShape::crossing(int border) const {
 
 int64_t BorderShape::bytes(int border) const {
   int64_t bytes = 0;
-  for (const BorderValue& value : crossing(border)) bytes += value.bytes();
+  for (const BorderValue& value : values_at(border)) bytes += value.bytes();
   return bytes;
 }
 
-void Executor::Call::wait() {
+void Executor::P2pCall::wait() {
   handle.wait();
   done = true;
 }
@@ -82,10 +82,10 @@ int64_t Executor::border_bytes(const std::function<bool(const at::Tensor&)>& cou
 
 PipelineOutput Executor::run(const PipelineInput& in) {
   PipelineOutput result;
-  if (in.warms_up != nullptr) {
-    PipelineInput there = in;
-    there.warms_up = nullptr;
-    in.warms_up->run_on_capture_stream([&] { result = run(there); });
+  if (in.warmup_device != nullptr) {
+    PipelineInput eager_input = in;
+    eager_input.warmup_device = nullptr;
+    in.warmup_device->run_on_capture_stream([&] { result = run(eager_input); });
     return result;
   }
   MPX_ASSERT(in.table.num_stages == pp_.size() && in.table.num_chunks == static_cast<int>(stages_.size()),
@@ -106,17 +106,17 @@ PipelineOutput Executor::run(const PipelineInput& in) {
     if (plan::is_p2p(action.kind)) {
       exchange(step, &actions[i], &actions[i] + (end - i));
     } else if (action.kind == ActionKind::forward) {
-      const nn::Values x = input_of(step, action);
+      const nn::Values x = take_inputs(step, action);
       StageRun* const run = in.table.forward_only ? nullptr : &runs_[key];
-      pass_on(step, action,
-              stages_[action.chunk]->forward(x, in.batches[action.microbatch], run, &result.terms[action.microbatch],
-                                             step.graph_instance(action)));
+      put_outputs(step, action,
+                  stages_[action.chunk]->forward(x, in.batches[action.microbatch], run,
+                                                 &result.terms[action.microbatch], step.graph_instance(action)));
     } else if (action.kind == ActionKind::backward) {
       StageRun run = take_run(key);
       const at::Tensor factor = in.loss_gradients.select(0, action.microbatch);
       const Tensors dy = output_gradients(step, action, factor);
       std::vector<nn::DeferredGradients>* const deferred = splits_backward ? &weights_[key] : nullptr;
-      pass_back(step, action, stages_[action.chunk]->backward(std::move(run), dy, factor, deferred));
+      put_gradients(step, action, stages_[action.chunk]->backward(std::move(run), dy, factor, deferred));
     } else if (action.kind == ActionKind::weight) {
       weight(action);
     } else {
@@ -132,20 +132,20 @@ PipelineOutput Executor::run(const PipelineInput& in) {
     i = end;
   }
   borders_.finish();
-  MPX_ASSERT(live() == 0, live(), " tensors of the pipeline outlived their step");
+  MPX_ASSERT(num_live() == 0, num_live(), " tensors of the pipeline outlived their step");
   return result;
 }
 
-nn::Values Executor::input_of(const Step& step, const Action& action) {
+nn::Values Executor::take_inputs(const Step& step, const Action& action) {
   nn::Values x;
   if (step.first(action)) return x;
   const std::vector<BorderValue> border = step.inputs(action);
-  Tensors came = borders_.take_input({action.microbatch, action.chunk});
-  for (size_t i = 0; i < border.size(); ++i) x.add(border[i].name, std::move(came[i]));
+  Tensors received = borders_.take_input({action.microbatch, action.chunk});
+  for (size_t i = 0; i < border.size(); ++i) x.add(border[i].name, std::move(received[i]));
   return x;
 }
 
-void Executor::pass_on(const Step& step, const Action& action, const nn::Values& y) {
+void Executor::put_outputs(const Step& step, const Action& action, const nn::Values& y) {
   if (step.last(action)) {
     MPX_ASSERT(y.size() == 1, "the last stage gives a loss or logits, not ", y.size(), " values");
     // The next pass in the same graph instance overwrites the result of a graph.
@@ -155,15 +155,16 @@ void Executor::pass_on(const Step& step, const Action& action, const nn::Values&
   }
   const std::vector<BorderValue> border = step.outputs(action);
   const plan::StagePlace own = step.place(action), next = step.placement.neighbour(own, 1).value();
-  Tensors leave;
+  Tensors sent_values;
   for (const auto& [name, value] : y) {
-    const size_t i = leave.size();
+    const size_t i = sent_values.size();
     MPX_ASSERT(i < border.size() && border[i].name == name && border[i].dtype == value.tensor().scalar_type(),
                "the stage gives ", name, " where another value crosses the border");
-    leave.push_back(next.rank == own.rank ? value.tensor() : value.tensor().contiguous());
+    sent_values.push_back(next.rank == own.rank ? value.tensor() : value.tensor().contiguous());
   }
-  MPX_ASSERT(leave.size() == border.size(), "the stage gives ", leave.size(), " of ", border.size(), " values");
-  borders_.leave_output(action.microbatch, own, next, std::move(leave));
+  MPX_ASSERT(sent_values.size() == border.size(), "the stage gives ", sent_values.size(), " of ", border.size(),
+             " values");
+  borders_.leave_output(action.microbatch, own, next, std::move(sent_values));
 }
 
 StageRun Executor::take_run(const Key& key) {
@@ -177,17 +178,18 @@ Executor::Tensors Executor::output_gradients(const Step& step, const Action& act
   return {factor.to(step.result.last[action.microbatch].scalar_type())};
 }
 
-void Executor::pass_back(const Step& step, const Action& action, Tensors dx) {
+void Executor::put_gradients(const Step& step, const Action& action, Tensors dx) {
   if (step.first(action)) return;
   const plan::StagePlace own = step.place(action), next = step.placement.neighbour(own, -1).value();
   // Sends a copy, so that the graph instance is free for the next pass while the send is in flight.
-  const bool in_instance = step.in.graphs != nullptr && stages_[action.chunk]->islands().begins_captured();
+  const bool in_instance = step.in.graphs != nullptr && stages_[action.chunk]->regions().is_first_captured();
   const std::vector<BorderValue> border = step.inputs(action);
   for (size_t i = 0; i < dx.size() && next.rank != own.rank; ++i) {
     const BorderValue& value = border[i];
     if (!value.differentiable()) continue;
     // Nothing read this value, but the previous stage has posted a receive for its gradient.
-    if (!dx[i].defined()) dx[i] = at::zeros(sizes_of(step, value, action.microbatch), options_of(step, value));
+    if (!dx[i].defined())
+      dx[i] = at::zeros(border_sizes(step, value, action.microbatch), border_options(step, value));
     else dx[i] = in_instance ? dx[i].clone(at::MemoryFormat::Contiguous) : dx[i].contiguous();
   }
   borders_.leave_gradient(action.microbatch, own, next, std::move(dx));
@@ -196,17 +198,17 @@ void Executor::pass_back(const Step& step, const Action& action, Tensors dx) {
 void Executor::weight(const Action& action) {
   auto deferred = weights_.extract({action.microbatch, action.chunk});
   MPX_ASSERT(!deferred.empty(), "weight gradients of microbatch ", action.microbatch, " before its backward");
-  for (nn::DeferredGradients& of_island : deferred.mapped()) nn::add_gradients(std::move(of_island));
+  for (nn::DeferredGradients& region_gradients : deferred.mapped()) nn::add_gradients(std::move(region_gradients));
 }
 
-at::TensorOptions Executor::options_of(const Step& step, const BorderValue& value) {
+at::TensorOptions Executor::border_options(const Step& step, const BorderValue& value) {
   return at::TensorOptions().dtype(value.dtype).device(step.in.batches[0].tokens.device());
 }
 
 // Returns the sizes of a tensor that crosses a border. Every stage has every microbatch, so shapes are computed and
 // not sent. A shape message would have to be waited for before the tensor's own call. With two calls per action, a
 // table that passed verify() could deadlock.
-std::vector<int64_t> Executor::sizes_of(const Step& step, const BorderValue& value, int microbatch) {
+std::vector<int64_t> Executor::border_sizes(const Step& step, const BorderValue& value, int microbatch) {
   std::vector<int64_t> sizes = value.sizes;
   if (!step.in.border.variable) return sizes;
   const at::Tensor &first = step.in.batches[0].tokens, &own = step.in.batches[static_cast<size_t>(microbatch)].tokens;
@@ -219,21 +221,21 @@ std::vector<int64_t> Executor::sizes_of(const Step& step, const BorderValue& val
 
 void Executor::exchange(const Step& step, const Action* begin, const Action* end) {
   std::vector<comm::P2pOp> ops;
-  for (const Action* a = begin; a != end; ++a) {
-    const bool sends = plan::is_send(a->kind);
-    const bool forward = plan::goes_forward(a->kind);
-    const std::vector<BorderValue> border = forward == sends ? step.outputs(*a) : step.inputs(*a);
-    Tensors& tensors = borders_.slot(*a);
+  for (const Action* action = begin; action != end; ++action) {
+    const bool sends = plan::is_send(action->kind);
+    const bool forward = plan::goes_forward(action->kind);
+    const std::vector<BorderValue> border = forward == sends ? step.outputs(*action) : step.inputs(*action);
+    Tensors& tensors = borders_.slot(*action);
     tensors.resize(border.size());
     for (size_t i = 0; i < tensors.size(); ++i) {
       const BorderValue& value = border[i];
       if (!forward && !value.differentiable()) continue;
-      if (!sends) tensors[i] = at::empty(sizes_of(step, value, a->microbatch), options_of(step, value));
-      ops.push_back({sends, tensors[i], a->peer, channel_of(a->kind)});
+      if (!sends) tensors[i] = at::empty(border_sizes(step, value, action->microbatch), border_options(step, value));
+      ops.push_back({sends, tensors[i], action->peer, p2p_channel(action->kind)});
     }
   }
-  const auto call = std::make_shared<Call>(Call{comm::batch_p2p(std::move(ops), pp_)});
-  for (const Action* a = begin; a != end; ++a) borders_.issued(*a, call);
+  const auto call = std::make_shared<P2pCall>(P2pCall{comm::batch_p2p(std::move(ops), pp_)});
+  for (const Action* action = begin; action != end; ++action) borders_.issued(*action, call);
 }
 
 }  // namespace metroplex::pipeline

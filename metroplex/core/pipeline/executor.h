@@ -43,7 +43,7 @@ struct BorderShape {
   std::vector<BorderValue> values;
   bool variable = false;  // microbatches differ in s and b; sizes are derived from each microbatch's tokens
 
-  std::vector<BorderValue> crossing(int border) const;
+  std::vector<BorderValue> values_at(int border) const;
   int64_t bytes(int border) const;
 };
 
@@ -58,7 +58,7 @@ struct PipelineInput {
   // The graph plan for the table and this rank: captured regions run in its graph instances. Null: all regions run
   // eagerly.
   const plan::GraphPlan* graphs = nullptr;
-  graph::GraphDevice* warms_up = nullptr;  // run everything on its capture stream; null: on the current stream
+  graph::GraphDevice* warmup_device = nullptr;  // run everything on its capture stream; null: on the current stream
 };
 
 struct PipelineOutput {
@@ -80,7 +80,7 @@ class Executor {
 
   base::Listeners<ActionObserver>& observers() { return observers_; }
   // Number of live border-tensor sets and runs; 0 between steps. For deallocation tests.
-  size_t live() const { return borders_.count() + runs_.size() + weights_.size(); }
+  size_t num_live() const { return borders_.count() + runs_.size() + weights_.size(); }
   // Returns the bytes of the live border tensors, or of those for which `counts` returns true.
   int64_t border_bytes(const std::function<bool(const at::Tensor&)>& counts = nullptr) const;
 
@@ -88,27 +88,27 @@ class Executor {
   using Key = plan::BorderKey;
   struct Step;
   // One batched p2p call, shared by its actions, so that it is waited for once.
-  struct Call {
+  struct P2pCall {
     comm::Handle handle;
     bool done = false;  // waited for; never polled, so that lifetimes depend on the table alone
     void wait();
   };
   using Tensors = std::vector<at::Tensor>;  // one per border value; undefined for gradients of integers
 
-  nn::Values input_of(const Step& step, const plan::Action& action);
-  void pass_on(const Step& step, const plan::Action& action, const nn::Values& y);
+  nn::Values take_inputs(const Step& step, const plan::Action& action);
+  void put_outputs(const Step& step, const plan::Action& action, const nn::Values& y);
   StageRun take_run(const Key& key);
   Tensors output_gradients(const Step& step, const plan::Action& action, const at::Tensor& factor);
-  void pass_back(const Step& step, const plan::Action& action, Tensors dx);
+  void put_gradients(const Step& step, const plan::Action& action, Tensors dx);
   void weight(const plan::Action& action);
   void exchange(const Step& step, const plan::Action* begin, const plan::Action* end);
-  static std::vector<int64_t> sizes_of(const Step& step, const BorderValue& value, int microbatch);
-  static at::TensorOptions options_of(const Step& step, const BorderValue& value);
+  static std::vector<int64_t> border_sizes(const Step& step, const BorderValue& value, int microbatch);
+  static at::TensorOptions border_options(const Step& step, const BorderValue& value);
 
   std::vector<Stage*> stages_;
   comm::Group pp_;
   base::Listeners<ActionObserver> observers_;
-  plan::Borders<Tensors, Call> borders_;  // of this rank's chunks
+  plan::Borders<Tensors, P2pCall> borders_;  // of this rank's chunks
   std::map<Key, StageRun> runs_;
   // Between backward and weight, if the table splits them.
   std::map<Key, std::vector<nn::DeferredGradients>> weights_;

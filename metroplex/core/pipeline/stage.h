@@ -1,5 +1,5 @@
 // A stage is one model chunk of one pipeline rank: a list of blocks, whose segments run as consecutive autograd
-// regions (`Island`). Observers, full recompute, activation offload and CUDA graphs are implemented here only.
+// regions (`Region`). Observers, full recompute, activation offload and CUDA graphs are implemented here only.
 #pragma once
 
 #include <memory>
@@ -9,7 +9,7 @@
 #include "base/listeners.h"
 #include "comm/group.h"
 #include "config/memory.h"
-#include "nn/island.h"
+#include "nn/region.h"
 #include "nn/stage_observer.h"
 #include "nn/recompute.h"
 #include "pipeline/stage_graphs.h"
@@ -27,36 +27,36 @@ StageSaving stage_saving(const config::Memory& memory, const nn::Blocks& blocks,
                          std::shared_ptr<nn::ActivationStore> store);
 
 // The autograd regions of a stage in forward order.
-struct StageIslands {
-  struct Place {
-    nn::Island island;
+struct StageRegions {
+  struct Entry {
+    nn::Region region;
     int block = 0, segment = 0;      // where the region begins; segment index within the block
     bool first = true, last = true;  // in its block
     int graph = -1;                  // index among the captured regions of the stage; -1: runs eagerly
   };
-  struct Span {  // regions [begin, end): a single one, or those of a recomputed chunk
+  struct RegionRange {  // regions [begin, end): a single one, or those of a recomputed chunk
     size_t begin, end;
     bool recomputed;
   };
-  std::vector<Place> places;
-  std::vector<Span> spans;
+  std::vector<Entry> entries;
+  std::vector<RegionRange> ranges;
 
   // True if the first or last region is captured; false for a stage without layers.
-  bool begins_captured() const { return !places.empty() && places.front().graph >= 0; }
-  bool ends_captured() const { return !places.empty() && places.back().graph >= 0; }
+  bool is_first_captured() const { return !entries.empty() && entries.front().graph >= 0; }
+  bool is_last_captured() const { return !entries.empty() && entries.back().graph >= 0; }
 };
 
 // State of one forward of one microbatch, held until its backward.
 struct StageRun {
   // A single region uses `run`; a recomputed chunk uses `input` and `memo`.
-  struct Span {
-    nn::IslandRun run;
+  struct RegionRange {
+    nn::RegionRun run;
     nn::SavedInput input;
     nn::RecomputeMemo memo;
   };
-  const StageIslands* islands = nullptr;  // of the stage
+  const StageRegions* regions = nullptr;  // of the stage
   GraphInstance* graphs = nullptr;        // of the captured regions; null: all run eagerly
-  std::vector<Span> spans;
+  std::vector<RegionRange> ranges;
   nn::Microbatch batch;
 };
 
@@ -69,13 +69,13 @@ class Stage {
   // Calls `observer` around every forward and backward of a region, in evaluation too: `before` in order of
   // registration, `after` in reverse. With `cuts`, every segment is a separate region from the next forward on, and
   // no graph is replayed. The observer is then called for each segment.
-  void listen(std::string name, nn::StageObserver& observer, bool cuts = false);
-  void unlisten(const std::string& name);
+  void add_observer(std::string name, nn::StageObserver& observer, bool cuts = false);
+  void remove_observer(const std::string& name);
 
   // Forms regions from the segments in `scope` and captures them in `instances`, which the stages of a rank share.
   // Call before the first forward. Throws like check_capturable().
-  void capture_in(std::shared_ptr<GraphInstances> instances, GraphScope scope);
-  std::vector<const nn::Island*> captured_islands() const;
+  void enable_capture(std::shared_ptr<GraphInstances> instances, GraphScope scope);
+  std::vector<const nn::Region*> captured_regions() const;
 
   // `x` is empty on the first stage. With `run`, the forward is differentiable and fills it. `terms` receives the
   // loss terms of the segments. instance: the graph instance for the captured regions; -1: they run eagerly.
@@ -90,16 +90,16 @@ class Stage {
   const std::vector<nn::Param*>& params() const { return params_; }  // forward order; a shared parameter once
   const nn::Blocks& blocks() const { return blocks_; }
   // The regions that the next forward runs.
-  const StageIslands& islands() const;
+  const StageRegions& regions() const;
 
  private:
-  // Starts a forward over `islands` in graph instance `instance`. Returns null if the regions run eagerly.
-  GraphInstance* begin_graphs(const StageIslands& islands, int instance, const nn::Microbatch& batch, bool evaluates);
+  // Starts a forward over `regions` in graph instance `instance`. Returns null if the regions run eagerly.
+  GraphInstance* begin_graphs(const StageRegions& regions, int instance, const nn::Microbatch& batch, bool evaluates);
   // Repeats the forwards of a recomputed chunk. Consumes `kept`.
-  std::vector<nn::IslandRun> forward_again(const StageRun& run, const StageIslands::Span& span,
-                                           StageRun::Span kept) const;
-  void tell_before(const nn::IslandEvent& event) const;
-  void tell_after(const nn::IslandEvent& event) const;
+  std::vector<nn::RegionRun> recompute_forward(const StageRun& run, const StageRegions::RegionRange& range,
+                                               StageRun::RegionRange kept) const;
+  void notify_before(const nn::RegionEvent& event) const;
+  void notify_after(const nn::RegionEvent& event) const;
 
   struct Listener {
     nn::StageObserver* observer;
@@ -108,7 +108,8 @@ class Stage {
   nn::Blocks blocks_;
   StageSaving saving_;
   base::Listeners<Listener> listeners_;
-  StageIslands whole_, everywhere_;  // whole: one region per block, split at captured parts; everywhere: per segment
+  StageRegions per_block_,
+      per_segment_;  // whole: one region per block, split at captured parts; everywhere: per segment
   std::unique_ptr<StageGraphs> graphs_;
   std::vector<nn::Param*> params_;
 };

@@ -28,26 +28,26 @@ void GraphInstance::begin(const nn::Microbatch& batch) {
   memory_.results.clear();
   memory_.inputs = {};
   memory_.pool = memory_.device.make_pool();
-  batch_.make(one);
+  batch_.allocate(one);
 }
 
-std::vector<GraphedIsland>& GraphInstance::graphs_of(const StageGraphs& stage) {
-  std::vector<GraphedIsland>& graphs = graphs_[&stage];
+std::vector<GraphedRegion>& GraphInstance::get_graphs(const StageGraphs& stage) {
+  std::vector<GraphedRegion>& graphs = graphs_[&stage];
   if (graphs.empty()) {
-    graphs.reserve(stage.islands().size());
-    for (const nn::Island* island : stage.islands()) graphs.emplace_back(*island, memory_);
+    graphs.reserve(stage.regions().size());
+    for (const nn::Region* region : stage.regions()) graphs.emplace_back(*region, memory_);
   }
   return graphs;
 }
 
 nn::Values GraphInstance::forward(const StageGraphs& stage, size_t graph, const nn::Values& x, nn::LossTerms* terms) {
-  std::vector<GraphedIsland>& graphs = graphs_of(stage);
+  std::vector<GraphedRegion>& graphs = get_graphs(stage);
   return graphs.at(graph).forward(x, {batch_.batches().front(), evaluates_, terms, {graphs.data(), graph}});
 }
 
 nn::Gradients GraphInstance::backward(const StageGraphs& stage, size_t graph, const nn::Gradients& dy,
                                       const at::Tensor& loss_factor) {
-  return graphs_of(stage).at(graph).backward(dy, loss_factor);
+  return get_graphs(stage).at(graph).backward(dy, loss_factor);
 }
 
 graph::GraphPool::Bytes GraphInstance::pool_bytes() const {
@@ -60,12 +60,12 @@ GraphSizes GraphInstance::sizes() const {
   sizes.pools = pool_bytes();
   for (const auto& [stage, graphs] : graphs_) {
     int64_t results = 0;
-    for (const GraphedIsland& island : graphs) {
-      const graph::GraphSize size = island.size();
-      sizes.graphs += island.graphs();
+    for (const GraphedRegion& region : graphs) {
+      const graph::GraphSize size = region.size();
+      sizes.graphs += region.graphs();
       sizes.size.nodes += size.nodes;
       sizes.size.bytes += size.bytes;
-      results += island.result_bytes();
+      results += region.result_bytes();
     }
     sizes.results = std::max(sizes.results, results);
   }
@@ -90,9 +90,9 @@ GraphSizes GraphInstances::sizes(bool evaluation) const {
   return sizes;
 }
 
-StageGraphs::StageGraphs(std::vector<const nn::Island*> islands, std::shared_ptr<GraphInstances> instances)
-    : islands_(std::move(islands)), instances_(std::move(instances)) {
-  for (const nn::Island* island : islands_) check_capturable(*island);
+StageGraphs::StageGraphs(std::vector<const nn::Region*> regions, std::shared_ptr<GraphInstances> instances)
+    : islands_(std::move(regions)), instances_(std::move(instances)) {
+  for (const nn::Region* region : islands_) check_capturable(*region);
 }
 
 }  // namespace metroplex::pipeline

@@ -9,9 +9,9 @@
 #include <vector>
 
 #include "config/config.h"
-#include "nn/island.h"
+#include "nn/region.h"
 #include "nn/segment.h"
-#include "pipeline/graphed_island.h"
+#include "pipeline/graphed_region.h"
 #include "pipeline/static_batches.h"
 
 namespace metroplex::pipeline {
@@ -29,7 +29,7 @@ GraphScope graph_scope(const config::Train& train);
 
 // Throws base::Error("cuda graph", ...) if the region cannot be captured, with the name of the segment or parameter,
 // the reason and a suggested fix. Call after nn::count_uses.
-void check_capturable(const nn::Island& island);
+void check_capturable(const nn::Region& region);
 
 struct GraphSizes {
   int64_t graphs = 0;  // captured so far
@@ -62,11 +62,11 @@ class GraphInstance {
   const StaticBuffers& inputs() const { return memory_.inputs; }
 
  private:
-  std::vector<GraphedIsland>& graphs_of(const StageGraphs& stage);
+  std::vector<GraphedRegion>& get_graphs(const StageGraphs& stage);
 
   InstanceMemory memory_;
   StaticBatches batch_;
-  std::map<const StageGraphs*, std::vector<GraphedIsland>> graphs_;
+  std::map<const StageGraphs*, std::vector<GraphedRegion>> graphs_;
   bool evaluates_;
 };
 
@@ -90,14 +90,14 @@ class GraphInstances {
 
 class StageGraphs {
  public:
-  // `islands` must outlive this object. Throws like check_capturable().
-  StageGraphs(std::vector<const nn::Island*> islands, std::shared_ptr<GraphInstances> instances);
+  // `regions` must outlive this object. Throws like check_capturable().
+  StageGraphs(std::vector<const nn::Region*> regions, std::shared_ptr<GraphInstances> instances);
 
-  const std::vector<const nn::Island*>& islands() const { return islands_; }
+  const std::vector<const nn::Region*>& regions() const { return islands_; }
   GraphInstances& instances() const { return *instances_; }
 
  private:
-  std::vector<const nn::Island*> islands_;
+  std::vector<const nn::Region*> islands_;
   std::shared_ptr<GraphInstances> instances_;
 };
 

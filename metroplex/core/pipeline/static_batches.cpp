@@ -14,81 +14,87 @@
 namespace metroplex::pipeline {
 namespace {
 
-std::vector<at::Tensor> tensors_of(const std::vector<nn::Microbatch>& batches) {
+std::vector<at::Tensor> list_tensors(const std::vector<nn::Microbatch>& batches) {
   std::vector<at::Tensor> all;
   for (const nn::Microbatch& batch : batches) {
     for (const auto& [name, tensor] : nn::kMicrobatchTensors) {
-      if ((batch.*tensor).defined()) all.push_back(batch.*tensor);
+      if (tensor(batch).defined()) all.push_back(tensor(batch));
     }
   }
   return all;
 }
 
-bool same_runs(const std::vector<nn::RowRun>& a, const std::vector<nn::RowRun>& b) {
-  return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](const nn::RowRun& x, const nn::RowRun& y) {
+bool equal_ranges(const std::vector<nn::IndexRange>& a, const std::vector<nn::IndexRange>& b) {
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](const nn::IndexRange& x, const nn::IndexRange& y) {
     return x.first == y.first && x.count == y.count;
   });
 }
 
-std::string text_of(const std::vector<nn::RowRun>& runs) {
+std::string format_ranges(const std::vector<nn::IndexRange>& ranges) {
   std::ostringstream out;
-  for (const nn::RowRun& run : runs) out << (&run == runs.data() ? "" : " ") << run.first << "+" << run.count;
-  return runs.empty() ? "none" : out.str();
+  for (const nn::IndexRange& range : ranges)
+    out << (&range == ranges.data() ? "" : " ") << range.first << "+" << range.count;
+  return ranges.empty() ? "none" : out.str();
 }
 
-struct MicrobatchRuns {
+struct MicrobatchRanges {
   const char* name;
-  std::vector<nn::RowRun> nn::Microbatch::*runs;
+  std::vector<nn::IndexRange> nn::SequenceShard::*ranges;
 };
-constexpr MicrobatchRuns kRuns[] = {{"row_runs", &nn::Microbatch::row_runs},
-                                    {"rank_rows", &nn::Microbatch::rank_rows},
-                                    {"all_runs", &nn::Microbatch::all_runs}};
+constexpr MicrobatchRanges kRangeFields[] = {{"row_ranges", &nn::SequenceShard::row_ranges},
+                                             {"rank_rows", &nn::SequenceShard::rank_rows},
+                                             {"all_ranges", &nn::SequenceShard::all_ranges}};
 
-std::string difference_of(const nn::Microbatch& now, const nn::Microbatch& held) {
+std::string compare_batches(const nn::Microbatch& now, const nn::Microbatch& buffers) {
   for (const auto& [name, tensor] : nn::kMicrobatchTensors) {
-    const at::Tensor &a = now.*tensor, &b = held.*tensor;
-    if (!graph::same_form(a, b)) return base::concat(name, ": ", graph::form_of(a), ", not ", graph::form_of(b));
+    const at::Tensor &a = tensor(now), &b = tensor(buffers);
+    if (!graph::same_form(a, b))
+      return base::concat(name, ": ", graph::format_form(a), ", not ", graph::format_form(b));
   }
-  for (const auto& [name, runs] : kRuns) {
-    if (!same_runs(now.*runs, held.*runs))
-      return base::concat(name, ": ", text_of(now.*runs), ", not ", text_of(held.*runs));
+  for (const auto& [name, ranges] : kRangeFields) {
+    if (!equal_ranges(now.sequence.*ranges, buffers.sequence.*ranges))
+      return base::concat(name, ": ", format_ranges(now.sequence.*ranges), ", not ",
+                          format_ranges(buffers.sequence.*ranges));
   }
-  if (!now.keys.sent.empty() || !held.keys.sent.empty()) return "lists of keys: the sent data may change";
-  if (now.full_seq_len != held.full_seq_len)
-    return base::concat("full_seq_len: ", now.full_seq_len, ", not ", held.full_seq_len);
-  if (now.training != held.training) return now.training ? "training: true, not false" : "training: false, not true";
-  return now.cache == held.cache ? "" : "cache: another one";
+  if (!now.sequence.keys.sent.empty() || !buffers.sequence.keys.sent.empty())
+    return "lists of keys: the sent data may change";
+  if (now.sequence.length != buffers.sequence.length)
+    return base::concat("full_seq_len: ", now.sequence.length, ", not ", buffers.sequence.length);
+  if (now.training != buffers.training)
+    return now.training ? "training: true, not false" : "training: false, not true";
+  return now.cache == buffers.cache ? "" : "cache: another one";
 }
 
-at::Tensor place_for(const at::Tensor& x, at::Device device) {
+at::Tensor make_buffer(const at::Tensor& x, at::Device device) {
   return x.defined() ? at::empty(x.sizes(), x.options().device(device)) : x;
 }
 
-nn::Microbatch places_for(const nn::Microbatch& batch, at::Device device) {
+nn::Microbatch make_buffers(const nn::Microbatch& batch, at::Device device) {
   nn::Microbatch out = batch;
-  for (const auto& [name, tensor] : nn::kMicrobatchTensors) out.*tensor = place_for(batch.*tensor, device);
-  if (!batch.sample_counters.defined() || !batch.step.defined()) return out;
-  nn::place_counters(out, at::empty({batch.sample_counters.numel() + 1}, batch.step.options().device(device)));
+  for (const auto& [name, tensor] : nn::kMicrobatchTensors) tensor(out) = make_buffer(tensor(batch), device);
+  if (!batch.counters.samples.defined() || !batch.counters.step.defined()) return out;
+  nn::view_counters(out,
+                    at::empty({batch.counters.samples.numel() + 1}, batch.counters.step.options().device(device)));
   return out;
 }
 
 }  // namespace
 
-void StaticBatches::make(const std::vector<nn::Microbatch>& batches) {
+void StaticBatches::allocate(const std::vector<nn::Microbatch>& batches) {
   batches_.clear();
   for (const nn::Microbatch& batch : batches) {
     MPX_ASSERT(batch.cache == nullptr,
                "static buffers cannot hold microbatches of generation, whose shapes change from step to step");
-    batches_.push_back(places_for(batch, device_));
+    batches_.push_back(make_buffers(batch, device_));
   }
-  places_ = tensors_of(batches_);
+  buffers_ = list_tensors(batches_);
   fill(batches);
 }
 
 std::string StaticBatches::difference(const std::vector<nn::Microbatch>& batches) const {
   if (batches.size() != batches_.size()) return base::concat(batches.size(), " microbatches, not ", batches_.size());
   for (size_t i = 0; i < batches.size(); ++i) {
-    const std::string text = difference_of(batches[i], batches_[i]);
+    const std::string text = compare_batches(batches[i], batches_[i]);
     if (!text.empty()) return base::concat("microbatch ", i, ": ", text);
   }
   return "";
@@ -98,7 +104,7 @@ void StaticBatches::fill(const std::vector<nn::Microbatch>& batches) {
   const std::string what = difference(batches);
   MPX_ASSERT(what.empty(), "batches of another form than the buffers: ", what);
   for (size_t i = 0; i < batches.size(); ++i) batches_[i].mask_sum = batches[i].mask_sum;
-  const std::vector<at::Tensor> from = tensors_of(batches);
+  const std::vector<at::Tensor> from = list_tensors(batches);
   if (from.empty()) return;
   const at::Device source = from.front().device();
   for (const at::Tensor& x : from) MPX_ASSERT(x.device() == source, "a batch on two devices");
@@ -106,7 +112,7 @@ void StaticBatches::fill(const std::vector<nn::Microbatch>& batches) {
   std::map<at::ScalarType, std::pair<std::vector<at::Tensor>, std::vector<at::Tensor>>> by_type;
   for (size_t i = 0; i < from.size(); ++i) {
     auto& [to, values] = by_type[from[i].scalar_type()];
-    to.push_back(places_[i]);
+    to.push_back(buffers_[i]);
     values.push_back(from[i]);
   }
   for (auto& [type, lists] : by_type) at::_foreach_copy_(lists.first, lists.second);
@@ -114,7 +120,7 @@ void StaticBatches::fill(const std::vector<nn::Microbatch>& batches) {
 
 int64_t StaticBatches::bytes() const {
   int64_t bytes = 0;
-  for (const at::Tensor& x : places_) bytes += static_cast<int64_t>(x.nbytes());
+  for (const at::Tensor& x : buffers_) bytes += static_cast<int64_t>(x.nbytes());
   return bytes;
 }
 

@@ -74,10 +74,10 @@ BucketPlan plan_buckets(const std::vector<BucketParam>& params, const BucketOpti
   return BucketWriter(params, options).write();
 }
 
-int64_t gradient_bucket_size(const config::Parallel& p, const config::Sharding& sharding, int64_t dp) {
-  const bool overlaps = p.overlap_grad_reduce || sharding.transient_gradients();
+int64_t gradient_bucket_size(const config::Parallel& parallel, const config::Sharding& sharding, int64_t dp) {
+  const bool overlaps = parallel.overlap_grad_reduce || sharding.transient_gradients();
   if (sharding.gathers_units() || !overlaps) return 0;
-  return p.ddp_bucket_size > 0 ? p.ddp_bucket_size : config::default_bucket_size(dp);
+  return parallel.ddp_bucket_size > 0 ? parallel.ddp_bucket_size : config::default_bucket_size(dp);
 }
 
 }  // namespace metroplex::plan

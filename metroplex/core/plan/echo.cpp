@@ -9,7 +9,7 @@ namespace {
 void reserve(const EchoSizes& sizes, EchoWorkspace& work, EchoPlan& plan) {
   if (work.sizes == sizes) return;
   work.sizes = sizes;
-  const size_t most = static_cast<size_t>(std::max({sizes.experts, sizes.clones(), kMostEchoCaps}));
+  const size_t most = static_cast<size_t>(std::max({sizes.experts, sizes.replicas(), kMostEchoCaps}));
   for (EchoFill* const fill : {&work.trial, &work.best, &work.other}) {
     for (auto* const values : {&fill->owner, &fill->used, &fill->hot}) values->reserve(most);
     for (auto* const values : {&fill->rows, &fill->left, &fill->room}) values->reserve(most);
@@ -17,9 +17,9 @@ void reserve(const EchoSizes& sizes, EchoWorkspace& work, EchoPlan& plan) {
   for (auto* const values : {&work.expert_rows, &work.loads, &work.caps, &work.spill, &work.spare, &work.kept,
                              &work.column, &work.quota, &work.remainder})
     values->reserve(most);
-  for (auto* const values : {&work.rank_order, &work.expert_order, &work.clone_order, &work.queue})
+  for (auto* const values : {&work.rank_order, &work.expert_order, &work.replica_order, &work.queue})
     values->reserve(most);
-  plan.source_rows.reserve(static_cast<size_t>(sizes.ranks) * static_cast<size_t>(sizes.clones()));
+  plan.source_rows.reserve(static_cast<size_t>(sizes.ranks) * static_cast<size_t>(sizes.replicas()));
 }
 
 void sum_counts(const EchoCounts& counts, EchoWorkspace& work) {
@@ -53,11 +53,12 @@ void run_planner(EchoTask task) {
 
 void final_loads(EchoTask task, EchoPlan& plan) {
   plan.final_loads = task.work.loads;
-  for (int clone = 0; clone < task.sizes.clones(); ++clone) {
-    const int32_t expert = plan.owner[static_cast<size_t>(clone)];
+  for (int replica = 0; replica < task.sizes.replicas(); ++replica) {
+    const int32_t expert = plan.owner[static_cast<size_t>(replica)];
     if (expert < 0) continue;
-    plan.final_loads[static_cast<size_t>(task.sizes.home(expert))] -= plan.rows[static_cast<size_t>(clone)];
-    plan.final_loads[static_cast<size_t>(task.sizes.rank_of_clone(clone))] += plan.rows[static_cast<size_t>(clone)];
+    plan.final_loads[static_cast<size_t>(task.sizes.home(expert))] -= plan.rows[static_cast<size_t>(replica)];
+    plan.final_loads[static_cast<size_t>(task.sizes.rank_of_replica(replica))] +=
+        plan.rows[static_cast<size_t>(replica)];
   }
 }
 
@@ -65,7 +66,7 @@ void final_loads(EchoTask task, EchoPlan& plan) {
 
 int64_t EchoPlan::max_load() const { return *std::max_element(final_loads.begin(), final_loads.end()); }
 
-int EchoPlan::num_clones() const {
+int EchoPlan::num_replicas() const {
   return static_cast<int>(std::count_if(owner.begin(), owner.end(), [](int32_t expert) { return expert >= 0; }));
 }
 

@@ -17,15 +17,15 @@ struct EchoSizes {
 
   constexpr int home_experts() const { return experts / ranks; }
   constexpr int home(int expert) const { return expert / home_experts(); }
-  constexpr int clones() const { return ranks * slots; }
-  constexpr int rank_of_clone(int clone) const { return clone / slots; }
+  constexpr int replicas() const { return ranks * slots; }
+  constexpr int rank_of_replica(int replica) const { return replica / slots; }
   // Destination slots of rows: for each rank its local experts, then its replica slots.
-  constexpr int columns() const { return experts + clones(); }
+  constexpr int columns() const { return experts + replicas(); }
   constexpr int column_of_expert(int expert) const {
     return home(expert) * (home_experts() + slots) + expert % home_experts();
   }
-  constexpr int column_of_clone(int clone) const {
-    return rank_of_clone(clone) * (home_experts() + slots) + home_experts() + clone % slots;
+  constexpr int column_of_replica(int replica) const {
+    return rank_of_replica(replica) * (home_experts() + slots) + home_experts() + replica % slots;
   }
   bool operator==(const EchoSizes&) const = default;
 };
@@ -61,24 +61,26 @@ struct EchoOptions {
 
 struct EchoPlan {
   EchoSizes sizes;
-  std::vector<int32_t> owner;        // [clones] expert of each replica slot; -1: none
-  std::vector<int64_t> rows;         // [clones] rows of each replica; 0 exactly if it has no owner
-  std::vector<int64_t> source_rows;  // [ranks][clones]: rows from each source rank
+  std::vector<int32_t> owner;        // [replicas] expert of each replica slot; -1: none
+  std::vector<int64_t> rows;         // [replicas] rows of each replica; 0 exactly if it has no owner
+  std::vector<int64_t> source_rows;  // [ranks][replicas]: rows from each source rank
   std::vector<int64_t> final_loads;  // [ranks]
 
-  int64_t from(int rank, int clone) const { return source_rows[static_cast<size_t>(rank * sizes.clones() + clone)]; }
+  int64_t from(int rank, int replica) const {
+    return source_rows[static_cast<size_t>(rank * sizes.replicas() + replica)];
+  }
   int64_t max_load() const;
-  int num_clones() const;  // slots with an owner
+  int num_replicas() const;  // slots with an owner
   bool operator==(const EchoPlan&) const = default;
 };
 
 // State of a candidate plan. Slots are filled in order.
 struct EchoFill {
-  std::vector<int32_t> owner, used;  // [clones]; [ranks]: slots taken
+  std::vector<int32_t> owner, used;  // [replicas]; [ranks]: slots taken
   std::vector<int64_t> rows, left,
-      room;  // [clones]; [experts]: rows still at the owner; [ranks]: cap minus load, negative: surplus
+      room;  // [replicas]; [experts]: rows still at the owner; [ranks]: cap minus load, negative: surplus
   std::vector<int32_t> hot;  // [ranks] the local expert with the most rows left
-  int clones = 0;
+  int replicas = 0;
 };
 
 // Scratch memory of the planners. The first plan sizes it; later plans of the same sizes do not allocate.
@@ -88,7 +90,7 @@ struct EchoWorkspace {
   int64_t total = 0;
   EchoFill trial, best, other;
   std::vector<int64_t> caps, spill, spare, kept, column, quota, remainder;
-  std::vector<int32_t> rank_order, expert_order, clone_order, queue;
+  std::vector<int32_t> rank_order, expert_order, replica_order, queue;
 };
 
 // Computes a plan. capfill minimizes the number of replicas. exact reaches ceil(rows / ranks) on every rank with

@@ -112,13 +112,13 @@ class Filler {
   // expert has no rows left.
   void give(int donor, int receiver, int64_t rows) {
     const int32_t expert = fill_.hot[static_cast<size_t>(donor)];
-    const size_t clone = static_cast<size_t>(receiver * sizes_.slots + fill_.used[static_cast<size_t>(receiver)]++);
-    fill_.owner[clone] = expert;
-    fill_.rows[clone] = rows;
+    const size_t replica = static_cast<size_t>(receiver * sizes_.slots + fill_.used[static_cast<size_t>(receiver)]++);
+    fill_.owner[replica] = expert;
+    fill_.rows[replica] = rows;
     fill_.left[static_cast<size_t>(expert)] -= rows;
     room(donor) += rows;
     room(receiver) -= rows;
-    ++fill_.clones;
+    ++fill_.replicas;
     if (room(donor) < 0) find_hot(donor);
   }
 
@@ -164,7 +164,7 @@ int64_t capfill(EchoTask task) {
       filler.begin(cap_of);
       filler.fill_up(mode == 1);
       const int64_t most = filler.max_load(cap_of);
-      const std::tuple<int64_t, int, int64_t> key{std::max(most, enough), work.trial.clones, most};
+      const std::tuple<int64_t, int, int64_t> key{std::max(most, enough), work.trial.replicas, most};
       if (any && key >= best) continue;
       any = true;
       best = key;
@@ -177,13 +177,13 @@ int64_t capfill(EchoTask task) {
 }  // namespace
 
 void echo_empty(EchoTask task, EchoFill& fill) {
-  const size_t clones = static_cast<size_t>(task.sizes.clones()), ranks = static_cast<size_t>(task.sizes.ranks);
-  fill.owner.assign(clones, -1);
-  fill.rows.assign(clones, 0);
+  const size_t replicas = static_cast<size_t>(task.sizes.replicas()), ranks = static_cast<size_t>(task.sizes.ranks);
+  fill.owner.assign(replicas, -1);
+  fill.rows.assign(replicas, 0);
   fill.used.assign(ranks, 0);
   fill.room.resize(ranks);
   fill.hot.assign(ranks, 0);
-  fill.clones = 0;
+  fill.replicas = 0;
 }
 
 void echo_capfill(EchoTask task) {
@@ -209,7 +209,7 @@ void echo_exact(EchoTask task) {
 
   // Too few slots: use the lowest cap that this method reaches, or the result of capfill.
   list_caps(task);
-  std::pair<int64_t, int> best{exact.max_load(exact_cap), work.best.clones};
+  std::pair<int64_t, int> best{exact.max_load(exact_cap), work.best.replicas};
   std::swap(work.best, work.other);
   for (size_t low = 0, high = work.caps.size(); low < high;) {
     const size_t middle = (low + high) / 2;
@@ -219,13 +219,13 @@ void echo_exact(EchoTask task) {
     filler.fill_as_alias_table();
     if (filler.done()) high = middle;
     else low = middle + 1;
-    const std::pair<int64_t, int> key{filler.max_load(cap_of), work.trial.clones};
+    const std::pair<int64_t, int> key{filler.max_load(cap_of), work.trial.replicas};
     if (key >= best) continue;
     best = key;
     std::swap(work.trial, work.other);
   }
   const int64_t most = capfill(task);
-  if (best <= std::pair<int64_t, int>{most, work.best.clones}) std::swap(work.best, work.other);
+  if (best <= std::pair<int64_t, int>{most, work.best.replicas}) std::swap(work.best, work.other);
 }
 
 }  // namespace metroplex::plan

@@ -43,8 +43,8 @@ struct EchoLaneShape {
 
 // Memory that is shared by all lanes.
 struct EchoLaneFill {
-  int32_t *owner, *used, *hot;  // [clones], [ranks], [ranks]
-  int64_t *rows, *left, *room;  // [clones], [experts], [ranks]
+  int32_t *owner, *used, *hot;  // [replicas], [ranks], [ranks]
+  int64_t *rows, *left, *room;  // [replicas], [experts], [ranks]
 };
 struct EchoLaneMemory {
   const int64_t* counts;                // [ranks][experts]
@@ -52,7 +52,7 @@ struct EchoLaneMemory {
   int32_t* order;                       // [ranks] least loaded first
   int64_t *column, *remainder;          // [ranks]
   EchoLaneFill fills[3];
-  int32_t* owner;  // the plan: [clones], [clones], [ranks][clones], [ranks]
+  int32_t* owner;  // the plan: [replicas], [replicas], [ranks][replicas], [ranks]
   int64_t *rows, *source_rows, *final_loads;
 };
 
@@ -64,7 +64,7 @@ class EchoLaneProgram {
         s_(shape),
         m_(memory),
         home_(shape.experts / shape.ranks),
-        clones_(shape.ranks * shape.slots) {}
+        replicas_(shape.ranks * shape.slots) {}
 
   MPX_LANES void plan() {
     sum();
@@ -109,106 +109,106 @@ class EchoLaneProgram {
     });
   }
 
-  MPX_LANES void begin(const EchoLaneFill& f) {
+  MPX_LANES void begin(const EchoLaneFill& fill) {
     taken_ = 0;
-    lanes_.each(clones_, [&](int32_t clone) {
-      f.owner[clone] = -1;
-      f.rows[clone] = 0;
+    lanes_.each(replicas_, [&](int32_t replica) {
+      fill.owner[replica] = -1;
+      fill.rows[replica] = 0;
     });
-    lanes_.each(s_.experts, [&](int32_t expert) { f.left[expert] = m_.expert_rows[expert]; });
+    lanes_.each(s_.experts, [&](int32_t expert) { fill.left[expert] = m_.expert_rows[expert]; });
     lanes_.each(s_.ranks, [&](int32_t rank) {
-      f.used[rank] = 0;
-      f.room[rank] = m_.caps[rank] - m_.loads[rank];
-      find_hot(f, rank);
+      fill.used[rank] = 0;
+      fill.room[rank] = m_.caps[rank] - m_.loads[rank];
+      find_hot(fill, rank);
     });
   }
 
-  MPX_LANES void find_hot(const EchoLaneFill& f, int32_t rank) const {
+  MPX_LANES void find_hot(const EchoLaneFill& fill, int32_t rank) const {
     int32_t hot = rank * home_;
     for (int32_t expert = hot + 1; expert < (rank + 1) * home_; ++expert) {
-      if (f.left[expert] > f.left[hot]) hot = expert;
+      if (fill.left[expert] > fill.left[hot]) hot = expert;
     }
-    f.hot[rank] = hot;
+    fill.hot[rank] = hot;
   }
 
-  MPX_LANES int64_t offer(const EchoLaneFill& f, int32_t donor) const {
-    return least(-f.room[donor], f.left[f.hot[donor]]);
+  MPX_LANES int64_t offer(const EchoLaneFill& fill, int32_t donor) const {
+    return least(-fill.room[donor], fill.left[fill.hot[donor]]);
   }
 
-  MPX_LANES int32_t best_donor(const EchoLaneFill& f, int32_t receiver, bool beyond_surplus) {
-    const int64_t room = f.room[receiver];
+  MPX_LANES int32_t best_donor(const EchoLaneFill& fill, int32_t receiver, bool beyond_surplus) {
+    const int64_t room = fill.room[receiver];
     return lanes_
         .best(s_.ranks,
               [&](int32_t donor) {
-                if (f.room[donor] >= 0) return EchoKey{};
-                const int64_t piece = beyond_surplus ? f.left[f.hot[donor]] : offer(f, donor);
+                if (fill.room[donor] >= 0) return EchoKey{};
+                const int64_t piece = beyond_surplus ? fill.left[fill.hot[donor]] : offer(fill, donor);
                 return EchoKey{least(piece, room), node(donor) == node(receiver),
-                               beyond_surplus ? -f.room[donor] : piece, donor};
+                               beyond_surplus ? -fill.room[donor] : piece, donor};
               })
         .index;
   }
 
-  MPX_LANES void give(const EchoLaneFill& f, int32_t donor, int32_t receiver, int64_t rows) {
+  MPX_LANES void give(const EchoLaneFill& fill, int32_t donor, int32_t receiver, int64_t rows) {
     ++taken_;
     lanes_.one([&] {
-      const int32_t expert = f.hot[donor], clone = receiver * s_.slots + f.used[receiver]++;
-      f.owner[clone] = expert;
-      f.rows[clone] = rows;
-      f.left[expert] -= rows;
-      f.room[donor] += rows;
-      f.room[receiver] -= rows;
-      find_hot(f, donor);
+      const int32_t expert = fill.hot[donor], replica = receiver * s_.slots + fill.used[receiver]++;
+      fill.owner[replica] = expert;
+      fill.rows[replica] = rows;
+      fill.left[expert] -= rows;
+      fill.room[donor] += rows;
+      fill.room[receiver] -= rows;
+      find_hot(fill, donor);
     });
   }
 
-  MPX_LANES bool open(const EchoLaneFill& f, int32_t receiver) const {
-    return f.room[receiver] > 0 && f.used[receiver] < s_.slots;
+  MPX_LANES bool open(const EchoLaneFill& fill, int32_t receiver) const {
+    return fill.room[receiver] > 0 && fill.used[receiver] < s_.slots;
   }
 
-  MPX_LANES void fill_up(const EchoLaneFill& f, bool small_first) {
+  MPX_LANES void fill_up(const EchoLaneFill& fill, bool small_first) {
     for (int32_t i = 0; i < s_.ranks; ++i) {
       const int32_t receiver = m_.order[i];
-      while (open(f, receiver)) {
+      while (open(fill, receiver)) {
         int32_t donor = -1;
-        if (small_first && s_.slots - f.used[receiver] >= 2) {
+        if (small_first && s_.slots - fill.used[receiver] >= 2) {
           donor = lanes_
                       .best(s_.ranks,
                             [&](int32_t rank) {
-                              return f.room[rank] < 0 ? EchoKey{f.room[rank], 0, 0, rank} : EchoKey{};
+                              return fill.room[rank] < 0 ? EchoKey{fill.room[rank], 0, 0, rank} : EchoKey{};
                             })
                       .index;
-          if (donor >= 0 && offer(f, donor) >= f.room[receiver]) donor = -1;
+          if (donor >= 0 && offer(fill, donor) >= fill.room[receiver]) donor = -1;
         }
-        if (donor < 0) donor = best_donor(f, receiver, false);
+        if (donor < 0) donor = best_donor(fill, receiver, false);
         if (donor < 0) return;
-        give(f, donor, receiver, least(offer(f, donor), f.room[receiver]));
+        give(fill, donor, receiver, least(offer(fill, donor), fill.room[receiver]));
       }
     }
   }
 
-  MPX_LANES void fill_as_alias_table(const EchoLaneFill& f) {
+  MPX_LANES void fill_as_alias_table(const EchoLaneFill& fill) {
     while (true) {
       const int32_t receiver = lanes_
                                    .best(s_.ranks,
                                          [&](int32_t rank) {
-                                           const bool waits = f.used[rank] == 0 && f.room[rank] > 0;
-                                           return waits ? EchoKey{f.room[rank], 0, 0, rank} : EchoKey{};
+                                           const bool waits = fill.used[rank] == 0 && fill.room[rank] > 0;
+                                           return waits ? EchoKey{fill.room[rank], 0, 0, rank} : EchoKey{};
                                          })
                                    .index;
       if (receiver < 0) return;
-      while (open(f, receiver)) {
-        const int32_t donor = best_donor(f, receiver, true);
+      while (open(fill, receiver)) {
+        const int32_t donor = best_donor(fill, receiver, true);
         if (donor < 0) return;
-        give(f, donor, receiver, least(f.left[f.hot[donor]], f.room[receiver]));
+        give(fill, donor, receiver, least(fill.left[fill.hot[donor]], fill.room[receiver]));
       }
     }
   }
 
-  MPX_LANES int64_t max_load(const EchoLaneFill& f) {
-    return lanes_.most(s_.ranks, [&](int32_t rank) { return m_.caps[rank] - f.room[rank]; });
+  MPX_LANES int64_t max_load(const EchoLaneFill& fill) {
+    return lanes_.most(s_.ranks, [&](int32_t rank) { return m_.caps[rank] - fill.room[rank]; });
   }
-  MPX_LANES bool done(const EchoLaneFill& f) {
-    return lanes_.sum(s_.ranks, [&](int32_t rank) { return int64_t{f.room[rank] < 0}; }) == 0;
+  MPX_LANES bool done(const EchoLaneFill& fill) {
+    return lanes_.sum(s_.ranks, [&](int32_t rank) { return int64_t{fill.room[rank] < 0}; }) == 0;
   }
 
   // Returns entry `place` of the ascending list of distinct caps; -1 past its end.
@@ -273,58 +273,58 @@ class EchoLaneProgram {
     if (best_load < load || (best_load == load && best_taken <= taken_)) swap(kBest, kOther);
   }
 
-  MPX_LANES void finish(const EchoLaneFill& f) {
-    lanes_.each(clones_, [&](int32_t clone) {
-      m_.owner[clone] = f.owner[clone];
-      m_.rows[clone] = f.rows[clone];
-      for (int32_t rank = 0; rank < s_.ranks; ++rank) m_.source_rows[int64_t{rank} * clones_ + clone] = 0;
+  MPX_LANES void finish(const EchoLaneFill& fill) {
+    lanes_.each(replicas_, [&](int32_t replica) {
+      m_.owner[replica] = fill.owner[replica];
+      m_.rows[replica] = fill.rows[replica];
+      for (int32_t rank = 0; rank < s_.ranks; ++rank) m_.source_rows[int64_t{rank} * replicas_ + replica] = 0;
     });
     lanes_.each(s_.ranks, [&](int32_t rank) {
       int64_t load = 0;
       for (int32_t expert = rank * home_; expert < (rank + 1) * home_; ++expert) load += m_.expert_rows[expert];
-      for (int32_t clone = 0; clone < clones_; ++clone) {
-        if (m_.owner[clone] >= 0 && m_.owner[clone] / home_ == rank) load -= m_.rows[clone];
-        if (clone / s_.slots == rank) load += m_.rows[clone];
+      for (int32_t replica = 0; replica < replicas_; ++replica) {
+        if (m_.owner[replica] >= 0 && m_.owner[replica] / home_ == rank) load -= m_.rows[replica];
+        if (replica / s_.slots == rank) load += m_.rows[replica];
       }
       m_.final_loads[rank] = load;
     });
   }
 
-  // Returns the next replica of an expert after `clone`; -1: none.
-  MPX_LANES int32_t next_clone(int32_t expert, int32_t clone) {
+  // Returns the next replica of an expert after `replica`; -1: none.
+  MPX_LANES int32_t next_replica(int32_t expert, int32_t replica) {
     return lanes_
-        .best(clones_ - clone - 1,
+        .best(replicas_ - replica - 1,
               [&](int32_t i) {
-                return m_.owner[clone + 1 + i] == expert ? EchoKey{0, 0, 0, clone + 1 + i} : EchoKey{};
+                return m_.owner[replica + 1 + i] == expert ? EchoKey{0, 0, 0, replica + 1 + i} : EchoKey{};
               })
         .index;
   }
 
   MPX_LANES void split(int32_t expert) {
-    const int32_t first = next_clone(expert, -1);
+    const int32_t first = next_replica(expert, -1);
     if (first < 0) return;
     lanes_.each(s_.ranks, [&](int32_t rank) { m_.column[rank] = m_.counts[int64_t{rank} * s_.experts + expert]; });
     int64_t all = m_.expert_rows[expert];
-    for (int32_t clone = first; clone >= 0; clone = next_clone(expert, clone)) {
-      const int32_t own = clone / s_.slots;
-      const int64_t kept = least(m_.rows[clone], m_.column[own]);
+    for (int32_t replica = first; replica >= 0; replica = next_replica(expert, replica)) {
+      const int32_t own = replica / s_.slots;
+      const int64_t kept = least(m_.rows[replica], m_.column[own]);
       all -= kept;
       lanes_.one([&] {
-        m_.source_rows[int64_t{own} * clones_ + clone] = kept;
+        m_.source_rows[int64_t{own} * replicas_ + replica] = kept;
         m_.column[own] -= kept;
       });
     }
-    for (int32_t clone = first; clone >= 0; clone = next_clone(expert, clone)) {
-      const int64_t rest = m_.rows[clone] - m_.source_rows[int64_t{clone / s_.slots} * clones_ + clone];
-      if (rest > 0) in_proportion(clone, rest, all);
+    for (int32_t replica = first; replica >= 0; replica = next_replica(expert, replica)) {
+      const int64_t rest = m_.rows[replica] - m_.source_rows[int64_t{replica / s_.slots} * replicas_ + replica];
+      if (rest > 0) in_proportion(replica, rest, all);
       all -= rest;
     }
   }
 
-  MPX_LANES void in_proportion(int32_t clone, int64_t rest, int64_t all) {
+  MPX_LANES void in_proportion(int32_t replica, int64_t rest, int64_t all) {
     const int64_t given = lanes_.sum(s_.ranks, [&](int32_t rank) {
       const int64_t share = echo_share(m_.column[rank], rest, all, m_.remainder[rank]);
-      m_.source_rows[int64_t{rank} * clones_ + clone] += share;
+      m_.source_rows[int64_t{rank} * replicas_ + replica] += share;
       m_.column[rank] -= share;
       return share;
     });
@@ -334,7 +334,7 @@ class EchoLaneProgram {
       for (int32_t other = 0; other < s_.ranks; ++other)
         before += m_.remainder[other] > mine || (m_.remainder[other] == mine && other < rank);
       if (before >= rest - given) return;
-      ++m_.source_rows[int64_t{rank} * clones_ + clone];
+      ++m_.source_rows[int64_t{rank} * replicas_ + replica];
       --m_.column[rank];
     });
   }
@@ -342,7 +342,7 @@ class EchoLaneProgram {
   const Lanes& lanes_;
   const EchoLaneShape s_;
   const EchoLaneMemory m_;
-  const int32_t home_, clones_;
+  const int32_t home_, replicas_;
   EchoLaneFill fills_[3];
   int64_t total_ = 0, mean_ = 0, largest_ = 0, taken_ = 0;
 };

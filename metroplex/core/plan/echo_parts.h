@@ -34,13 +34,13 @@ void echo_empty(EchoTask task, EchoFill& fill);
 // Computes the rows that experts can give away (`spill`) and that ranks can accept (`spare`), up to the mean.
 void echo_spills(EchoTask task);
 
-// Returns the minimum number of a replica's `of_clone` rows from a source rank with `of_rank` of the expert's
+// Returns the minimum number of a replica's `of_replica` rows from a source rank with `of_rank` of the expert's
 // `of_all` rows.
-inline int64_t echo_breadth(int64_t of_rank, int64_t of_all, int64_t of_clone, bool float32) {
+inline int64_t echo_breadth(int64_t of_rank, int64_t of_all, int64_t of_replica, bool float32) {
   int64_t rest = 0;
-  if (!float32) return echo_share(of_rank, of_clone, of_all, rest);
+  if (!float32) return echo_share(of_rank, of_replica, of_all, rest);
   const float share = static_cast<float>(of_rank) / static_cast<float>(of_all);
-  return static_cast<int64_t>(share * static_cast<float>(of_clone));
+  return static_cast<int64_t>(share * static_cast<float>(of_replica));
 }
 
 // Lays chunks and buckets end to end on one line. Calls visit(chunk, bucket, rows) for each overlapping pair, in

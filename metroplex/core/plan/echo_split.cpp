@@ -13,61 +13,61 @@ class Splitter {
     work_.quota.resize(std::max(ranks, work_.quota.size()));
     work_.remainder.resize(ranks);
     work_.rank_order.resize(ranks);
-    plan_.source_rows.assign(ranks * static_cast<size_t>(sizes_.clones()), 0);
+    plan_.source_rows.assign(ranks * static_cast<size_t>(sizes_.replicas()), 0);
   }
 
   void split() {
-    sort_clones();
-    const std::vector<int32_t>& order = work_.clone_order;
+    sort_replicas();
+    const std::vector<int32_t>& order = work_.replica_order;
     for (size_t first = 0, end = 0; first < order.size(); first = end) {
       const int32_t expert = owner(order[first]);
       while (end < order.size() && owner(order[end]) == expert) ++end;
-      const std::span<const int32_t> clones = std::span<const int32_t>(order).subspan(first, end - first);
+      const std::span<const int32_t> replicas = std::span<const int32_t>(order).subspan(first, end - first);
       for (int rank = 0; rank < sizes_.ranks; ++rank) left(rank) = counts_.at(rank, expert);
-      if (options_.split == EchoSplit::local_first) local_first(expert, clones);
-      else breadth_then_depth(expert, clones);
+      if (options_.split == EchoSplit::local_first) local_first(expert, replicas);
+      else breadth_then_depth(expert, replicas);
     }
   }
 
  private:
-  int32_t owner(int32_t clone) const { return plan_.owner[static_cast<size_t>(clone)]; }
-  int64_t rows(int32_t clone) const { return plan_.rows[static_cast<size_t>(clone)]; }
+  int32_t owner(int32_t replica) const { return plan_.owner[static_cast<size_t>(replica)]; }
+  int64_t rows(int32_t replica) const { return plan_.rows[static_cast<size_t>(replica)]; }
   int64_t& left(int rank) {
     return work_.column[static_cast<size_t>(rank)];
   }  // rows of the expert not yet sent to a replica
-  int64_t& from(int rank, int32_t clone) {
-    return plan_.source_rows[static_cast<size_t>(rank * sizes_.clones() + clone)];
+  int64_t& from(int rank, int32_t replica) {
+    return plan_.source_rows[static_cast<size_t>(rank * sizes_.replicas() + replica)];
   }
 
   // Lists the used replicas by expert, then by number.
-  void sort_clones() {
-    std::vector<int32_t>& order = work_.clone_order;
+  void sort_replicas() {
+    std::vector<int32_t>& order = work_.replica_order;
     order.clear();
-    for (int32_t clone = 0; clone < sizes_.clones(); ++clone) {
-      if (owner(clone) >= 0) order.push_back(clone);
+    for (int32_t replica = 0; replica < sizes_.replicas(); ++replica) {
+      if (owner(replica) >= 0) order.push_back(replica);
     }
     std::sort(order.begin(), order.end(),
               [&](int32_t a, int32_t b) { return owner(a) != owner(b) ? owner(a) < owner(b) : a < b; });
   }
 
-  void local_first(int32_t expert, std::span<const int32_t> clones) {
+  void local_first(int32_t expert, std::span<const int32_t> replicas) {
     int64_t all = work_.expert_rows[static_cast<size_t>(expert)];
-    for (const int32_t clone : clones) {
-      const int own = sizes_.rank_of_clone(clone);
-      const int64_t kept = std::min(rows(clone), left(own));
-      from(own, clone) = kept;
+    for (const int32_t replica : replicas) {
+      const int own = sizes_.rank_of_replica(replica);
+      const int64_t kept = std::min(rows(replica), left(own));
+      from(own, replica) = kept;
       left(own) -= kept;
       all -= kept;
     }
-    for (const int32_t clone : clones) {
-      const int64_t rest = rows(clone) - from(sizes_.rank_of_clone(clone), clone);
-      if (rest > 0) in_proportion(clone, rest, all);
+    for (const int32_t replica : replicas) {
+      const int64_t rest = rows(replica) - from(sizes_.rank_of_replica(replica), replica);
+      if (rest > 0) in_proportion(replica, rest, all);
       all -= rest;
     }
   }
 
   // Takes `rest` of the `all` remaining rows, rounded by largest remainder. Ties go to the lowest rank.
-  void in_proportion(int32_t clone, int64_t rest, int64_t all) {
+  void in_proportion(int32_t replica, int64_t rest, int64_t all) {
     int64_t missing = rest;
     size_t uneven = 0;
     std::vector<int64_t>& remainder = work_.remainder;
@@ -75,7 +75,7 @@ class Splitter {
     for (int rank = 0; rank < sizes_.ranks; ++rank) {
       const int64_t share = echo_share(left(rank), rest, all, remainder[static_cast<size_t>(rank)]);
       if (remainder[static_cast<size_t>(rank)] > 0) order[uneven++] = rank;
-      from(rank, clone) += share;
+      from(rank, replica) += share;
       left(rank) -= share;
       missing -= share;
     }
@@ -88,27 +88,27 @@ class Splitter {
       });
     }
     for (auto rank = order.begin(); rank != chosen; ++rank) {
-      ++from(*rank, clone);
+      ++from(*rank, replica);
       --left(*rank);
     }
   }
 
-  void breadth_then_depth(int32_t expert, std::span<const int32_t> clones) {
+  void breadth_then_depth(int32_t expert, std::span<const int32_t> replicas) {
     const int64_t all = work_.expert_rows[static_cast<size_t>(expert)];
     std::vector<int64_t>& wanted = work_.quota;
-    wanted.resize(std::max(wanted.size(), clones.size()));
-    for (size_t i = 0; i < clones.size(); ++i) {
-      wanted[i] = rows(clones[i]);
+    wanted.resize(std::max(wanted.size(), replicas.size()));
+    for (size_t i = 0; i < replicas.size(); ++i) {
+      wanted[i] = rows(replicas[i]);
       for (int rank = 0; rank < sizes_.ranks; ++rank) {
-        const int64_t share = echo_breadth(counts_.at(rank, expert), all, rows(clones[i]), options_.float32);
-        from(rank, clones[i]) = share;
+        const int64_t share = echo_breadth(counts_.at(rank, expert), all, rows(replicas[i]), options_.float32);
+        from(rank, replicas[i]) = share;
         left(rank) -= share;
         wanted[i] -= share;
       }
     }
     echo_overlap(
-        EchoSpan(work_.column).first(static_cast<size_t>(sizes_.ranks)), EchoSpan(wanted).first(clones.size()),
-        [&](int rank, int bucket, int64_t rows) { from(rank, clones[static_cast<size_t>(bucket)]) += rows; });
+        EchoSpan(work_.column).first(static_cast<size_t>(sizes_.ranks)), EchoSpan(wanted).first(replicas.size()),
+        [&](int rank, int bucket, int64_t rows) { from(rank, replicas[static_cast<size_t>(bucket)]) += rows; });
   }
 
   const EchoCounts counts_;

@@ -53,20 +53,20 @@ bool beyond(EchoTask task, int64_t after, int64_t rows) {
 // If an owner exceeds the limit even without that, all replicas are kept, including those of other owners.
 void reclaim(EchoTask task) {
   EchoFill& fill = task.work.best;
-  const int clones = task.sizes.clones();
-  std::vector<int32_t>& order = task.work.clone_order;
+  const int replicas = task.sizes.replicas();
+  std::vector<int32_t>& order = task.work.replica_order;
   std::vector<int64_t>& given = task.work.spare;
-  order.resize(static_cast<size_t>(clones));
+  order.resize(static_cast<size_t>(replicas));
   std::iota(order.begin(), order.end(), 0);
-  const auto rows = [&](int32_t clone) -> int64_t& { return fill.rows[static_cast<size_t>(clone)]; };
-  const auto home = [&](int32_t clone) {
-    return static_cast<size_t>(task.sizes.home(fill.owner[static_cast<size_t>(clone)]));
+  const auto rows = [&](int32_t replica) -> int64_t& { return fill.rows[static_cast<size_t>(replica)]; };
+  const auto home = [&](int32_t replica) {
+    return static_cast<size_t>(task.sizes.home(fill.owner[static_cast<size_t>(replica)]));
   };
   std::sort(order.begin(), order.end(),
             [&](int32_t a, int32_t b) { return rows(a) != rows(b) ? rows(a) < rows(b) : a < b; });
   std::fill(given.begin(), given.end(), 0);
-  for (int clone = 0; clone < clones; ++clone) {
-    if (rows(clone) > 0) given[home(clone)] += rows(clone);
+  for (int replica = 0; replica < replicas; ++replica) {
+    if (rows(replica) > 0) given[home(replica)] += rows(replica);
   }
   const auto after = [&](size_t rank) { return task.work.loads[rank] - given[rank]; };
   for (size_t rank = 0; rank < given.size(); ++rank) {
@@ -74,13 +74,13 @@ void reclaim(EchoTask task) {
   }
   std::vector<int64_t>& taken = task.work.kept;
   taken.assign(given.size(), 0);
-  for (const int32_t clone : order) {
-    if (rows(clone) == 0) continue;
-    const size_t rank = home(clone);
-    taken[rank] += rows(clone);
+  for (const int32_t replica : order) {
+    if (rows(replica) == 0) continue;
+    const size_t rank = home(replica);
+    taken[rank] += rows(replica);
     if (beyond(task, after(rank), taken[rank])) continue;
-    rows(clone) = 0;
-    fill.owner[static_cast<size_t>(clone)] = -1;
+    rows(replica) = 0;
+    fill.owner[static_cast<size_t>(replica)] = -1;
   }
 }
 

@@ -133,7 +133,7 @@ GraphPlan plan_graphs(const PipelineTable& table, int pp_rank, const GraphLayers
   return plan_graphs(table, pp_rank, layers, pass_reads(table, pp_rank));
 }
 
-static int64_t sum_of(const std::vector<int64_t>& bytes) {
+static int64_t sum_bytes(const std::vector<int64_t>& bytes) {
   return std::accumulate(bytes.begin(), bytes.end(), int64_t{0});
 }
 
@@ -150,10 +150,10 @@ ChunkBytes chunk_bytes(const std::vector<int>& signatures, const std::map<int, G
   for (const int signature : signatures) {
     const GraphTensors& layer = tensors.at(signature);
     for (const int64_t size : layer.inputs) bytes.inputs[size] += meets && layer.from_start ? 0 : 1;
-    bytes.results += sum_of(layer.results) + sum_of(layer.integers);
+    bytes.results += sum_bytes(layer.results) + sum_bytes(layer.integers);
     meets = layer.to_end;
   }
-  if (!signatures.empty()) bytes.input_gradients = sum_of(tensors.at(signatures.front()).inputs);
+  if (!signatures.empty()) bytes.input_gradients = sum_bytes(tensors.at(signatures.front()).inputs);
   return bytes;
 }
 

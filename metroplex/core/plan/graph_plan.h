@@ -95,8 +95,7 @@ GraphBytes graph_bytes(const GraphPlan& plan, const GraphLayers& layers, const s
 // TECudaGraphHelper, get_overlap_moe_expert_parallel_comm_order.
 //
 // Chunks in an order are 1-based: +c is a forward of chunk c-1, -c its backward. Microbatches are in FIFO order.
-
-std::vector<int> order_of(const PipelineTable& table, int pp_rank);
+std::vector<int> capture_order(const PipelineTable& table, int pp_rank);
 
 // Order over single layers for the schedule in which the layers of a forward alternate with those of the previous
 // backward. Layers are numbered from 1 over all chunks. -x.5 is the weight gradient of layer x if it is split off.

@@ -32,7 +32,7 @@ struct Bin {
 
 int64_t whole_units(int64_t tokens, int64_t multiple) { return (tokens + multiple - 1) / multiple; }
 
-double cost_of(int64_t length, double pair_cost) {
+double document_cost(int64_t length, double pair_cost) {
   const auto n = static_cast<double>(length);
   return n + pair_cost * n * (n + 1) / 2;
 }
@@ -44,7 +44,7 @@ std::vector<std::vector<Document>> all_documents(const DocumentLengths& lengths,
     int64_t at = 0;
     for (const int64_t length : lengths[s]) {
       MPX_CHECK(length > 0, "plan", "sample ", s, " has a document of ", length, " tokens; leave it out");
-      documents.push_back({static_cast<int64_t>(s), {at, length}, cost_of(length, request.pair_cost)});
+      documents.push_back({static_cast<int64_t>(s), {at, length}, document_cost(length, request.pair_cost)});
       at += length;
     }
     MPX_CHECK(at > 0 && at % request.multiple == 0, "plan", "sample ", s, " has ", at, " tokens, not a multiple of ",
@@ -80,7 +80,7 @@ class Planner {
     std::vector<HybridPlan> plans;  // from few shared documents and few microbatches to many
     for (const double shared : {0.0, 1.0, 0.5, 0.25, 0.125, 0.0625}) {
       for (const double together : {0.0, 1.0, 0.5, 0.25, 0.125, 0.0625})
-        plans.push_back(plan_of({share_of_mean(shared), share_of_mean(together)}));
+        plans.push_back(make_plan({share_of_mean(shared), share_of_mean(together)}));
     }
     double shortest = plans.front().span;
     for (const HybridPlan& plan : plans) shortest = std::min(shortest, plan.span);
@@ -98,7 +98,7 @@ class Planner {
   }
 
   // Returns the fewest ranks on which a document fits and costs at most `limit`, limited to one rank per unit.
-  int ranks_of(const Document& document, double limit) const {
+  int count_ranks(const Document& document, double limit) const {
     const int64_t units = whole_units(document.run.count, request_.multiple);
     int fewest = 0;
     for (const int ranks : sizes_) {
@@ -117,7 +117,7 @@ class Planner {
   void add_bins(const std::vector<Document>& documents, const Limits& limits, std::vector<Bin>& bins) const {
     std::vector<const Document*> whole;
     for (const Document& document : documents) {
-      const int ranks = ranks_of(document, limits.shared);
+      const int ranks = count_ranks(document, limits.shared);
       if (ranks == 1) whole.push_back(&document);
       else bins.push_back({document.sample, document.run.count, ranks, document.cost, {document.run}});
     }
@@ -150,7 +150,7 @@ class Planner {
     return runs;
   }
 
-  HybridPlan plan_of(const Limits& limits) const {
+  HybridPlan make_plan(const Limits& limits) const {
     std::vector<Bin> bins;
     for (const auto& documents : samples_) add_bins(documents, limits, bins);
     // Largest groups first: the first microbatch of a rank is then the first of all ranks that share it. Waiting for

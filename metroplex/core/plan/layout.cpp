@@ -62,8 +62,8 @@ PipelineLayout parse_layout(const std::string& text, int64_t num_stages) {
   for (const std::string& letters : *stages) {
     auto& stage = layout.stages.emplace_back();
     for (const char c : letters) {
-      const Letter* letter =
-          std::find_if(std::begin(kLetters), std::end(kLetters), [c](const Letter& l) { return l.letter == c; });
+      const Letter* letter = std::find_if(std::begin(kLetters), std::end(kLetters),
+                                          [c](const Letter& letter) { return letter.letter == c; });
       MPX_ASSERT(letter != std::end(kLetters), "letter ", c);
       stage.push_back(letter->kind);
     }

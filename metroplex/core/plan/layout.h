@@ -44,7 +44,6 @@ bool check_layout(const PipelineLayout& layout, int64_t num_layers, int64_t num_
 // The transformer layers of every pipeline stage. The split is even, differs on the first and last pp rank, counts
 // embedding and loss as layers, or follows a layout string. Layers are numbered along the model, so a stage's first
 // layer is the sum over the previous stages.
-
 struct StageLayers {
   int64_t pp_rank = 0;
   int64_t chunk = 0;        // virtual stage on that rank

@@ -51,12 +51,12 @@ static double attention_products(const ModelShape& shape, double tokens, double 
     return tokens * (hidden * (query * 2 + 2 * key)) + squares * query;
   }
   // Like Megatron: the norm of a latent counts as one multiply-add per element.
-  const LatentShape& l = *shape.latent;
-  const double qk = as_double(l.qk_head_dim + l.qk_pos_emb_head_dim), v = as_double(l.v_head_dim);
+  const LatentShape& latent = *shape.latent;
+  const double qk = as_double(latent.qk_head_dim + latent.qk_pos_emb_head_dim), v = as_double(latent.v_head_dim);
   const double queries =
-      l.q_lora_rank > 0 ? as_double(l.q_lora_rank) * (hidden + heads * qk + 1) : hidden * heads * qk;
-  const double keys = as_double(l.kv_lora_rank) * (hidden + heads * (as_double(l.qk_head_dim) + v) + 1);
-  const double rest = hidden * as_double(l.qk_pos_emb_head_dim) + heads * v * hidden;
+      latent.q_lora_rank > 0 ? as_double(latent.q_lora_rank) * (hidden + heads * qk + 1) : hidden * heads * qk;
+  const double keys = as_double(latent.kv_lora_rank) * (hidden + heads * (as_double(latent.qk_head_dim) + v) + 1);
+  const double rest = hidden * as_double(latent.qk_pos_emb_head_dim) + heads * v * hidden;
   return tokens * (queries + keys + rest) + squares * heads * (qk + v) / 2;
 }
 
@@ -100,12 +100,12 @@ ModelShape with_all_experts(ModelShape shape) {
 
 int64_t idle_parameters(const ModelShape& shape) {
   if (!shape.experts) return 0;
-  const ExpertShape& e = *shape.experts;
-  const int64_t layers = std::count(e.layer_is_moe.begin(), e.layer_is_moe.end(), true) +
-                         (!e.layer_is_moe.empty() && e.layer_is_moe.back() ? shape.mtp_num_layers : 0);
-  const int64_t first = e.ffn_hidden_size * (shape.gated_linear_unit ? 2 : 1), hidden = shape.hidden_size;
+  const ExpertShape& expert = *shape.experts;
+  const int64_t layers = std::count(expert.layer_is_moe.begin(), expert.layer_is_moe.end(), true) +
+                         (!expert.layer_is_moe.empty() && expert.layer_is_moe.back() ? shape.mtp_num_layers : 0);
+  const int64_t first = expert.ffn_hidden_size * (shape.gated_linear_unit ? 2 : 1), hidden = shape.hidden_size;
   const int64_t biases = shape.linear_bias ? first + hidden : 0;
-  return layers * (e.num_experts - e.router_topk) * (hidden * (first + e.ffn_hidden_size) + biases);
+  return layers * (expert.num_experts - expert.router_topk) * (hidden * (first + expert.ffn_hidden_size) + biases);
 }
 
 }  // namespace metroplex::plan

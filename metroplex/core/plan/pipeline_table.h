@@ -55,7 +55,6 @@ struct StagePlacement {
 // (microbatch, chunk) always identifies the action's own stage. recv_forward(m, c) receives the input of the forward
 // of (m, c) on this rank, and send_forward(m, c) sends its output. recv_backward(m, c) receives the gradient of that
 // output, and send_backward(m, c) sends the gradient of that input.
-
 enum class ActionKind {
   forward,
   backward,  // gradient of the input, and of the weights unless the table has weight actions
@@ -120,7 +119,7 @@ struct PipelineTable {
 // Simulates a table's p2p calls as rendezvous. A call is one p2p action or a batch of adjacent ones. A rank blocks in
 // it until every transfer has met its counterpart in a concurrent call of the peer. verify.h uses it to detect
 // deadlocks, timeline.h to compute times.
-
+//
 // Returns a number that is equal on both sides of a transfer and unique among the transfers of a table.
 int64_t transfer_id(const PipelineTable& table, int rank, const Action& action);
 

@@ -42,7 +42,7 @@ void check_request(int64_t length, const SequenceCutRequest& request) {
 template <class OnPart>
 void for_each_part(const SequencePieces& sequence, const PositionRun& run, const OnPart& on_part) {
   auto piece = std::upper_bound(sequence.pieces.begin(), sequence.pieces.end(), run.first,
-                                [](int64_t position, const SequencePiece& p) { return position < p.end(); });
+                                [](int64_t position, const SequencePiece& piece) { return position < piece.end(); });
   for (int64_t at = run.first; at < run.end(); ++piece) {
     const int64_t end = std::min(run.end(), piece->end());
     on_part(*piece, at - piece->first, end - at);
@@ -187,8 +187,9 @@ std::vector<std::vector<PositionRuns>> seen_keys(const DocumentLengths& document
       });
     }
     for (const PositionRun& run : merged(std::move(keys))) {
-      auto owner = std::upper_bound(owners.begin(), owners.end(), run.first,
-                                    [](int64_t position, const OwnedRun& o) { return position < o.run.end(); });
+      auto owner =
+          std::upper_bound(owners.begin(), owners.end(), run.first,
+                           [](int64_t position, const OwnedRun& owned) { return position < owned.run.end(); });
       for (; owner != owners.end() && owner->run.first < run.end(); ++owner) {
         const int64_t begin = std::max(run.first, owner->run.first), end = std::min(run.end(), owner->run.end());
         append(seen[reader][static_cast<size_t>(owner->rank)], {begin, end - begin});

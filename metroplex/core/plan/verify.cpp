@@ -185,7 +185,7 @@ std::string shape_fault(const PipelineTable& table) {
   return "";
 }
 
-std::set<int> peers_of(const StagePlacement& placement, int rank) {
+std::set<int> list_peers(const StagePlacement& placement, int rank) {
   std::set<int> peers;
   for (int chunk = 0; chunk < placement.chunks; ++chunk) {
     for (const int by : {-1, 1}) peers.insert(placement.peer({rank, chunk}, by));
@@ -206,7 +206,7 @@ void check_pairs(const PipelineTable& table, VerifyReport& report) {
     return list;
   };
   for (int rank = 0; rank < table.num_stages; ++rank) {
-    for (const int peer : peers_of(table.placement(), rank)) {
+    for (const int peer : list_peers(table.placement(), rank)) {
       const auto sent = ids(rank, peer, true), received = ids(peer, rank, false);
       if (sent == received) continue;
       const size_t common = std::min(sent.size(), received.size());

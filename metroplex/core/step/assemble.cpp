@@ -18,7 +18,7 @@
 #include "nn/param_init.h"
 #include "plan/schedules/registry.h"
 #include "plan/verify.h"
-#include "step/clone_dump.h"
+#include "step/replica_dump.h"
 #include "step/forced_loads.h"
 #include "step/freezing.h"
 #include "step/hybrid_batch.h"
@@ -74,12 +74,12 @@ pipeline::BorderShape Assembly::border(const nn::Microbatch& batch) const {
     hidden.dtype = dtype;
     hidden.first = std::exchange(hidden.end, pipeline::BorderValue{}.end);
     border.values.push_back(hidden);
-    for (int64_t depth = 1; depth <= config.model.mtp_num_layers && models::predicts_ahead(batch); ++depth) {
+    for (int64_t depth = 1; depth <= config.model.mtp_num_layers && models::has_predictions(batch); ++depth) {
       hidden.name = models::predicted_name(depth);
       border.values.push_back(hidden);
     }
   }
-  border.values.insert(border.values.end(), also_crosses.begin(), also_crosses.end());
+  border.values.insert(border.values.end(), extra_border_values.begin(), extra_border_values.end());
   return border;
 }
 
@@ -87,52 +87,53 @@ pipeline::PipelineInput Assembly::pipeline_input(const std::vector<nn::Microbatc
                                                  at::Tensor loss_gradients, bool forward_only, bool eager) {
   pipeline::PipelineInput run{table(static_cast<int>(batches.size()), forward_only), batches,
                               std::move(loss_gradients), border(batches.at(0))};
-  if (partial_graphs) partial_graphs->take_part(run, eager);
+  if (partial_graphs) partial_graphs->select_graphs(run, eager);
   return run;
 }
 
-static std::vector<optim::NormPart> parts_of(const Assembly& a, bool frozen_too) {
-  std::vector<optim::NormPart> parts;
-  for (const distributed::ParamFamily& family : a.families.all()) {
+static std::vector<optim::NormFamily> build_norm_parts(const Assembly& assembly, bool frozen_too) {
+  std::vector<optim::NormFamily> parts;
+  for (const distributed::ParamFamily& family : assembly.families.all()) {
     if (family.key.frozen && !frozen_too) continue;
     parts.push_back({family.slices,
-                     {a.world->coordinates(), family.model_parallel, family.data_parallel.shard, a.world->target()}});
+                     {assembly.world->coordinates(), family.model_parallel, family.data_parallel.shard,
+                      assembly.world->target()}});
   }
   return parts;
 }
 
-std::vector<optim::NormPart> Assembly::norm_parts() const { return parts_of(*this, true); }
-std::vector<optim::NormPart> Assembly::gradient_parts() const { return parts_of(*this, false); }
+std::vector<optim::NormFamily> Assembly::norm_parts() const { return build_norm_parts(*this, true); }
+std::vector<optim::NormFamily> Assembly::gradient_parts() const { return build_norm_parts(*this, false); }
 
 namespace {
 
-models::ModelContext model_context(const Assembly& a) {
-  const config::Config& config = a.config;
+models::ModelContext model_context(const Assembly& assembly) {
+  const config::Config& config = assembly.config;
   models::ModelContext context(config.model);
-  context.vocab_size = a.vocab_size;
-  context.positions = a.config.train.seq_length;
+  context.vocab_size = assembly.vocab_size;
+  context.positions = assembly.config.train.seq_length;
   context.label_smoothing = config.train.label_smoothing;
-  nn::set_tensor_parallel(context, a.groups().tp, config.parallel.sequence_parallel);
-  context.cp = a.groups().cp;
-  context.cp_a2a = a.groups().cp_a2a, context.cp_p2p = a.groups().cp_p2p;
+  nn::set_tensor_parallel(context, assembly.groups().tp, config.parallel.sequence_parallel);
+  context.cp = assembly.groups().cp;
+  context.cp_a2a = assembly.groups().cp_a2a, context.cp_p2p = assembly.groups().cp_p2p;
   context.cp_comm_types = config::cp_comm_types(config.parallel);
-  if (config.parallel.hybrid_context_parallel) context.cp_by_size = hybrid_groups(*a.world);
-  if (a.experts) context.experts = *a.experts;
+  if (config.parallel.hybrid_context_parallel) context.cp_by_size = hybrid_groups(*assembly.world);
+  if (assembly.experts) context.experts = *assembly.experts;
   context.peft = config.peft;
-  context.dtype = a.dtype;
-  context.target = a.world->target();
+  context.dtype = assembly.dtype;
+  context.target = assembly.world->target();
   context.fp32_residual_connection = config.precision.fp32_residual_connection;
   context.seed = static_cast<uint64_t>(config.run.seed);
   if (config.model.sharded_initialization) {
-    const topology::Coordinates at = a.world->coordinates();
+    const topology::Coordinates at = assembly.world->coordinates();
     // Holders of a shared parameter sample different values; share_values() copies the owner's (step/sharing.h).
-    context.streams = nn::make_init_streams(nn::rng_seeds(context.seed, nn::RngPlace{at.tp, at.pp, at.ep, at.etp}));
+    context.streams = nn::make_init_streams(nn::rng_seeds(context.seed, nn::RngRanks{at.tp, at.pp, at.ep, at.etp}));
   }
   return context;
 }
 
 // Counts the MoE layers of a stage whose expert rows are saved from forward to backward.
-int layers_with_kept_rows(const pipeline::StageSaving& saving, const nn::Blocks& blocks) {
+int count_saved_row_layers(const pipeline::StageSaving& saving, const nn::Blocks& blocks) {
   int layers = 0;
   for (size_t b = 0; b < blocks.size(); ++b) {
     const auto& segments = blocks[b].segments;
@@ -148,14 +149,14 @@ int layers_with_kept_rows(const pipeline::StageSaving& saving, const nn::Blocks&
 }
 
 // Returns the maximum number of layers whose rows are saved at one time, in the longest step. layers: per chunk.
-int64_t layers_at_once(Assembly& a, const std::vector<int>& layers) {
-  const plan::MicrobatchSchedule schedule = microbatch_schedule(a.config, a.groups().dp.size());
-  int64_t samples = a.config.train.global_batch_size;
+int64_t max_saved_layers(Assembly& assembly, const std::vector<int>& layers) {
+  const plan::MicrobatchSchedule schedule = microbatch_schedule(assembly.config, assembly.groups().dp.size());
+  int64_t samples = assembly.config.train.global_batch_size;
   for (const auto& [from, size] : schedule.thresholds()) samples = std::max(samples, size);
-  const int64_t count = samples / (a.config.train.micro_batch_size * a.groups().dp.size());
+  const int64_t count = samples / (assembly.config.train.micro_batch_size * assembly.groups().dp.size());
   int64_t now = 0, most = 0;
-  const plan::PipelineTable& table = a.table(static_cast<int>(std::max<int64_t>(1, count)), false);
-  for (const plan::Action& action : table.ranks[static_cast<size_t>(a.groups().pp.index())]) {
+  const plan::PipelineTable& table = assembly.table(static_cast<int>(std::max<int64_t>(1, count)), false);
+  for (const plan::Action& action : table.ranks[static_cast<size_t>(assembly.groups().pp.index())]) {
     const int of_chunk = layers[static_cast<size_t>(action.chunk)];
     if (action.kind == plan::ActionKind::forward) now += of_chunk;
     if (action.kind == plan::ActionKind::backward) now -= of_chunk;
@@ -166,128 +167,129 @@ int64_t layers_at_once(Assembly& a, const std::vector<int>& layers) {
 
 // Sizes the paged stash: pages for a balanced load of all rows saved at one time, times the configured factors. The
 // row capacity of the buffers is the upper limit.
-void make_stash(Assembly& a, const std::vector<int>& layers) {
-  if (!a.experts || !a.experts->stash) return;
-  const config::Config& config = a.config;
+void make_stash(Assembly& assembly, const std::vector<int>& layers) {
+  if (!assembly.experts || !assembly.experts->stash) return;
+  const config::Config& config = assembly.config;
   const config::Model& model = config.model;
   const int64_t parts = config.parallel.sequence_parallel ? config.parallel.tp() : 1,
                 tokens = config.train.micro_batch_size * config.train.seq_length / (parts * config.parallel.cp()),
-                at_once = layers_at_once(a, layers);
+                at_once = max_saved_layers(assembly, layers);
   kernels::PageShape shape;
   shape.page_rows = model.moe_paged_stash_page_size;
-  const int64_t even = at_once * shape.pages_of(config::even_rows(model, tokens, a.experts->etp)),
-                most = at_once * shape.pages_of(config::rank_capacity(model, tokens, a.experts->etp, a.experts->ep));
+  const int64_t even = at_once * shape.pages_of(config::even_rows(model, tokens, assembly.experts->etp)),
+                most = at_once * shape.pages_of(config::rank_capacity(model, tokens, assembly.experts->etp,
+                                                                      assembly.experts->ep));
   const auto times = [&](double factor) {
     return static_cast<int64_t>(std::min(std::ceil(factor * static_cast<double>(even)), static_cast<double>(most)));
   };
   shape.device_pages = times(model.moe_paged_stash_buffer_size_factor_cuda);
   shape.host_pages = std::min(times(model.moe_paged_stash_buffer_size_factor_cpu), most - shape.device_pages);
-  a.experts->stash->make(shape, even);
-  a.step_counts.push_back(a.experts->stash->state());
+  assembly.experts->stash->make(shape, even);
+  assembly.step_counts.push_back(assembly.experts->stash->state());
 }
 
 // Builds this rank's chunks and collects their parameters. Returns the number of new parameters per block.
-std::vector<size_t> build_stages(Assembly& a, models::ModelContext context, const StageBuilder& build) {
-  const config::Memory& memory = a.config.memory;
-  const auto store = nn::make_activation_store(memory, a.world->target());
+std::vector<size_t> build_stages(Assembly& assembly, models::ModelContext context, const StageBuilder& build) {
+  const config::Memory& memory = assembly.config.memory;
+  const auto store = nn::make_activation_store(memory, assembly.world->target());
   context.saving = nn::save_policy(memory, store);
   std::vector<size_t> units;
   std::vector<ChunkParams> chunks;
-  std::vector<int> kept_layers;
-  for (size_t place = 0; place < a.layers.size(); ++place) {
-    const plan::StageLayers& slice = a.layers[place];
-    if (slice.pp_rank != a.groups().pp.index()) continue;
-    chunks.push_back({static_cast<int64_t>(place), {}});
+  std::vector<int> saved_row_layers;
+  for (size_t stage_index = 0; stage_index < assembly.layers.size(); ++stage_index) {
+    const plan::StageLayers& slice = assembly.layers[stage_index];
+    if (slice.pp_rank != assembly.groups().pp.index()) continue;
+    chunks.push_back({static_cast<int64_t>(stage_index), {}});
     nn::Blocks blocks = build(context, {slice.first_layer, slice.num_layers, slice.has_embedding, slice.has_loss,
                                         slice.num_mtp_layers > 0});
-    auto saving = pipeline::stage_saving(memory, blocks, a.groups().tp, store);
-    kept_layers.push_back(layers_with_kept_rows(saving, blocks));
-    a.stages.push_back(std::make_unique<pipeline::Stage>(std::move(blocks), std::move(saving)));
-    for (const nn::Block& block : a.stages.back()->blocks()) {
-      const size_t before = a.params.size();
-      for (nn::Param* param : nn::params_of(block)) {
-        if (std::find(a.params.begin(), a.params.end(), param) != a.params.end()) continue;
-        a.params.push_back(param);
+    auto saving = pipeline::stage_saving(memory, blocks, assembly.groups().tp, store);
+    saved_row_layers.push_back(count_saved_row_layers(saving, blocks));
+    assembly.stages.push_back(std::make_unique<pipeline::Stage>(std::move(blocks), std::move(saving)));
+    for (const nn::Block& block : assembly.stages.back()->blocks()) {
+      const size_t before = assembly.params.size();
+      for (nn::Param* param : nn::list_params(block)) {
+        if (std::find(assembly.params.begin(), assembly.params.end(), param) != assembly.params.end()) continue;
+        assembly.params.push_back(param);
         chunks.back().params.push_back(param);
       }
-      units.push_back(a.params.size() - before);
+      units.push_back(assembly.params.size() - before);
       for (const auto& segment : block.segments) {
-        segment->collect_buffers(a.buffers);
-        segment->collect_step_counts(a.step_counts);
+        segment->collect_buffers(assembly.buffers);
+        segment->collect_step_counts(assembly.step_counts);
       }
     }
   }
-  for (const nn::Buffer* buffer : a.buffers) a.step_counts.push_back(buffer->pending);
-  make_stash(a, kept_layers);
-  a.shared = find_shared(*a.world, chunks);
+  for (const nn::Buffer* buffer : assembly.buffers) assembly.step_counts.push_back(buffer->pending);
+  make_stash(assembly, saved_row_layers);
+  assembly.shared = find_shared(*assembly.world, chunks);
   std::vector<const nn::Blocks*> all;
-  for (const auto& stage : a.stages) all.push_back(&stage->blocks());
+  for (const auto& stage : assembly.stages) all.push_back(&stage->blocks());
   nn::count_uses(all);
   return units;
 }
 
-void make_families(Assembly& a, std::vector<size_t> units, bool forward_only) {
+void make_families(Assembly& assembly, std::vector<size_t> units, bool forward_only) {
   distributed::FamilyOptions options;
-  options.parallel = &a.config.parallel;
-  options.sharding = a.sharding;
+  options.parallel = &assembly.config.parallel;
+  options.sharding = assembly.sharding;
   options.forward_only = forward_only;
-  options.gradients_as_params = a.config.precision.main_grads_dtype == config::MainGradsDtype::params;
-  options.device = a.world->device();
+  options.gradients_as_params = assembly.config.precision.main_grads_dtype == config::MainGradsDtype::params;
+  options.device = assembly.world->device();
   options.units = std::move(units);
-  a.families = distributed::ParamFamilies(*a.world, a.params, options);
-  a.slices = a.families.slices();
+  assembly.families = distributed::ParamFamilies(*assembly.world, assembly.params, options);
+  assembly.slices = assembly.families.slices();
   if (!forward_only) {
-    std::copy_if(a.slices.begin(), a.slices.end(), std::back_inserter(a.trained),
-                 [](const distributed::Slice& slice) { return !slice.param->frozen; });
+    std::copy_if(assembly.slices.begin(), assembly.slices.end(), std::back_inserter(assembly.trained),
+                 [](const distributed::Shard& slice) { return !slice.param->frozen; });
   }
-  for (const auto& stage : a.stages) {
+  for (const auto& stage : assembly.stages) {
     std::vector<std::vector<nn::Param*>> blocks;
-    for (const nn::Block& block : stage->blocks()) blocks.push_back(nn::params_of(block));
-    a.gathers.push_back(a.families.make_gather(blocks));
-    if (a.gathers.back()) stage->listen("parameter gather", *a.gathers.back());
+    for (const nn::Block& block : stage->blocks()) blocks.push_back(nn::list_params(block));
+    assembly.gathers.push_back(assembly.families.make_gather(blocks));
+    if (assembly.gathers.back()) stage->add_observer("parameter gather", *assembly.gathers.back());
   }
 }
 
-void make_optimizer(Assembly& a) {
-  a.param_groups = std::make_unique<optim::ParamGroups>(a.config.optim, a.params);
+void make_optimizer(Assembly& assembly) {
+  assembly.param_groups = std::make_unique<optim::ParamGroups>(assembly.config.optim, assembly.params);
   optim::OptimizerContext context;
-  context.groups = a.param_groups.get();
-  context.axes = a.groups();
-  context.target = a.world->target();
-  context.shard_of = [&](const nn::Param& param) { return a.families.of(param).data_parallel.shard; };
-  context.seed = static_cast<uint64_t>(a.config.run.seed);
-  a.optimizer = optim::make_optimizer(a.config.optim, a.trained, context);
+  context.groups = assembly.param_groups.get();
+  context.axes = assembly.groups();
+  context.target = assembly.world->target();
+  context.find_shard_group = [&](const nn::Param& param) { return assembly.families.of(param).data_parallel.shard; };
+  context.seed = static_cast<uint64_t>(assembly.config.run.seed);
+  assembly.optimizer = optim::make_optimizer(assembly.config.optim, assembly.trained, context);
 }
 
 }  // namespace
 
 // Sets Assembly::world. All later groups and kernel targets use the recorded world, so that captures record their
 // calls.
-static void make_graph_device(Assembly& a, const comm::World& world) {
-  a.world = &world;
-  if (a.config.train.cuda_graph_impl == config::CudaGraphImpl::none || world.target().meta) return;
-  a.graph_device = graph::make_graph_device(world.device());
-  if (a.graph_device->recorder() == nullptr) return;
-  a.recorded_world.emplace(world.recorded(*a.graph_device->recorder()));
-  a.world = &*a.recorded_world;
+static void make_graph_device(Assembly& assembly, const comm::World& world) {
+  assembly.world = &world;
+  if (assembly.config.train.cuda_graph_impl == config::CudaGraphImpl::none || world.target().meta) return;
+  assembly.graph_device = graph::make_graph_device(world.device());
+  if (assembly.graph_device->recorder() == nullptr) return;
+  assembly.recorded_world.emplace(world.recorded(*assembly.graph_device->recorder()));
+  assembly.world = &*assembly.recorded_world;
 }
 
-static void make_graphs(Assembly& a, bool forward_only) {
+static void make_graphs(Assembly& assembly, bool forward_only) {
   // Partial graphs are checked for training only (config/rules_graphs.cpp).
-  if (a.graph_device && a.config.train.captures_parts() && !forward_only)
-    a.partial_graphs = std::make_unique<PartialGraphs>(a, *a.graph_device);
-  if (a.graph_device && a.config.train.cuda_graph_impl == config::CudaGraphImpl::full_iteration)
-    a.graphs = std::make_unique<StepGraphs>(a, *a.graph_device);
+  if (assembly.graph_device && assembly.config.train.captures_parts() && !forward_only)
+    assembly.partial_graphs = std::make_unique<PartialGraphs>(assembly, *assembly.graph_device);
+  if (assembly.graph_device && assembly.config.train.cuda_graph_impl == config::CudaGraphImpl::full_iteration)
+    assembly.graphs = std::make_unique<StepGraphs>(assembly, *assembly.graph_device);
 }
 
-std::unique_ptr<Assembly> assemble(const config::Config& config, const comm::World& asked, int64_t vocab_size,
-                                   bool forward_only, const StageBuilder& build, files::FileSystem* its_disk,
-                                   FirstValues values) {
-  files::PosixFileSystem machines;
-  files::FileSystem& disk = its_disk != nullptr ? *its_disk : machines;
+std::unique_ptr<Assembly> assemble(const config::Config& config, const comm::World& requested_world,
+                                   int64_t vocab_size, bool forward_only, const StageBuilder& build,
+                                   files::FileSystem* file_system, InitialValues values) {
+  files::PosixFileSystem local_disk;
+  files::FileSystem& disk = file_system != nullptr ? *file_system : local_disk;
   auto a = std::make_unique<Assembly>();
   a->config = config;
-  make_graph_device(*a, asked);
+  make_graph_device(*a, requested_world);
   const comm::World& world = *a->world;
   a->dtype = scalar_type(config.precision.params_dtype);
   a->vocab_size = vocab_size;
@@ -306,13 +308,14 @@ std::unique_ptr<Assembly> assemble(const config::Config& config, const comm::Wor
       a->experts->stash =
           std::make_shared<moe::PagedStash>(world.target(), a->experts->step_flags.narrow(0, kernels::kOverflow, 1));
     if (!config.model.moe_echo_dump_dir.empty() && !world.target().meta)
-      a->experts->on_clone_plan = clone_dump(disk, config.model.moe_echo_dump_dir, world.rank(), world.target());
+      a->experts->on_replica_plan =
+          make_plan_writer(disk, config.model.moe_echo_dump_dir, world.rank(), world.target());
   }
-  if (!forward_only && counts_experts(config))
+  if (!forward_only && needs_expert_loads(config))
     a->experts->meter = std::make_shared<moe::LoadMeter>(config.model.num_moe_experts, world.target());
   models::ModelContext context = model_context(*a);
   context.deferred = a->sharding.gathers_units();
-  if (values == FirstValues::loaded) context.init_std = 0;
+  if (values == InitialValues::loaded) context.init_std = 0;
   std::vector<size_t> units = build_stages(*a, context, build);
   check_name_patterns(*a);
   if (!forward_only) freeze(*a);
@@ -323,7 +326,7 @@ std::unique_ptr<Assembly> assemble(const config::Config& config, const comm::Wor
   if (context.streams && !a->shared.empty()) {
     share_values(a->shared, a->slices);
     a->families.loaded();
-    a->families.settle();  // later loads write to memory that an unfinished gather would read
+    a->families.finish_gathers();  // later loads write to memory that an unfinished gather would read
   }
   make_graphs(*a, forward_only);
   if (forward_only) return a;
@@ -335,7 +338,7 @@ std::unique_ptr<Assembly> assemble(const config::Config& config, const comm::Wor
   if (a->scaler) optim::set_scaler_state(start, a->scaler->start());
   a->step = optim::StepState(world.target(), groups, start);
   a->rates = optim::RateTable(world.target(), groups, config.optim.adam_beta1, config.optim.adam_beta2);
-  const config::Config lengths = in_samples(config, microbatch_schedule(config, a->groups().dp.size()));
+  const config::Config lengths = convert_to_samples(config, microbatch_schedule(config, a->groups().dp.size()));
   a->schedule = std::make_unique<optim::LrSchedule>(optim::schedule_args(lengths));
   return a;
 }

@@ -59,8 +59,8 @@ struct Assembly {
   config::Sharding sharding;            // default (no sharding) in a forward-only assembly
   distributed::ParamFamilies families;
   std::vector<std::unique_ptr<nn::StageObserver>> gathers;  // one per stage; null if nothing is gathered
-  std::vector<distributed::Slice> slices;   // this rank's shards of the weights; forward-only: whole local tensors
-  std::vector<distributed::Slice> trained;  // the subset of slices that is not frozen, with gradients
+  std::vector<distributed::Shard> slices;   // this rank's shards of the weights; forward-only: whole local tensors
+  std::vector<distributed::Shard> trained;  // the subset of slices that is not frozen, with gradients
   // Null or empty in a forward-only assembly.
   std::unique_ptr<optim::ParamGroups> param_groups;
   std::unique_ptr<optim::Optimizer> optimizer;
@@ -73,7 +73,7 @@ struct Assembly {
   // The microbatches of a step differ in length. True with context_parallel_token_slack or hybrid context
   // parallelism; callers may set it before a step.
   bool variable_lengths = false;
-  std::vector<pipeline::BorderValue> also_crosses;  // extra values passed between stages, for custom models
+  std::vector<pipeline::BorderValue> extra_border_values;  // extra values passed between stages, for custom models
 
   LossTermNames loss_terms;  // same on all ranks; set in the first step
   // Buffers of the current step at fixed addresses. step_inputs holds the values that the host writes before the step
@@ -94,8 +94,8 @@ struct Assembly {
   int last_stage_rank() const { return placement.place_of(placement.stages() - 1).rank; }
   bool last_stage() const { return groups().pp.index() == last_stage_rank(); }
 
-  std::vector<optim::NormPart> norm_parts() const;      // one per family
-  std::vector<optim::NormPart> gradient_parts() const;  // the same without frozen families
+  std::vector<optim::NormFamily> norm_parts() const;      // one per family
+  std::vector<optim::NormFamily> gradient_parts() const;  // the same without frozen families
 
   // Returns the schedule for this number of microbatches. Builds and verifies it on the first call and caches it.
   const plan::PipelineTable& table(int num_microbatches, bool forward_only);
@@ -105,11 +105,11 @@ struct Assembly {
   std::map<std::pair<int, bool>, plan::PipelineTable> tables_;
 };
 
-using StageBuilder = std::function<nn::Blocks(const models::ModelContext& context, const models::StageSlice& slice)>;
+using StageBuilder = std::function<nn::Blocks(const models::ModelContext& context, const models::StageSpec& slice)>;
 
-// `drawn` samples values by the configured initialization. `loaded` fills zeros and ones, for callers that load every
-// parameter before use. Loading is faster than sampling billions of values.
-enum class FirstValues { drawn, loaded };
+// `sampled` samples values by the configured initialization. `loaded` fills zeros and ones, for callers that load
+// every parameter before use. Loading is faster than sampling billions of values.
+enum class InitialValues { sampled, loaded };
 
 // forward_only: no gradients and no optimizer, for evaluation and generation. vocab_size comes from the tokenizer or
 // the config. `config` must be resolved and checked for world.size() ranks. `build` replaces models::build_stage for
@@ -117,7 +117,7 @@ enum class FirstValues { drawn, loaded };
 // of model.moe_echo_dump_dir; null: the local file system. Collective.
 std::unique_ptr<Assembly> assemble(const config::Config& config, const comm::World& world, int64_t vocab_size,
                                    bool forward_only = false, const StageBuilder& build = models::build_stage,
-                                   files::FileSystem* disk = nullptr, FirstValues values = FirstValues::drawn);
+                                   files::FileSystem* disk = nullptr, InitialValues values = InitialValues::sampled);
 
 at::ScalarType scalar_type(config::ParamsDtype params_dtype);
 

@@ -8,6 +8,7 @@
 
 #include <bit>
 #include <iterator>
+#include <string_view>
 
 #include "base/error.h"
 #include "device/device.h"
@@ -31,7 +32,7 @@ void check_tokens(const HostBatch& batch, int64_t row, const char* what, const s
   }
 }
 
-at::Tensor offsets_of(const HostBatch& batch, const at::Tensor& document_ids) {
+at::Tensor make_offsets(const HostBatch& batch, const at::Tensor& document_ids) {
   const int64_t most = batch.documents.per_sample;
   if (most == 0) return {};
   at::Tensor offsets = nn::document_offsets(document_ids, most);
@@ -43,7 +44,7 @@ at::Tensor offsets_of(const HostBatch& batch, const at::Tensor& document_ids) {
 }
 
 // The header of a microbatch, broadcast between hosts. Holds a presence flag, the bits of mask_sum, full_seq_len, and
-// the number of run lists per direction of keys and keys_of_groups. Then follow the total number of runs, the hybrid
+// the number of run lists per direction of keys and group_keys. Then follow the total number of runs, the hybrid
 // context parallel fields, and two sizes per tensor of kMicrobatchTensors (-1: no such dimension).
 enum Header : int64_t {
   kPresent,
@@ -70,12 +71,12 @@ struct BatchMessage {
   at::Tensor ids, mask;
 };
 
-struct OnWire {
+struct WireFormat {
   at::ScalarType float_type;
   at::Device device;
 };
 
-std::vector<int64_t> sizes_of(const int64_t* header, int64_t tensor) {
+std::vector<int64_t> tensor_sizes(const int64_t* header, int64_t tensor) {
   std::vector<int64_t> sizes;
   for (int64_t i = kSizes + 2 * tensor; i < kSizes + 2 * tensor + 2; ++i) {
     if (header[i] >= 0) sizes.push_back(header[i]);
@@ -83,25 +84,25 @@ std::vector<int64_t> sizes_of(const int64_t* header, int64_t tensor) {
   return sizes;
 }
 
-bool is_mask(int64_t tensor) { return nn::kMicrobatchTensors[tensor].tensor == &nn::Microbatch::loss_mask; }
+bool is_mask(int64_t tensor) { return std::string_view(nn::kMicrobatchTensors[tensor].name) == "loss_mask"; }
 
-BatchMessage empty_message(const int64_t* header, const OnWire& wire, at::Device device) {
+BatchMessage empty_message(const int64_t* header, const WireFormat& wire, at::Device device) {
   int64_t ids = 0, mask = 0;
   for (int64_t i = 0; i < kNumTensors; ++i) {
-    const std::vector<int64_t> sizes = sizes_of(header, i);
+    const std::vector<int64_t> sizes = tensor_sizes(header, i);
     if (!sizes.empty()) (is_mask(i) ? mask : ids) += c10::multiply_integers(sizes);
   }
   const at::TensorOptions on = at::TensorOptions().device(device);
   return {at::empty({ids}, on.dtype(at::kLong)), at::empty({mask}, on.dtype(wire.float_type))};
 }
 
-nn::Microbatch views_of(const BatchMessage& message, const int64_t* header) {
+nn::Microbatch make_views(const BatchMessage& message, const int64_t* header) {
   nn::Microbatch out;
   int64_t begin = 0;
   for (int64_t i = 0; i < kNumTensors; ++i) {
-    const std::vector<int64_t> sizes = sizes_of(header, i);
+    const std::vector<int64_t> sizes = tensor_sizes(header, i);
     if (sizes.empty()) continue;
-    at::Tensor& view = out.*nn::kMicrobatchTensors[i].tensor;
+    at::Tensor& view = nn::kMicrobatchTensors[i].tensor(out);
     view = is_mask(i) ? message.mask.view(sizes)
                       : message.ids.narrow(0, begin, c10::multiply_integers(sizes)).view(sizes);
     if (!is_mask(i)) begin += view.numel();
@@ -109,53 +110,54 @@ nn::Microbatch views_of(const BatchMessage& message, const int64_t* header) {
   return out;
 }
 
-BatchMessage message_of(const nn::Microbatch& batch, const int64_t* header, const OnWire& wire) {
+BatchMessage pack_message(const nn::Microbatch& batch, const int64_t* header, const WireFormat& wire) {
   const BatchMessage out = empty_message(header, wire, at::kCPU);
-  const nn::Microbatch views = views_of(out, header);
+  const nn::Microbatch views = make_views(out, header);
   for (const auto& [name, tensor] : nn::kMicrobatchTensors) {
-    if ((batch.*tensor).defined()) (views.*tensor).copy_(batch.*tensor);
+    if (tensor(batch).defined()) tensor(views).copy_(tensor(batch));
   }
   return {to_device(out.ids, wire.device), to_device(out.mask, wire.device)};
 }
 
-nn::Microbatch batch_of(const BatchMessage& message, const int64_t* header) {
-  nn::Microbatch out = views_of(message, header);
+nn::Microbatch unpack_batch(const BatchMessage& message, const int64_t* header) {
+  nn::Microbatch out = make_views(message, header);
   // Separate storage: dropout saves the counters for backward and must not keep the whole batch alive.
-  nn::place_counters(out, at::cat({out.sample_counters, out.step}));
+  nn::view_counters(out, at::cat({out.counters.samples, out.counters.step}));
   out.mask_sum = std::bit_cast<double>(header[kMaskSum]);
-  out.full_seq_len = header[kFullSeqLen];
-  out.context_ranks = header[kContextRanks];
-  out.counts_tokens = header[kCounts] != 0;
-  out.samples_of_step = header[kSamplesOfStep];
+  out.sequence.length = header[kFullSeqLen];
+  out.sequence.context_ranks = header[kContextRanks];
+  out.sequence.counts_tokens = header[kCounts] != 0;
+  out.sequence.step_samples = header[kSamplesOfStep];
   return out;
 }
 
-using Runs = std::vector<nn::RowRun>;
+using Runs = std::vector<nn::IndexRange>;
 
 constexpr int64_t kRowLists = 4;
-// Returns row_runs, rank_rows, all_runs and document_runs, followed by the lists of keys and keys_of_groups.
-std::vector<Runs> lists_of(const nn::Microbatch& batch) {
-  std::vector<Runs> lists{batch.row_runs, batch.rank_rows, batch.all_runs, batch.document_runs};
-  for (const nn::KeyTravel* keys : {&batch.keys, &batch.keys_of_groups}) {
+// Returns row_ranges, rank_rows, all_ranges and document_ranges, followed by the lists of keys and group_keys.
+std::vector<Runs> collect_lists(const nn::Microbatch& batch) {
+  std::vector<Runs> lists{batch.sequence.row_ranges, batch.sequence.rank_rows, batch.sequence.all_ranges,
+                          batch.documents.ranges};
+  for (const nn::KeyExchange* keys : {&batch.sequence.keys, &batch.sequence.group_keys}) {
     lists.insert(lists.end(), keys->sent.begin(), keys->sent.end());
     lists.insert(lists.end(), keys->received.begin(), keys->received.end());
   }
   return lists;
 }
 void set_lists(nn::Microbatch& batch, const std::vector<Runs>& lists, const int64_t* header) {
-  batch.row_runs = lists[0];
-  batch.rank_rows = lists[1];
-  batch.all_runs = lists[2];
-  batch.document_runs = lists[3];
+  batch.sequence.row_ranges = lists[0];
+  batch.sequence.rank_rows = lists[1];
+  batch.sequence.all_ranges = lists[2];
+  batch.documents.ranges = lists[3];
   auto next = lists.begin() + kRowLists;
   const auto take = [&](std::vector<Runs>& to, int64_t count) {
     to.assign(next, next + count);
     next += count;
   };
-  take(batch.keys.sent, header[kKeys]);
-  take(batch.keys.received, header[kKeys]);
-  take(batch.keys_of_groups.sent, header[kGroupKeys]);
-  take(batch.keys_of_groups.received, header[kGroupKeys]);
+  take(batch.sequence.keys.sent, header[kKeys]);
+  take(batch.sequence.keys.received, header[kKeys]);
+  take(batch.sequence.group_keys.sent, header[kGroupKeys]);
+  take(batch.sequence.group_keys.received, header[kGroupKeys]);
 }
 int64_t num_runs(const std::vector<Runs>& lists) {
   int64_t count = 0;
@@ -166,16 +168,16 @@ int64_t num_runs(const std::vector<Runs>& lists) {
 void write_header(int64_t* header, const nn::Microbatch& batch) {
   header[kPresent] = 1;
   header[kMaskSum] = std::bit_cast<int64_t>(batch.mask_sum);
-  header[kFullSeqLen] = batch.full_seq_len;
-  header[kKeys] = static_cast<int64_t>(batch.keys.sent.size());
-  header[kGroupKeys] = static_cast<int64_t>(batch.keys_of_groups.sent.size());
-  header[kRuns] = num_runs(lists_of(batch));
-  header[kContextRanks] = batch.context_ranks;
-  header[kCounts] = batch.counts_tokens ? 1 : 0;
-  header[kSamplesOfStep] = batch.samples_of_step;
+  header[kFullSeqLen] = batch.sequence.length;
+  header[kKeys] = static_cast<int64_t>(batch.sequence.keys.sent.size());
+  header[kGroupKeys] = static_cast<int64_t>(batch.sequence.group_keys.sent.size());
+  header[kRuns] = num_runs(collect_lists(batch));
+  header[kContextRanks] = batch.sequence.context_ranks;
+  header[kCounts] = batch.sequence.counts_tokens ? 1 : 0;
+  header[kSamplesOfStep] = batch.sequence.step_samples;
   int64_t* sizes = header + kSizes;
   for (const auto& [name, tensor] : nn::kMicrobatchTensors) {
-    const at::Tensor& x = batch.*tensor;
+    const at::Tensor& x = tensor(batch);
     for (int64_t d = 0; d < 2; ++d) *sizes++ = x.defined() && d < x.dim() ? x.size(d) : -1;
   }
 }
@@ -193,17 +195,17 @@ Headers broadcast_headers(const std::vector<nn::Microbatch>& mine, int64_t most,
   std::vector<int64_t> runs;
   for (size_t m = 0; group.first() && m < mine.size(); ++m) {
     write_header(out.numbers.mutable_data_ptr<int64_t>() + static_cast<int64_t>(m) * kHeader, mine[m]);
-    const auto lists = lists_of(mine[m]);
+    const auto lists = collect_lists(mine[m]);
     for (size_t list = 0; list < lists.size(); ++list) {
-      for (const nn::RowRun& run : lists[list])
+      for (const nn::IndexRange& run : lists[list])
         runs.insert(runs.end(), {static_cast<int64_t>(list), run.first, run.count});
     }
   }
   comm::broadcast(out.numbers, 0, group);
-  int64_t all_runs = 0;
-  while (out.count < most && out.of(out.count)[kPresent] != 0) all_runs += out.of(out.count++)[kRuns];
-  out.runs = at::empty({all_runs, 3}, at::kLong);
-  if (all_runs == 0) return out;
+  int64_t all_ranges = 0;
+  while (out.count < most && out.of(out.count)[kPresent] != 0) all_ranges += out.of(out.count++)[kRuns];
+  out.runs = at::empty({all_ranges, 3}, at::kLong);
+  if (all_ranges == 0) return out;
   std::copy(runs.begin(), runs.end(), out.runs.mutable_data_ptr<int64_t>());
   comm::broadcast(out.runs, 0, group);
   return out;
@@ -224,10 +226,10 @@ nn::Microbatch stack_samples(const HostBatch& batch, at::ScalarType float_type) 
     copy_row(out.tokens, row, sample.tokens);
     copy_row(out.labels, row, sample.labels);
     copy_row(out.position_ids, row, sample.position_ids);
-    if (documents) copy_row(out.document_ids, row, sample.document_ids);
+    if (documents) copy_row(out.documents.ids, row, sample.document_ids);
     std::copy(sample.loss_mask.begin(), sample.loss_mask.end(), out.loss_mask.mutable_data_ptr<float>() + row * s);
   }
-  if (documents) out.document_offsets = offsets_of(batch, out.document_ids);
+  if (documents) out.documents.offsets = make_offsets(batch, out.documents.ids);
   out.loss_mask = out.loss_mask.to(float_type);
   out.mask_sum = out.loss_mask.sum(at::kDouble).item<double>();
   MPX_ASSERT(batch.numbers.step >= 0, "a microbatch has samples and no step");
@@ -243,7 +245,7 @@ config::DocumentBound document_bound_on(const config::Config& config, at::Device
 int64_t batch_bytes(const nn::Microbatch& batch) {
   int64_t bytes = 0;
   for (const auto& [name, tensor] : nn::kMicrobatchTensors)
-    bytes += (batch.*tensor).defined() ? static_cast<int64_t>((batch.*tensor).nbytes()) : 0;
+    bytes += tensor(batch).defined() ? static_cast<int64_t>(tensor(batch).nbytes()) : 0;
   return bytes;
 }
 
@@ -251,7 +253,7 @@ nn::Microbatch on_device(const nn::Microbatch& host, at::Device device) {
   nn::Microbatch out = host;
   if (device.is_cpu()) return out;
   for (const auto& [name, tensor] : nn::kMicrobatchTensors) {
-    if ((out.*tensor).defined()) out.*tensor = to_device(out.*tensor, device);
+    if (tensor(out).defined()) tensor(out) = to_device(tensor(out), device);
   }
   return out;
 }
@@ -267,14 +269,14 @@ std::vector<nn::Microbatch> broadcast_batches(const std::vector<nn::Microbatch>&
   }
   const Headers headers = broadcast_headers(mine, most, group);
   const auto* run = headers.runs.const_data_ptr<int64_t>();
-  const OnWire wire{float_type, device};
+  const WireFormat wire{float_type, device};
   for (int64_t m = 0; m < headers.count; ++m) {
     const int64_t* header = headers.of(m);
-    const BatchMessage message =
-        group.first() ? message_of(mine[static_cast<size_t>(m)], header, wire) : empty_message(header, wire, device);
+    const BatchMessage message = group.first() ? pack_message(mine[static_cast<size_t>(m)], header, wire)
+                                               : empty_message(header, wire, device);
     comm::broadcast(message.ids, 0, group);
     comm::broadcast(message.mask, 0, group);
-    out.push_back(batch_of(message, header));
+    out.push_back(unpack_batch(message, header));
     std::vector<Runs> lists(static_cast<size_t>(kRowLists + 2 * (header[kKeys] + header[kGroupKeys])));
     for (int64_t i = 0; i < header[kRuns]; ++i, run += 3)
       lists.at(static_cast<size_t>(run[0])).push_back({run[1], run[2]});
@@ -284,7 +286,7 @@ std::vector<nn::Microbatch> broadcast_batches(const std::vector<nn::Microbatch>&
 }
 
 // Broadcasts the value of the first rank of `group`.
-static int64_t told_by_first(int64_t mine, const comm::Group& group) {
+static int64_t broadcast_count(int64_t mine, const comm::Group& group) {
   const at::Tensor number = at::empty({1}, at::kLong);
   *number.mutable_data_ptr<int64_t>() = mine;
   comm::broadcast(number, 0, group);
@@ -301,13 +303,13 @@ std::vector<nn::Microbatch> BatchStream::next(const std::vector<SampleNumbers>& 
     batch.documents = form_.documents;
     if (!loader_->next(batch.samples) || batch.samples.empty()) break;
     nn::Microbatch whole = stack_samples(batch, form_.float_type);
-    mine.push_back(form_.hybrid ? std::move(whole) : part_of(whole, form_.parts));
+    mine.push_back(form_.hybrid ? std::move(whole) : shard_sequence(whole, form_.parts));
   }
   auto most = static_cast<int64_t>(numbers.size());
   if (form_.hybrid) {
     const bool all = mine.size() == numbers.size();
     mine = loader_ && all ? hybrid_batches(mine, *form_.hybrid) : std::vector<nn::Microbatch>();
-    most = told_by_first(static_cast<int64_t>(mine.size()), group_);
+    most = broadcast_count(static_cast<int64_t>(mine.size()), group_);
     if (most == 0) return {};
   }
   return broadcast_batches(mine, most, group_, form_.float_type, form_.device);

@@ -56,9 +56,9 @@ struct BatchForm {
   int64_t vocab_size = 0;
   at::ScalarType float_type = at::kFloat;
   at::Device device = at::kCPU;
-  SequenceParts parts = {};
+  SequenceSharding parts = {};
   config::DocumentBound documents = {};
-  std::optional<HybridParts> hybrid = std::nullopt;
+  std::optional<HybridSharding> hybrid = std::nullopt;
 };
 class BatchStream {
  public:

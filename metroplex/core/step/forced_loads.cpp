@@ -11,22 +11,22 @@ namespace {
 
 constexpr const char* kKey = "model.moe_router_force_trace = ";
 
-size_t place_of(const files::ExpertTraceHead& head, int64_t layer, const std::string& path) {
+size_t find_layer_index(const files::ExpertTraceHead& head, int64_t layer, const std::string& path) {
   const auto found = std::find(head.layers.begin(), head.layers.end(), layer);
   MPX_CHECK(found != head.layers.end(), "config", kKey, path, ": has no load of layer ", layer,
             ", which has experts; give a trace of a run with the same model.moe_layer_freq and model.num_layers");
   return static_cast<size_t>(found - head.layers.begin());
 }
 
-std::vector<int64_t> loads_of(const files::ExpertTrace& trace, const files::ExpertTraceStep& step, size_t place,
-                              const moe::ExpertContext& experts) {
+std::vector<int64_t> select_loads(const files::ExpertTrace& trace, const files::ExpertTraceStep& step,
+                                  size_t layer_index, const moe::ExpertContext& experts) {
   const int64_t count = trace.head.num_experts;
   const bool same = trace.head.ep == experts.ep && trace.head.etp == experts.etp;
   std::vector<int64_t> loads;
   for (int64_t e = 0; e < count; ++e) {
     const int64_t of_source =
-        (static_cast<int64_t>(place) * trace.head.sources() + experts.experts.index()) * count + e;
-    loads.push_back(same ? step.tokens[static_cast<size_t>(of_source)] : trace.tokens(step, place, e));
+        (static_cast<int64_t>(layer_index) * trace.head.sources() + experts.experts.index()) * count + e;
+    loads.push_back(same ? step.tokens[static_cast<size_t>(of_source)] : trace.tokens(step, layer_index, e));
   }
   return loads;
 }
@@ -43,9 +43,9 @@ std::shared_ptr<const moe::RecordedLoads> forced_loads(const config::Model& mode
   MPX_CHECK(!trace.steps.empty(), "config", kKey, path, ": has no iteration; give a trace with at least one");
   auto all = std::make_shared<moe::RecordedLoads>();
   for (const int64_t number : config::expert_layers(model)) {
-    const size_t place = place_of(trace.head, number, path);
+    const size_t layer_index = find_layer_index(trace.head, number, path);
     for (const files::ExpertTraceStep& step : trace.steps)
-      (*all)[number].push_back(loads_of(trace, step, place, experts));
+      (*all)[number].push_back(select_loads(trace, step, layer_index, experts));
   }
   return all;
 }

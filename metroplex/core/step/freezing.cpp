@@ -22,25 +22,27 @@ std::vector<NamePattern> name_patterns(const config::Config& config) {
 }
 
 // A meta-device rank has no peers.
-bool knows_all_stages(const Assembly& a) { return !a.world->target().meta || a.groups().pp.size() == 1; }
+bool has_all_stages(const Assembly& assembly) {
+  return !assembly.world->target().meta || assembly.groups().pp.size() == 1;
+}
 
 }  // namespace
 
-std::vector<std::string> names_of_all_stages(const Assembly& a) {
+std::vector<std::string> gather_stage_names(const Assembly& assembly) {
   std::string mine;
-  for (const nn::Param* param : a.params) mine += param->name + "\n";
-  for (const nn::Buffer* buffer : a.buffers) mine += buffer->name + "\n";
+  for (const nn::Param* param : assembly.params) mine += param->name + "\n";
+  for (const nn::Buffer* buffer : assembly.buffers) mine += buffer->name + "\n";
   std::vector<std::string> names;
-  for (const std::string& stage : comm::all_gather_strings(mine, a.groups().stages)) {
+  for (const std::string& stage : comm::all_gather_strings(mine, assembly.groups().stages)) {
     std::istringstream lines(stage);
     for (std::string name; lines >> name;) names.push_back(name);
   }
   return names;
 }
 
-void check_name_patterns(const Assembly& a) {
-  const std::vector<NamePattern> patterns = name_patterns(a.config);
-  if (!patterns.empty() && knows_all_stages(a)) check_patterns(patterns, names_of_all_stages(a));
+void check_name_patterns(const Assembly& assembly) {
+  const std::vector<NamePattern> patterns = name_patterns(assembly.config);
+  if (!patterns.empty() && has_all_stages(assembly)) check_patterns(patterns, gather_stage_names(assembly));
 }
 
 void check_patterns(const std::vector<NamePattern>& patterns, const std::vector<std::string>& names) {
@@ -54,20 +56,21 @@ void check_patterns(const std::vector<NamePattern>& patterns, const std::vector<
   }
 }
 
-void freeze(Assembly& a) {
+void freeze(Assembly& assembly) {
   bool any = false;
-  for (nn::Param* param : a.params) {
-    param->frozen = !config::trains(a.config, param->name);
+  for (nn::Param* param : assembly.params) {
+    param->frozen = !config::trains(assembly.config, param->name);
     any = any || !param->frozen;
   }
-  for (nn::Buffer* buffer : a.buffers) buffer->frozen = !config::trains(a.config, buffer->name);
-  if (!knows_all_stages(a)) return;
-  const std::vector<std::string> stages = comm::all_gather_strings(any ? "x" : "", a.groups().stages);
+  for (nn::Buffer* buffer : assembly.buffers) buffer->frozen = !config::trains(assembly.config, buffer->name);
+  if (!has_all_stages(assembly)) return;
+  const std::vector<std::string> stages = comm::all_gather_strings(any ? "x" : "", assembly.groups().stages);
   MPX_CHECK(std::any_of(stages.begin(), stages.end(), [](const std::string& stage) { return !stage.empty(); }),
             "config", "train.freeze and train.trainable leave no parameter to train",
-            a.config.peft.lora() ? " (with peft.lora_rank only peft.modules_to_save and adapters can be, whose names "
-                                   "end in lora_A.weight and lora_B.weight)"
-                                 : "",
+            assembly.config.peft.lora()
+                ? " (with peft.lora_rank only peft.modules_to_save and adapters can be, whose names "
+                  "end in lora_A.weight and lora_B.weight)"
+                : "",
             "; leave something out of them");
 }
 

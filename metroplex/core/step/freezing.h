@@ -20,7 +20,7 @@ struct NamePattern {
 // Throws base::Error("config") for a pattern that matches none of `names`.
 void check_patterns(const std::vector<NamePattern>& patterns, const std::vector<std::string>& names);
 // Returns the names of parameters and buffers of all stages. Collective over the pipeline.
-std::vector<std::string> names_of_all_stages(const Assembly& assembly);
+std::vector<std::string> gather_stage_names(const Assembly& assembly);
 
 // Sets Param::frozen (the same on all holders of a shared parameter) and Buffer::frozen. Throws if no trainable
 // parameter remains. Collective over the pipeline.

@@ -18,15 +18,15 @@ double pair_cost(const config::Config& config, int64_t vocab_size) {
   return 2 * square / token;
 }
 
-HybridParts hybrid_parts(const config::Config& config, int64_t vocab_size, const comm::Group& dp_cp) {
-  HybridParts parts;
+HybridSharding hybrid_sharding(const config::Config& config, int64_t vocab_size, const comm::Group& dp_cp) {
+  HybridSharding parts;
   parts.request.ranks = dp_cp.size();
   parts.request.max_tokens = config::most_hybrid_tokens(config);
   parts.request.multiple = config::context_multiple(config.parallel);
   parts.request.pair_cost = pair_cost(config, vocab_size);
   parts.request.microbatch_cost = static_cast<double>(parts.request.max_tokens) / kMicrobatchShare;
   parts.rank = dp_cp.index();
-  parts.cut = sequence_parts(config.parallel, comm::Group());
+  parts.sharding = sequence_sharding(config.parallel, comm::Group());
   return parts;
 }
 
@@ -42,29 +42,29 @@ std::vector<comm::Group> hybrid_groups(const comm::World& world) {
   return groups;
 }
 
-static nn::Microbatch microbatch_of(const nn::Microbatch& sample, const plan::HybridMicrobatch& planned,
-                                    const HybridParts& parts) {
+static nn::Microbatch build_microbatch(const nn::Microbatch& sample, const plan::HybridMicrobatch& planned,
+                                       const HybridSharding& parts) {
   nn::Microbatch whole = sample;
   if (!planned.fillers.empty()) whole.loss_mask = whole.loss_mask.clone();
   for (const plan::PositionRun& run : planned.fillers) whole.loss_mask.narrow(1, run.first, run.count).zero_();
-  SequenceParts cut = parts.cut;
-  cut.ranks = planned.ranks;
-  cut.rank = parts.rank - planned.first_rank;
-  nn::Microbatch batch = part_of_pieces(whole, planned.pieces(), cut);
-  batch.context_ranks = planned.ranks;
-  batch.counts_tokens = planned.counts && cut.rank == 0;
+  SequenceSharding sharding = parts.sharding;
+  sharding.ranks = planned.ranks;
+  sharding.rank = parts.rank - planned.first_rank;
+  nn::Microbatch batch = shard_documents(whole, planned.pieces(), sharding);
+  batch.sequence.context_ranks = planned.ranks;
+  batch.sequence.counts_tokens = planned.counts && sharding.rank == 0;
   return batch;
 }
 
-std::vector<nn::Microbatch> hybrid_batches(const std::vector<nn::Microbatch>& samples, const HybridParts& parts) {
+std::vector<nn::Microbatch> hybrid_batches(const std::vector<nn::Microbatch>& samples, const HybridSharding& parts) {
   plan::DocumentLengths lengths;
   for (const nn::Microbatch& sample : samples) lengths.push_back(document_lengths(sample).at(0));
   const plan::HybridPlan plan = plan::plan_hybrid_context(lengths, parts.request);
   std::vector<nn::Microbatch> batches;
   for (const size_t m : plan.of_rank(parts.rank)) {
     const plan::HybridMicrobatch& planned = plan.microbatches[m];
-    batches.push_back(microbatch_of(samples[static_cast<size_t>(planned.sample)], planned, parts));
-    batches.back().samples_of_step = static_cast<int64_t>(samples.size());
+    batches.push_back(build_microbatch(samples[static_cast<size_t>(planned.sample)], planned, parts));
+    batches.back().sequence.step_samples = static_cast<int64_t>(samples.size());
   }
   return batches;
 }

@@ -13,12 +13,12 @@
 
 namespace metroplex::step {
 
-struct HybridParts {
+struct HybridSharding {
   plan::HybridRequest request;
-  int rank = 0;       // index in dp x cp
-  SequenceParts cut;  // split of every microbatch; its ranks and rank are set per microbatch
+  int rank = 0;               // index in dp x cp
+  SequenceSharding sharding;  // split of every microbatch; its ranks and rank are set per microbatch
 };
-HybridParts hybrid_parts(const config::Config& config, int64_t vocab_size, const comm::Group& dp_cp);
+HybridSharding hybrid_sharding(const config::Config& config, int64_t vocab_size, const comm::Group& dp_cp);
 
 // Cost of one query-key pair relative to the cost of one token, from the model's FLOPs (plan/model_flops.h). Assumes
 // that the attention window covers all previous positions.
@@ -29,6 +29,6 @@ std::vector<comm::Group> hybrid_groups(const comm::World& world);
 
 // Returns this rank's microbatches in execution order. `samples`: the whole global batch on the host, one sample
 // each.
-std::vector<nn::Microbatch> hybrid_batches(const std::vector<nn::Microbatch>& samples, const HybridParts& parts);
+std::vector<nn::Microbatch> hybrid_batches(const std::vector<nn::Microbatch>& samples, const HybridSharding& parts);
 
 }  // namespace metroplex::step

@@ -32,7 +32,7 @@ void LossTermNames::agree(const std::vector<nn::LossTerms>& terms, const comm::G
 
 namespace {
 
-std::vector<std::string> names_of(const nn::LossTerms& terms) {
+std::vector<std::string> term_names(const nn::LossTerms& terms) {
   std::vector<std::string> names;
   for (const nn::LossTerm& term : terms) names.push_back(term.name);
   return names;
@@ -60,11 +60,11 @@ ReportedTerms LossTermNames::of(const std::vector<nn::LossTerms>& terms, const d
   }
   if (sums.empty()) return {};
   if (!on_device_.defined()) {
-    reported_ = names_of(terms.front());
+    reported_ = term_names(terms.front());
     write_numbers(target);
   }
   for (const nn::LossTerms& of_microbatch : terms) {
-    MPX_ASSERT(names_of(of_microbatch) == reported_, "a microbatch reports ", of_microbatch.size(),
+    MPX_ASSERT(term_names(of_microbatch) == reported_, "a microbatch reports ", of_microbatch.size(),
                " loss terms, or in another order, than the first one of this rank, which reported ",
                reported_.size());
   }

@@ -7,11 +7,11 @@
 namespace metroplex::step {
 namespace {
 
-plan::GraphPlan planned(const Assembly& a, const plan::PipelineTable& table) {
-  std::vector<int> islands;
-  for (const auto& stage : a.stages) islands.push_back(static_cast<int>(stage->captured_islands().size()));
-  const int rank = a.groups().pp.index();
-  plan::GraphPlan plan = plan::plan_graphs(table, rank, plan::alike_layers(islands));
+plan::GraphPlan planned(const Assembly& assembly, const plan::PipelineTable& table) {
+  std::vector<int> regions;
+  for (const auto& stage : assembly.stages) regions.push_back(static_cast<int>(stage->captured_regions().size()));
+  const int rank = assembly.groups().pp.index();
+  plan::GraphPlan plan = plan::plan_graphs(table, rank, plan::alike_layers(regions));
   plan::verify_graphs(plan, table, rank);
   return plan;
 }
@@ -23,10 +23,10 @@ PartialGraphs::PartialGraphs(Assembly& assembly, graph::GraphDevice& device)
       device_(device),
       instances_(std::make_shared<pipeline::GraphInstances>(device, a_.world->device())) {
   const pipeline::GraphScope scope = pipeline::graph_scope(a_.config.train);
-  for (const auto& stage : a_.stages) stage->capture_in(instances_, scope);
+  for (const auto& stage : a_.stages) stage->enable_capture(instances_, scope);
 }
 
-const plan::GraphPlan& PartialGraphs::plan_of(const plan::PipelineTable& table) {
+const plan::GraphPlan& PartialGraphs::find_plan(const plan::PipelineTable& table) {
   const auto key = std::make_pair(table.num_microbatches, table.forward_only);
   auto found = plans_.find(key);
   if (found == plans_.end()) found = plans_.emplace(key, planned(a_, table)).first;
@@ -34,20 +34,20 @@ const plan::GraphPlan& PartialGraphs::plan_of(const plan::PipelineTable& table) 
   return found->second;
 }
 
-void PartialGraphs::take_part(pipeline::PipelineInput& run, bool eager) {
+void PartialGraphs::select_graphs(pipeline::PipelineInput& run, bool eager) {
   const config::Train& train = a_.config.train;
   const bool evaluates = run.table.forward_only;
   if (evaluates && train.cuda_graph_impl != config::CudaGraphImpl::local) return;
   const bool repeats = a_.experts && a_.experts->buffers && a_.experts->buffers->repeats;
   if (eager || repeats) {  // a repeated step sends expert rows by host counts
-    run.warms_up = &device_;
+    run.warmup_device = &device_;
     return;
   }
   int64_t& steps = evaluates ? evaluation_steps_ : training_steps_;
   if (steps++ < std::max<int64_t>(1, train.cuda_graph_warmup_steps)) {
-    run.warms_up = &device_;
+    run.warmup_device = &device_;
   } else {
-    run.graphs = &plan_of(run.table);
+    run.graphs = &find_plan(run.table);
   }
 }
 

@@ -25,7 +25,7 @@ class PartialGraphs {
   // first train.cuda_graph_warmup_steps of training and of evaluation (at least one each). Runs with `eager`, and
   // steps repeated after a buffer overflow, are also eager. With transformer_engine, evaluations use neither graphs
   // nor the capture stream.
-  void take_part(pipeline::PipelineInput& run, bool eager);
+  void select_graphs(pipeline::PipelineInput& run, bool eager);
 
   struct Sizes {
     pipeline::GraphSizes training, evaluation;  // gradients: in training only
@@ -34,7 +34,7 @@ class PartialGraphs {
   Sizes sizes() const;
 
  private:
-  const plan::GraphPlan& plan_of(const plan::PipelineTable& table);
+  const plan::GraphPlan& find_plan(const plan::PipelineTable& table);
 
   Assembly& a_;
   graph::GraphDevice& device_;

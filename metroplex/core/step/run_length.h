@@ -24,15 +24,15 @@ RunLength run_length(const config::Config& config, const plan::MicrobatchSchedul
 
 // True if another step follows. With train.train_samples, an incomplete last batch is dropped, as in Megatron's
 // update_train_iters. A step schedule instead ends with a batch that exceeds train_samples, as in Megatron.
-bool more_steps(const config::Train& train, const plan::MicrobatchSchedule& schedule, int64_t iteration,
-                int64_t consumed_samples);
+bool has_more_steps(const config::Train& train, const plan::MicrobatchSchedule& schedule, int64_t iteration,
+                    int64_t consumed_samples);
 
 // Returns the number of samples that the first `iterations` iterations consume.
-int64_t samples_of(const plan::MicrobatchSchedule& schedule, int64_t iterations);
+int64_t count_samples(const plan::MicrobatchSchedule& schedule, int64_t iterations);
 
 // Returns the configuration for LR and weight-decay schedules (optim::schedule_args), which count samples. With a
 // constant or ramped-up batch size, an iteration counts as the full batch size, as in Megatron-LM. With a step
 // schedule, iterations are converted to the samples they consume, so a decay over N iterations ends at iteration N.
-config::Config in_samples(const config::Config& config, const plan::MicrobatchSchedule& schedule);
+config::Config convert_to_samples(const config::Config& config, const plan::MicrobatchSchedule& schedule);
 
 }  // namespace metroplex::step

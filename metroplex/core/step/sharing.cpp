@@ -12,7 +12,7 @@ namespace {
 
 // A chunk that holds a parameter of some name, by pipeline rank (stage) and index in the model.
 struct Holder {
-  int64_t place = 0;
+  int64_t chunk_index = 0;
   int stage = 0;
 };
 
@@ -22,7 +22,8 @@ std::map<std::string, std::vector<Holder>> find_holders(const comm::Group& pp,
   std::string mine;
   for (const ChunkParams& chunk : chunks) {
     for (const nn::Param* param : chunk.params) {
-      if (!param->placement.shared.empty()) mine += base::concat(chunk.place, " ", param->placement.shared, "\n");
+      if (!param->placement.shared.empty())
+        mine += base::concat(chunk.chunk_index, " ", param->placement.shared, "\n");
     }
   }
   std::map<std::string, std::vector<Holder>> holders;
@@ -30,16 +31,16 @@ std::map<std::string, std::vector<Holder>> find_holders(const comm::Group& pp,
   for (size_t stage = 0; stage < all.size(); ++stage) {
     std::istringstream lines(all[stage]);
     Holder holder{0, static_cast<int>(stage)};
-    for (std::string name; lines >> holder.place >> name;) holders[name].push_back(holder);
+    for (std::string name; lines >> holder.chunk_index >> name;) holders[name].push_back(holder);
   }
   for (auto& [name, of_name] : holders) {
     std::stable_sort(of_name.begin(), of_name.end(),
-                     [](const Holder& a, const Holder& b) { return a.place < b.place; });
+                     [](const Holder& a, const Holder& b) { return a.chunk_index < b.chunk_index; });
   }
   return holders;
 }
 
-comm::Group group_of(const comm::World& world, const std::string& name, const std::vector<Holder>& holders) {
+comm::Group make_shared_group(const comm::World& world, const std::string& name, const std::vector<Holder>& holders) {
   const std::vector<int>& pipeline = world.groups().pp.ranks();
   std::vector<int> ranks;
   for (size_t stage = 0; stage < pipeline.size(); ++stage) {
@@ -50,11 +51,11 @@ comm::Group group_of(const comm::World& world, const std::string& name, const st
 }
 
 // Returns the shards of the holders; empty if other data-parallel ranks have them.
-std::vector<const distributed::Slice*> slices_of(const SharedParam& shared,
-                                                 const std::vector<distributed::Slice>& slices) {
-  std::vector<const distributed::Slice*> found;
+std::vector<const distributed::Shard*> find_shards(const SharedParam& shared,
+                                                   const std::vector<distributed::Shard>& slices) {
+  std::vector<const distributed::Shard*> found;
   for (const nn::Param* param : shared.holders) {
-    for (const distributed::Slice& slice : slices) {
+    for (const distributed::Shard& slice : slices) {
       if (slice.param == param) found.push_back(&slice);
     }
   }
@@ -71,20 +72,20 @@ std::vector<SharedParam> find_shared(const comm::World& world, const std::vector
     for (const ChunkParams& chunk : chunks) {
       for (nn::Param* param : chunk.params) {
         if (param->placement.shared != name) continue;
-        param->owner = shared.holders.empty() && holders.front().place == chunk.place;
+        param->owner = shared.holders.empty() && holders.front().chunk_index == chunk.chunk_index;
         shared.holders.push_back(param);
       }
     }
     if (shared.holders.empty()) continue;
-    shared.group = group_of(world, name, holders);
+    shared.group = make_shared_group(world, name, holders);
     all.push_back(std::move(shared));
   }
   return all;
 }
 
-void sum_shared_gradients(const std::vector<SharedParam>& all, const std::vector<distributed::Slice>& slices) {
+void sum_shared_gradients(const std::vector<SharedParam>& all, const std::vector<distributed::Shard>& slices) {
   for (const SharedParam& shared : all) {
-    const std::vector<const distributed::Slice*> mine = slices_of(shared, slices);
+    const std::vector<const distributed::Shard*> mine = find_shards(shared, slices);
     if (mine.empty()) continue;
     const at::Tensor& sum = mine.front()->gradient;
     for (size_t i = 1; i < mine.size(); ++i) sum.add_(mine[i]->gradient);
@@ -93,9 +94,9 @@ void sum_shared_gradients(const std::vector<SharedParam>& all, const std::vector
   }
 }
 
-void share_values(const std::vector<SharedParam>& all, const std::vector<distributed::Slice>& slices) {
+void share_values(const std::vector<SharedParam>& all, const std::vector<distributed::Shard>& slices) {
   for (const SharedParam& shared : all) {
-    const std::vector<const distributed::Slice*> mine = slices_of(shared, slices);
+    const std::vector<const distributed::Shard*> mine = find_shards(shared, slices);
     if (mine.empty()) continue;
     const at::Tensor& values = mine.front()->values;
     if (!mine.front()->param->owner) values.zero_();

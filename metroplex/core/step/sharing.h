@@ -19,7 +19,7 @@ struct SharedParam {
 
 // A chunk of this rank: its index among all chunks of the model, and its parameters.
 struct ChunkParams {
-  int64_t place = 0;
+  int64_t chunk_index = 0;
   std::vector<nn::Param*> params;
 };
 
@@ -29,8 +29,8 @@ std::vector<SharedParam> find_shared(const comm::World& world, const std::vector
 
 // Replaces every holder's gradient with the sum over all holders. Holders have the same shard, because a shared
 // parameter has its own bucket.
-void sum_shared_gradients(const std::vector<SharedParam>& shared, const std::vector<distributed::Slice>& slices);
+void sum_shared_gradients(const std::vector<SharedParam>& shared, const std::vector<distributed::Shard>& slices);
 // Copies the owner's values to every holder.
-void share_values(const std::vector<SharedParam>& shared, const std::vector<distributed::Slice>& slices);
+void share_values(const std::vector<SharedParam>& shared, const std::vector<distributed::Shard>& slices);
 
 }  // namespace metroplex::step

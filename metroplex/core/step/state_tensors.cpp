@@ -12,35 +12,35 @@ namespace metroplex::step {
 namespace {
 
 // Passes elements [begin, end) of `values` to `sink`. Device tensors are copied through a host buffer.
-void hand_over(const at::Tensor& values, int64_t begin, int64_t end, const checkpoint::Sink& sink) {
+void write_to_sink(const at::Tensor& values, int64_t begin, int64_t end, const checkpoint::Sink& sink) {
   const auto width = static_cast<int64_t>(values.element_size());
   if (values.is_cpu()) {
     sink(static_cast<const char*>(values.const_data_ptr()) + begin * width,
          static_cast<size_t>((end - begin) * width));
     return;
   }
-  const int64_t room = std::min(end - begin, kHostBufferBytes / width);
-  const at::Tensor buffer = at::empty({room}, values.options().device(at::kCPU));
-  for (int64_t at = begin; at < end; at += room) {
-    const int64_t size = std::min(room, end - at);
+  const int64_t buffer_elements = std::min(end - begin, kHostBufferBytes / width);
+  const at::Tensor buffer = at::empty({buffer_elements}, values.options().device(at::kCPU));
+  for (int64_t at = begin; at < end; at += buffer_elements) {
+    const int64_t size = std::min(buffer_elements, end - at);
     buffer.narrow(0, 0, size).copy_(values.narrow(0, at, size));
     sink(buffer.const_data_ptr(), static_cast<size_t>(size * width));
   }
 }
 
 // A range of elements, relative to the begin of a state.
-struct Part {
+struct ElementRange {
   int64_t begin, end;
 };
 
 // The range of each state that one of several replicas writes. Call next() for all states in order.
-class Share {
+class ReplicaShare {
  public:
-  Share(int64_t total_bytes, const comm::Group& replicas)
+  ReplicaShare(int64_t total_bytes, const comm::Group& replicas)
       : first_(total_bytes * replicas.index() / replicas.size()),
         last_(total_bytes * (replicas.index() + 1) / replicas.size()) {}
 
-  Part next(const optim::State& state) {
+  ElementRange next(const optim::State& state) {
     const auto width = static_cast<int64_t>(c10::elementSize(state.dtype));
     const int64_t count = state.end - state.begin, here = at_;
     at_ += count * width;
@@ -62,7 +62,7 @@ int64_t total_bytes(const std::vector<optim::State>& states) {
   return bytes;
 }
 
-void add_pieces(const optim::State& state, const Part& part, std::vector<checkpoint::LocalPiece>& pieces) {
+void add_regions(const optim::State& state, const ElementRange& part, std::vector<checkpoint::LocalPiece>& pieces) {
   for (const topology::BoxRange& box : box_ranges(*state.param, state.begin + part.begin, state.begin + part.end)) {
     checkpoint::LocalPiece piece{state.param->name, state.kind, state.param->global_shape,
                                  box.offset,        box.size,   file_dtype(state.dtype)};
@@ -70,7 +70,7 @@ void add_pieces(const optim::State& state, const Part& part, std::vector<checkpo
     piece.end = box.end;
     const int64_t from = box.local - state.begin, to = from + box.end - box.begin;
     piece.produce = [values = state.values, from, to](const checkpoint::Sink& sink) {
-      hand_over(values(), from, to, sink);
+      write_to_sink(values(), from, to, sink);
     };
     pieces.push_back(std::move(piece));
   }
@@ -78,45 +78,47 @@ void add_pieces(const optim::State& state, const Part& part, std::vector<checkpo
 
 }  // namespace
 
-std::vector<optim::State> weight_states(const Assembly& a) {
+std::vector<optim::State> weight_states(const Assembly& assembly) {
   std::vector<optim::State> all;
-  for (const distributed::Slice& slice : a.slices) {
+  for (const distributed::Shard& slice : assembly.slices) {
     all.push_back({slice.param, "weight", slice.begin, slice.begin + slice.values.numel(), slice.values.scalar_type(),
                    [values = slice.values] { return values; }});
   }
   return all;
 }
 
-std::vector<optim::State> buffer_states(const Assembly& a) {
+std::vector<optim::State> buffer_states(const Assembly& assembly) {
   std::vector<optim::State> all;
-  for (const nn::Buffer* buffer : a.buffers) {
+  for (const nn::Buffer* buffer : assembly.buffers) {
     const at::Tensor values = buffer->data.view(-1);
     all.push_back({buffer, "buffer", 0, buffer->numel(), values.scalar_type(), [values] { return values; }});
   }
   return all;
 }
 
-std::vector<optim::State> training_states(const Assembly& a) {
-  std::vector<optim::State> all = weight_states(a);
-  if (!a.optimizer) return all;
-  for (optim::State& state : a.optimizer->state()) all.push_back(std::move(state));
+std::vector<optim::State> training_states(const Assembly& assembly) {
+  std::vector<optim::State> all = weight_states(assembly);
+  if (!assembly.optimizer) return all;
+  for (optim::State& state : assembly.optimizer->state()) all.push_back(std::move(state));
   return all;
 }
 
-std::vector<checkpoint::LocalPiece> pieces_to_write(Assembly& a) {
+std::vector<checkpoint::LocalPiece> regions_to_write(Assembly& assembly) {
   std::vector<checkpoint::LocalPiece> pieces;
-  std::vector<optim::State> states = a.config.checkpoint.no_save_optim ? weight_states(a) : training_states(a);
+  std::vector<optim::State> states =
+      assembly.config.checkpoint.no_save_optim ? weight_states(assembly) : training_states(assembly);
   for (const topology::Grid grid : {topology::Grid::dense, topology::Grid::expert}) {
     std::vector<optim::State> mine;
     std::copy_if(states.begin(), states.end(), std::back_inserter(mine), [&](const optim::State& state) {
-      return state.param->placement.grid == grid && state.param->counts(a.world->coordinates());
+      return state.param->placement.grid == grid && state.param->counts(assembly.world->coordinates());
     });
-    Share share(total_bytes(mine), a.families.data_parallel(grid).replicas);
-    for (const optim::State& state : mine) add_pieces(state, share.next(state), pieces);
+    ReplicaShare share(total_bytes(mine), assembly.families.data_parallel(grid).replicas);
+    for (const optim::State& state : mine) add_regions(state, share.next(state), pieces);
   }
-  for (const optim::State& state : buffer_states(a)) {
-    const bool first = a.families.data_parallel(state.param->placement.grid).first();  // every rank holds it whole
-    if (first && state.param->counts(a.world->coordinates())) add_pieces(state, {0, state.end}, pieces);
+  for (const optim::State& state : buffer_states(assembly)) {
+    const bool first =
+        assembly.families.data_parallel(state.param->placement.grid).first();  // every rank holds it whole
+    if (first && state.param->counts(assembly.world->coordinates())) add_regions(state, {0, state.end}, pieces);
   }
   return pieces;
 }
@@ -125,7 +127,7 @@ void fill(checkpoint::TensorSource& source, const optim::State& state, const at:
           const std::string& kind) {
   const files::TensorForm* stored = source.find(state.param->name, kind);
   const at::ScalarType dtype = values.scalar_type();
-  const at::ScalarType from = stored != nullptr ? scalar_type_of(stored->dtype) : dtype;
+  const at::ScalarType from = stored != nullptr ? to_scalar_type(stored->dtype) : dtype;
   const bool direct = from == dtype && values.is_cpu();
   // Padding is in no region and stays 0.
   const at::Tensor target = direct ? values : at::zeros(values.sizes(), from);
@@ -145,10 +147,10 @@ int64_t copy_bytes(const checkpoint::LocalPiece& piece) {
   return (bytes + kAlign - 1) / kAlign * kAlign;
 }
 
-int64_t copy_bytes(Assembly& a) {
-  if (!a.config.checkpoint.async_save || a.config.checkpoint.save.empty()) return 0;
+int64_t copy_bytes(Assembly& assembly) {
+  if (!assembly.config.checkpoint.async_save || assembly.config.checkpoint.save.empty()) return 0;
   int64_t total = 0;
-  for (const checkpoint::LocalPiece& piece : pieces_to_write(a)) total += copy_bytes(piece);
+  for (const checkpoint::LocalPiece& piece : regions_to_write(assembly)) total += copy_bytes(piece);
   return total;
 }
 

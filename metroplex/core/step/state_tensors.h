@@ -29,7 +29,7 @@ inline constexpr int64_t kHostBufferBytes = int64_t{8} << 20;
 // The regions that this rank writes into a checkpoint; only weights with checkpoint.no_save_optim. They reference the
 // assembly's tensors. Replicas share the writing: of all bytes in order, replica r of R writes the range r / R to (r
 // + 1) / R, rounded to whole elements.
-std::vector<checkpoint::LocalPiece> pieces_to_write(Assembly& assembly);
+std::vector<checkpoint::LocalPiece> regions_to_write(Assembly& assembly);
 
 // Host memory in bytes that a background save holds on this rank (run/saving.h), for one piece and for all; 0 without
 // checkpoint.async_save.
@@ -47,6 +47,6 @@ std::vector<topology::BoxRange> box_ranges(const nn::NamedTensor& tensor, int64_
 
 files::Dtype file_dtype(at::ScalarType dtype);
 // Throws base::Error for a dtype that no parameter, optimizer state or buffer has.
-at::ScalarType scalar_type_of(files::Dtype dtype);
+at::ScalarType to_scalar_type(files::Dtype dtype);
 
 }  // namespace metroplex::step

@@ -10,14 +10,15 @@
 
 namespace metroplex::step {
 
-void refuse_losses(const Assembly& a, const StepInput& input, const double* losses, int64_t count) {
+void throw_nonfinite_loss(const Assembly& assembly, const StepInput& input, const double* losses, int64_t count) {
   for (int64_t m = 0; m < count; ++m) {
     MPX_CHECK(std::isfinite(losses[m]), "numerics", "the loss is ", losses[m], " at iteration ", input.iteration,
-              ", microbatch ", m, ", on rank ", a.world->rank(), " (", a.world->grid().describe(a.world->rank()),
+              ", microbatch ", m, ", on rank ", assembly.world->rank(), " (",
+              assembly.world->grid().format_coordinates(assembly.world->rank()),
               "); nothing was updated. Lower optim.lr, check the data of this step, or resume from an earlier "
               "checkpoint");
   }
-  comm::barrier(a.groups().world);  // throws after the rank with the non-finite loss has thrown
+  comm::barrier(assembly.groups().world);  // throws after the rank with the non-finite loss has thrown
   MPX_CHECK(
       false, "numerics", "the loss of another rank is not finite at iteration ", input.iteration,
       "; nothing was updated. Lower optim.lr, check the data of this step, or resume from an earlier checkpoint");
@@ -28,35 +29,36 @@ namespace {
 // Returns the index of the microbatch whose gradients are not finite, or -1 if it does not recur. Collective. Runs
 // each microbatch alone. An interleaved schedule cannot run a single microbatch, so it runs copies of one. With
 // hybrid context parallelism, ranks have different microbatches: all run again, and -1 is returned.
-int64_t culprit(Assembly& a, const StepInput& input, const at::Tensor& factors) {
-  if (input.batches.at(0).context_ranks > 0) {
-    begin_gradients(a, static_cast<int64_t>(input.batches.size()));
-    a.executor->run(a.pipeline_input(input.batches, factors, false));
-    finish_gradients(a);
+int64_t find_bad_microbatch(Assembly& assembly, const StepInput& input, const at::Tensor& factors) {
+  if (input.batches.at(0).sequence.context_ranks > 0) {
+    begin_gradients(assembly, static_cast<int64_t>(input.batches.size()));
+    assembly.executor->run(assembly.pipeline_input(input.batches, factors, false));
+    finish_gradients(assembly);
     return -1;
   }
-  const size_t copies = a.stages.size() > 1 ? input.batches.size() : 1;
+  const size_t copies = assembly.stages.size() > 1 ? input.batches.size() : 1;
   for (size_t m = 0; m < input.batches.size(); ++m) {
     const at::Tensor one = factors.narrow(0, static_cast<int64_t>(m), 1).div(static_cast<double>(copies));
     const std::vector batches(copies, input.batches[m]);
-    begin_gradients(a, static_cast<int64_t>(copies));
-    a.executor->run(a.pipeline_input(batches, one.repeat({static_cast<int64_t>(copies)}), false));
-    finish_gradients(a);
-    if (optim::gradient_stats(a.gradient_parts()).num_nonfinite > 0) return static_cast<int64_t>(m);
+    begin_gradients(assembly, static_cast<int64_t>(copies));
+    assembly.executor->run(assembly.pipeline_input(batches, one.repeat({static_cast<int64_t>(copies)}), false));
+    finish_gradients(assembly);
+    if (optim::gradient_stats(assembly.gradient_parts()).num_nonfinite > 0) return static_cast<int64_t>(m);
   }
   return -1;
 }
 
 }  // namespace
 
-void refuse_gradients(Assembly& a, const StepInput& input, const at::Tensor& factors) {
-  const int64_t m = culprit(a, input, factors);
-  const distributed::Slice* const found = optim::first_nonfinite(a.trained, a.world->target());
-  const std::string mine = found == nullptr ? std::string()
-                                            : base::concat(found->param->name, " on rank ", a.world->rank(), " (",
-                                                           a.world->grid().describe(a.world->rank()), ")");
+void throw_nonfinite_grad(Assembly& assembly, const StepInput& input, const at::Tensor& factors) {
+  const int64_t m = find_bad_microbatch(assembly, input, factors);
+  const distributed::Shard* const found = optim::first_nonfinite(assembly.trained, assembly.world->target());
+  const std::string mine = found == nullptr
+                               ? std::string()
+                               : base::concat(found->param->name, " on rank ", assembly.world->rank(), " (",
+                                              assembly.world->grid().format_coordinates(assembly.world->rank()), ")");
   std::string where = "a gradient that was finite when the step was repeated";
-  for (const std::string& text : comm::all_gather_strings(mine, a.groups().world)) {
+  for (const std::string& text : comm::all_gather_strings(mine, assembly.groups().world)) {
     if (text.empty()) continue;
     where = text;
     break;

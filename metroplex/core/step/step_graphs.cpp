@@ -11,21 +11,21 @@
 
 namespace metroplex::step {
 
-struct StepGraphs::One {
+struct StepGraphs::CapturedStep {
   // The body begins and ends with gathered parameters and no collective in flight. A collective started earlier would
   // be waited for inside the graph. A collective left to the next step would be waited for only once, during the
   // capture.
-  One(Assembly& a, graph::GraphDevice& device, std::shared_ptr<graph::GraphPool> pool)
-      : inputs(a.world->device()),
+  CapturedStep(Assembly& assembly, graph::GraphDevice& device, std::shared_ptr<graph::GraphPool> pool)
+      : inputs(assembly.world->device()),
         step(device,
-             [this, &a](const graph::GraphedCallable::Tensors&) {
+             [this, &assembly](const graph::GraphedCallable::Tensors&) {
                vector = {};
                vector = (*body)(inputs.batches());
-               a.families.settle();
+               assembly.families.finish_gathers();
                return graph::GraphedCallable::Tensors{};
              },
-             {}, {std::max<int64_t>(1, a.config.train.cuda_graph_warmup_steps), std::move(pool), [&a] {
-                    comm::barrier(a.groups().world);
+             {}, {std::max<int64_t>(1, assembly.config.train.cuda_graph_warmup_steps), std::move(pool), [&assembly] {
+                    comm::barrier(assembly.groups().world);
                   }}) {}
 
   pipeline::StaticBatches inputs;
@@ -38,20 +38,21 @@ struct StepGraphs::One {
 StepGraphs::StepGraphs(Assembly& assembly, graph::GraphDevice& device)
     : a_(assembly),
       pool_(device.make_pool()),
-      training_(std::make_unique<One>(a_, device, pool_)),
-      evaluation_(std::make_unique<One>(a_, device, pool_)),
-      times_(device.recorder() != nullptr) {}
+      training_(std::make_unique<CapturedStep>(a_, device, pool_)),
+      evaluation_(std::make_unique<CapturedStep>(a_, device, pool_)),
+      has_timers_(device.recorder() != nullptr) {}
 
 StepGraphs::~StepGraphs() = default;
 
-StepVector StepGraphs::run(One& one, const std::vector<nn::Microbatch>& batches, bool stop, const Body& body) {
+StepVector StepGraphs::run(CapturedStep& one, const std::vector<nn::Microbatch>& batches, bool stop,
+                           const Body& body) {
   MPX_CHECK(
       !a_.variable_lengths, "cuda graph",
       "the microbatches of a step differ in length, and a captured step has one length for all; pad them, or set "
       "train.cuda_graph_impl: none");
   // Finishes the collectives that an eager step left in flight. The graph must neither wait for them nor race with
   // them.
-  a_.families.settle();
+  a_.families.finish_gathers();
   a_.step_inputs = one.step_inputs;
   a_.loss_factors = one.loss_factors;
   write_step_inputs(a_, batches, stop);
@@ -59,7 +60,7 @@ StepVector StepGraphs::run(One& one, const std::vector<nn::Microbatch>& batches,
     one.inputs.fill(batches);
   } else {
     one.step.reset();
-    one.inputs.make(batches);
+    one.inputs.allocate(batches);
   }
   one.body = &body;
   one.step({});

@@ -32,7 +32,7 @@ class StepGraphs {
   StepVector evaluate(const std::vector<nn::Microbatch>& batches, bool stop, const Body& body);
   // Timers of the current step, for the body, which must dereference them on every replay. Null if timers cannot be
   // used.
-  Timers* const* timers() const { return times_ ? &timers_ : nullptr; }
+  Timers* const* timers() const { return has_timers_ ? &timers_ : nullptr; }
   // True while a body is being captured; waiting for the device is then illegal.
   bool capturing() const;
 
@@ -44,13 +44,13 @@ class StepGraphs {
   Sizes sizes() const;
 
  private:
-  struct One;
-  StepVector run(One& one, const std::vector<nn::Microbatch>& batches, bool stop, const Body& body);
+  struct CapturedStep;
+  StepVector run(CapturedStep& one, const std::vector<nn::Microbatch>& batches, bool stop, const Body& body);
 
   Assembly& a_;
   std::shared_ptr<graph::GraphPool> pool_;
-  std::unique_ptr<One> training_, evaluation_;
-  bool times_;                // false on a GPU: timers would synchronize the device, which a capture forbids
+  std::unique_ptr<CapturedStep> training_, evaluation_;
+  bool has_timers_;           // false on a GPU: timers would synchronize the device, which a capture forbids
   Timers* timers_ = nullptr;  // of the current step
 };
 

@@ -12,29 +12,29 @@ namespace metroplex::step {
 namespace {
 
 constexpr int64_t kSums = sizeof(kernels::StepSums) / sizeof(double);
-constexpr int64_t kVerdict = sizeof(kernels::StepVerdict) / sizeof(double);
+constexpr int64_t kDecision = sizeof(kernels::StepVerdict) / sizeof(double);
 
-const double* values_of(const at::Tensor& x) {
+const double* data_or_null(const at::Tensor& x) {
   return x.defined() ? static_cast<const double*>(x.const_data_ptr()) : nullptr;
 }
 
 }  // namespace
 
 StepVector::StepVector(const device::Target& target, int64_t num_terms, int64_t microbatches)
-    : tensor_(at::zeros({kSums + num_terms + kVerdict + microbatches},
+    : tensor_(at::zeros({kSums + num_terms + kDecision + microbatches},
                         at::TensorOptions().dtype(at::kDouble).device(target.memory()))),
       num_terms_(num_terms),
       microbatches_(microbatches) {}
 
 at::Tensor StepVector::summed() const { return tensor_.narrow(0, 0, kSums + num_terms_); }
-at::Tensor StepVector::judged() const { return tensor_.narrow(0, kSums + num_terms_, kVerdict); }
-at::Tensor StepVector::own() const { return tensor_.narrow(0, kSums + num_terms_ + kVerdict, microbatches_); }
+at::Tensor StepVector::decision_tensor() const { return tensor_.narrow(0, kSums + num_terms_, kDecision); }
+at::Tensor StepVector::own() const { return tensor_.narrow(0, kSums + num_terms_ + kDecision, microbatches_); }
 kernels::StepSums* StepVector::sums() const { return static_cast<kernels::StepSums*>(tensor_.mutable_data_ptr()); }
 double* StepVector::terms() const { return reinterpret_cast<double*>(sums() + 1); }
-kernels::StepVerdict* StepVector::verdict() const {
+kernels::StepVerdict* StepVector::decision() const {
   return reinterpret_cast<kernels::StepVerdict*>(terms() + num_terms_);
 }
-double* StepVector::losses() const { return reinterpret_cast<double*>(verdict() + 1); }
+double* StepVector::losses() const { return reinterpret_cast<double*>(decision() + 1); }
 
 StepVector StepVector::on_host(const device::Target& target) const {
   StepVector copy = *this;
@@ -42,8 +42,8 @@ StepVector StepVector::on_host(const device::Target& target) const {
   return copy;
 }
 
-void write_step_inputs(Assembly& a, const std::vector<nn::Microbatch>& batches, bool stop) {
-  const device::Target& target = a.world->target();
+void write_step_inputs(Assembly& assembly, const std::vector<nn::Microbatch>& batches, bool stop) {
+  const device::Target& target = assembly.world->target();
   const auto count = static_cast<int64_t>(batches.size());
   const at::Tensor host = at::empty({1 + 2 * count}, at::kDouble);
   double* numbers = host.mutable_data_ptr<double>();
@@ -51,43 +51,46 @@ void write_step_inputs(Assembly& a, const std::vector<nn::Microbatch>& batches, 
   for (size_t m = 0; m < batches.size(); ++m) {
     const nn::Microbatch& batch = batches[m];
     numbers[1 + m] = batch.mask_sum;
-    numbers[1 + batches.size() + m] = (batch.context_ranks > 0 ? batch.counts_tokens : a.groups().cp.first()) ? 1 : 0;
+    numbers[1 + batches.size() + m] =
+        (batch.sequence.context_ranks > 0 ? batch.sequence.counts_tokens : assembly.groups().cp.first()) ? 1 : 0;
   }
-  if (!a.step_inputs.defined() || a.step_inputs.numel() != host.numel())
-    a.step_inputs = at::empty(host.sizes(), at::TensorOptions().dtype(at::kDouble).device(target.memory()));
-  if (!a.loss_factors.defined() || a.loss_factors.numel() != count)
-    a.loss_factors = at::empty({count}, a.step_inputs.options());
-  device::write_from_host(target, a.step_inputs, host);
+  if (!assembly.step_inputs.defined() || assembly.step_inputs.numel() != host.numel())
+    assembly.step_inputs = at::empty(host.sizes(), at::TensorOptions().dtype(at::kDouble).device(target.memory()));
+  if (!assembly.loss_factors.defined() || assembly.loss_factors.numel() != count)
+    assembly.loss_factors = at::empty({count}, assembly.step_inputs.options());
+  device::write_from_host(target, assembly.step_inputs, host);
 }
 
 // Only the last stage has losses. Its tensor-parallel ranks hold equal losses, so only the first rank counts; the
 // same applies to loss terms on every stage. Under context parallelism, the losses of a sequence's shards add up,
 // while its tokens are counted once.
-StepVector summed_losses(Assembly& a, const pipeline::PipelineOutput& output, int64_t microbatches) {
-  const device::Target& target = a.world->target();
-  const ReportedTerms terms = a.loss_terms.of(output.terms, target);
+StepVector reduce_losses(Assembly& assembly, const pipeline::PipelineOutput& output, int64_t microbatches) {
+  const device::Target& target = assembly.world->target();
+  const ReportedTerms terms = assembly.loss_terms.of(output.terms, target);
   const at::Tensor losses = output.last.empty() ? at::Tensor() : at::stack(output.last).to(at::kDouble);
-  StepVector vector(target, a.loss_terms.size(), microbatches);
+  StepVector vector(target, assembly.loss_terms.size(), microbatches);
   kernels::OwnLosses own;
   own.microbatches = microbatches;
-  own.losses = values_of(losses);
-  own.stop = values_of(a.step_inputs);
+  own.losses = data_or_null(losses);
+  own.stop = data_or_null(assembly.step_inputs);
   own.tokens = own.stop + 1;
   own.counts = own.tokens + microbatches;
-  own.flags = static_cast<const int32_t*>(a.step_flags.const_data_ptr());
-  own.reports = values_of(terms.sums);
+  own.flags = static_cast<const int32_t*>(assembly.step_flags.const_data_ptr());
+  own.reports = data_or_null(terms.sums);
   own.reported = terms.terms.defined() ? terms.terms.numel() : 0;
   own.terms = terms.terms.defined() ? static_cast<const int64_t*>(terms.terms.const_data_ptr()) : nullptr;
-  own.per_token = a.config.train.calculate_per_token_loss;
-  own.counts_terms = a.groups().tp.first();
-  own.counts_losses = a.last_stage() && own.counts_terms;
+  own.per_token = assembly.config.train.calculate_per_token_loss;
+  own.counts_terms = assembly.groups().tp.first();
+  own.counts_losses = assembly.last_stage() && own.counts_terms;
   own.counts_tokens = own.counts_losses;
   const kernels::SumsPlace place{vector.sums(), vector.terms(), vector.num_terms(), vector.losses()};
-  const at::Tensor summed = vector.summed(), kept = vector.own();
+  const at::Tensor summed = vector.summed(), local_losses = vector.own();
   device::launch(target,
-                 {"own_sums", {&a.step_inputs, &losses, &a.step_flags, &terms.sums, &terms.terms}, {&summed, &kept}},
+                 {"own_sums",
+                  {&assembly.step_inputs, &losses, &assembly.step_flags, &terms.sums, &terms.terms},
+                  {&summed, &local_losses}},
                  kernels::own_sums, kernels::own_sums_cuda, own, place);
-  comm::all_reduce(summed, a.groups().world);
+  comm::all_reduce(summed, assembly.groups().world);
   return vector;
 }
 

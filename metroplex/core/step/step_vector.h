@@ -25,11 +25,11 @@ class StepVector {
   const at::Tensor& tensor() const { return tensor_; }
   // Views of it: sums over the world, the step decision, this rank's losses.
   at::Tensor summed() const;
-  at::Tensor judged() const;
+  at::Tensor decision_tensor() const;
   at::Tensor own() const;
   kernels::StepSums* sums() const;
   double* terms() const;
-  kernels::StepVerdict* verdict() const;
+  kernels::StepVerdict* decision() const;
   double* losses() const;
   int64_t num_terms() const { return num_terms_; }
   int64_t microbatches() const { return microbatches_; }
@@ -48,6 +48,6 @@ void write_step_inputs(Assembly& assembly, const std::vector<nn::Microbatch>& ba
 
 // Losses, tokens and loss terms of an executor run, summed over this rank's microbatches and over the world. Contains
 // all results of a step except the decision. Collective.
-StepVector summed_losses(Assembly& assembly, const pipeline::PipelineOutput& output, int64_t microbatches);
+StepVector reduce_losses(Assembly& assembly, const pipeline::PipelineOutput& output, int64_t microbatches);
 
 }  // namespace metroplex::step

@@ -12,7 +12,7 @@ std::string Timers::report(int64_t iterations, const comm::Group& world) {
   std::ostringstream mine;
   mine.precision(9);
   for (const auto& [name, watch] : watches_) {
-    const int64_t times = watch.now_and_then ? watch.times : iterations;
+    const int64_t times = watch.occasional ? watch.times : iterations;
     mine << name << '\n' << watch.seconds * 1000 / static_cast<double>(std::max<int64_t>(times, 1)) << '\n';
   }
   watches_.clear();
@@ -22,7 +22,7 @@ std::string Timers::report(int64_t iterations, const comm::Group& world) {
     std::string name, value;
     while (std::getline(lines, name) && std::getline(lines, value)) {
       const double ms = std::stod(value);
-      const auto [entry, fresh] = bounds.try_emplace(name, ms, ms);
+      const auto [entry, inserted] = bounds.try_emplace(name, ms, ms);
       entry->second = {std::min(entry->second.first, ms), std::max(entry->second.second, ms)};
     }
   }

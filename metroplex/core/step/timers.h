@@ -19,23 +19,23 @@ class Timers {
   using Clock = std::chrono::steady_clock;
 
  public:
-  // `settle` synchronizes the device; empty: all work is synchronous.
-  explicit Timers(int64_t level, std::function<void()> settle = nullptr)
-      : level_(level), settle_(std::move(settle)) {}
+  // `synchronize` synchronizes the device; empty: all work is synchronous.
+  explicit Timers(int64_t level, std::function<void()> synchronize = nullptr)
+      : level_(level), synchronize_(std::move(synchronize)) {}
 
   // Adds `seconds` plus the wait for work still in flight on the device.
   void add(const std::string& name, int64_t level, double seconds) {
     if (level > level_) return;
     Watch& watch = watches_[name];
-    watch.seconds += seconds + settle();
-    watch.now_and_then = level == 0;
+    watch.seconds += seconds + synchronize();
+    watch.occasional = level == 0;
     ++watch.times;
   }
   // Runs `body`, adds its time and returns its result. If `body` throws, adds nothing and does not synchronize.
   template <class Body>
   auto measure(const char* name, int64_t level, Body&& body) -> decltype(body()) {
     if (level > level_) return body();
-    settle();
+    synchronize();
     const Clock::time_point start = Clock::now();
     if constexpr (std::is_void_v<decltype(body())>) {
       body();
@@ -50,11 +50,11 @@ class Timers {
   // The same as two calls.
   void begin(const char* name, int64_t level) {
     if (level > level_) return;
-    settle();
-    watches_[name].begun = Clock::now();
+    synchronize();
+    watches_[name].started = Clock::now();
   }
   void end(const char* name, int64_t level) {
-    if (level <= level_) add(name, level, seconds_since(watches_[name].begun));
+    if (level <= level_) add(name, level, seconds_since(watches_[name].started));
   }
 
   // Returns minimum and maximum over the ranks of `world`, one line per timer, and resets all timers. Times are ms
@@ -66,20 +66,20 @@ class Timers {
     return std::chrono::duration<double>(Clock::now() - start).count();
   }
   // Synchronizes; returns the waiting time in seconds.
-  double settle() const {
-    if (!settle_) return 0;
+  double synchronize() const {
+    if (!synchronize_) return 0;
     const Clock::time_point start = Clock::now();
-    settle_();
+    synchronize_();
     return seconds_since(start);
   }
 
   int64_t level_;
-  std::function<void()> settle_;
+  std::function<void()> synchronize_;
   struct Watch {
     double seconds = 0;
     int64_t times = 0;
-    bool now_and_then = false;
-    Clock::time_point begun;
+    bool occasional = false;
+    Clock::time_point started;
   };
   std::map<std::string, Watch> watches_;
 };

@@ -30,7 +30,7 @@ Reach reach(const Cluster& cluster, const RankGroups& groups) {
   return result;
 }
 
-std::vector<GroupReach> reach_of_groups(const Cluster& cluster, const RankGrid& grid) {
+std::vector<GroupReach> list_group_reach(const Cluster& cluster, const RankGrid& grid) {
   std::vector<GroupReach> result;
   std::vector<AxisSet> seen;
   for (const GroupKind& kind : kGroupKinds) {

@@ -64,6 +64,6 @@ struct GroupReach {
 
 // Returns every kind in the table whose groups have more than one member on this grid. Omits kinds with the same
 // groups as an earlier kind of fewer axes.
-std::vector<GroupReach> reach_of_groups(const Cluster& cluster, const RankGrid& grid);
+std::vector<GroupReach> list_group_reach(const Cluster& cluster, const RankGrid& grid);
 
 }  // namespace metroplex::topology

@@ -9,7 +9,7 @@ namespace metroplex::topology {
 
 namespace {
 
-class Ledger {
+class GroupList {
  public:
   void add(const std::string& name, RankGroups groups) {
     const auto found =
@@ -20,7 +20,7 @@ class Ledger {
       std::move(groups.begin(), groups.end(), std::back_inserter(found->groups));
     }
   }
-  void add_twins(const std::string& name, const std::string& gloo_name, const RankGroups& groups, bool gloo) {
+  void add_with_gloo(const std::string& name, const std::string& gloo_name, const RankGroups& groups, bool gloo) {
     add(name, groups);
     if (gloo) add(gloo_name + "|gloo", groups);
   }
@@ -30,7 +30,7 @@ class Ledger {
   std::vector<NamedGroups> named_;
 };
 
-RankGroups chosen(const RankGroups& groups, const ChooseRanks& choose) {
+RankGroups choose_ranks(const RankGroups& groups, const ChooseRanks& choose) {
   RankGroups result;
   result.reserve(groups.size());
   for (const Ranks& group : groups) { result.push_back(choose(group)); }
@@ -38,67 +38,68 @@ RankGroups chosen(const RankGroups& groups, const ChooseRanks& choose) {
 }
 
 // Adds sizes 2, 4, ... below the largest power of two that fits in the group.
-void add_hybrid(Ledger& ledger, const Ranks& group) {
+void add_hybrid(GroupList& list, const Ranks& group) {
   const int count = static_cast<int>(group.size());
   MPX_CHECK(count % 2 == 0, "topology", "hybrid context parallel needs an even dp*cp, and it is ", count,
             "; choose another number of ranks or turn it off");
   for (int size = 2; size * 2 <= count; size *= 2) {
-    ledger.add("HYBRID_DP_CP_GROUP_" + std::to_string(size), slices(group, size));
+    list.add("HYBRID_DP_CP_GROUP_" + std::to_string(size), split_group(group, size));
   }
 }
 
-void add_data_parallel(Ledger& ledger, const RankGrid& grid, const MegatronOptions& options, bool gloo) {
+void add_data_parallel(GroupList& list, const RankGrid& grid, const MegatronOptions& options, bool gloo) {
   const int instances = grid.num_distributed_optimizer_instances();
   for (const Ranks& group : grid.groups({Axis::dp, Axis::cp})) {
-    ledger.add_twins("DATA_PARALLEL_GROUP_WITH_CP", "DATA_PARALLEL_GROUP_WITH_CP_GLOO", {group}, gloo);
-    if (options.hybrid_context_parallel) add_hybrid(ledger, group);
+    list.add_with_gloo("DATA_PARALLEL_GROUP_WITH_CP", "DATA_PARALLEL_GROUP_WITH_CP_GLOO", {group}, gloo);
+    if (options.hybrid_context_parallel) add_hybrid(list, group);
     if (instances > 1) {
-      ledger.add_twins("INTRA_PARTIAL_DATA_PARALLEL_GROUP_WITH_CP", "INTRA_PARTIAL_DATA_PARALLEL_GROUP_WITH_CP_GLOO",
-                       slices(group, static_cast<int>(group.size()) / instances), gloo);
+      list.add_with_gloo("INTRA_PARTIAL_DATA_PARALLEL_GROUP_WITH_CP",
+                         "INTRA_PARTIAL_DATA_PARALLEL_GROUP_WITH_CP_GLOO",
+                         split_group(group, static_cast<int>(group.size()) / instances), gloo);
     }
   }
-  ledger.add_twins("DATA_PARALLEL_GROUP", "DATA_PARALLEL_GROUP_GLOO", grid.groups(Axis::dp), gloo);
+  list.add_with_gloo("DATA_PARALLEL_GROUP", "DATA_PARALLEL_GROUP_GLOO", grid.groups(Axis::dp), gloo);
   if (grid.size(Axis::gtp) > 1) {
-    ledger.add("DATA_PARALLEL_GROUP_WITH_GTP_REMAT", grid.groups({Axis::gtp, Axis::dp}));
-    ledger.add("DATA_PARALLEL_GROUP_WITH_CP_WITH_GTP_REMAT", grid.groups({Axis::gtp, Axis::dp, Axis::cp}));
+    list.add("DATA_PARALLEL_GROUP_WITH_GTP_REMAT", grid.groups({Axis::gtp, Axis::dp}));
+    list.add("DATA_PARALLEL_GROUP_WITH_CP_WITH_GTP_REMAT", grid.groups({Axis::gtp, Axis::dp, Axis::cp}));
   }
 }
 
-void add_context_parallel(Ledger& ledger, const RankGrid& grid, const MegatronOptions& options) {
+void add_context_parallel(GroupList& list, const RankGrid& grid, const MegatronOptions& options) {
   const RankGroups groups = grid.groups(Axis::cp);
-  ledger.add("CONTEXT_PARALLEL_GROUP", groups);
+  list.add("CONTEXT_PARALLEL_GROUP", groups);
   if (options.hierarchical_context_parallel_sizes.empty()) return;
   for (const Ranks& group : groups) {
     const auto levels = hierarchical_groups(group, options.hierarchical_context_parallel_sizes);
     for (size_t level = 0; level < levels.size(); ++level) {
-      ledger.add("HIERARCHICAL_CONTEXT_PARALLEL_GROUP_L" + std::to_string(level), levels[level]);
+      list.add("HIERARCHICAL_CONTEXT_PARALLEL_GROUP_L" + std::to_string(level), levels[level]);
     }
   }
 }
 
-void add_model_parallel(Ledger& ledger, const RankGrid& grid, const MegatronOptions& options) {
+void add_model_parallel(GroupList& list, const RankGrid& grid, const MegatronOptions& options) {
   const RankGroups pipelines = grid.groups(Axis::pp);
-  ledger.add("MODEL_PARALLEL_GROUP", grid.groups({Axis::tp, Axis::gtp, Axis::pp}));
-  ledger.add("TENSOR_MODEL_PARALLEL_GROUP", grid.groups(Axis::tp));
-  ledger.add("PIPELINE_MODEL_PARALLEL_GROUP", pipelines);
-  ledger.add("EMBEDDING_GROUP", chosen(pipelines, options.embedding));
-  ledger.add("POSITION_EMBEDDING_GROUP", chosen(pipelines, options.position_embedding));
-  ledger.add("TENSOR_AND_DATA_PARALLEL_GROUP_WITH_CP", grid.groups({Axis::tp, Axis::gtp, Axis::dp, Axis::cp}));
-  ledger.add("TENSOR_AND_DATA_PARALLEL_GROUP", grid.groups({Axis::tp, Axis::gtp, Axis::dp}));
-  ledger.add("TENSOR_AND_CONTEXT_PARALLEL_GROUP", grid.groups({Axis::tp, Axis::cp}));
+  list.add("MODEL_PARALLEL_GROUP", grid.groups({Axis::tp, Axis::gtp, Axis::pp}));
+  list.add("TENSOR_MODEL_PARALLEL_GROUP", grid.groups(Axis::tp));
+  list.add("PIPELINE_MODEL_PARALLEL_GROUP", pipelines);
+  list.add("EMBEDDING_GROUP", choose_ranks(pipelines, options.embedding));
+  list.add("POSITION_EMBEDDING_GROUP", choose_ranks(pipelines, options.position_embedding));
+  list.add("TENSOR_AND_DATA_PARALLEL_GROUP_WITH_CP", grid.groups({Axis::tp, Axis::gtp, Axis::dp, Axis::cp}));
+  list.add("TENSOR_AND_DATA_PARALLEL_GROUP", grid.groups({Axis::tp, Axis::gtp, Axis::dp}));
+  list.add("TENSOR_AND_CONTEXT_PARALLEL_GROUP", grid.groups({Axis::tp, Axis::cp}));
 }
 
-void add_expert_data_parallel(Ledger& ledger, const RankGrid& grid, bool gloo) {
+void add_expert_data_parallel(GroupList& list, const RankGrid& grid, bool gloo) {
   const int instances = grid.num_distributed_optimizer_instances();
   const int shard = grid.size(Axis::edp) / instances;
   for (const Ranks& group : grid.groups(Axis::edp)) {
-    ledger.add_twins("EXPERT_DATA_PARALLEL_GROUP", "EXPERT_DATA_PARALLEL_GROUP_GLOO", {group}, gloo);
+    list.add_with_gloo("EXPERT_DATA_PARALLEL_GROUP", "EXPERT_DATA_PARALLEL_GROUP_GLOO", {group}, gloo);
     if (instances == 1) continue;
     const auto levels = hierarchical_groups(group, {shard, instances});
     for (size_t level = 0; level < levels.size(); ++level) {
       const std::string suffix = "_L" + std::to_string(level);
-      ledger.add_twins("HIERARCHICAL_EXPERT_DATA_PARALLEL_GROUP" + suffix,
-                       "HIERARCHICAL_EXPERT_DATA_PARALLEL_GROUP_GLOO" + suffix, levels[level], gloo);
+      list.add_with_gloo("HIERARCHICAL_EXPERT_DATA_PARALLEL_GROUP" + suffix,
+                         "HIERARCHICAL_EXPERT_DATA_PARALLEL_GROUP_GLOO" + suffix, levels[level], gloo);
     }
   }
   // Joins the expert model-parallel groups that one optimizer instance spans.
@@ -108,18 +109,18 @@ void add_expert_data_parallel(Ledger& ledger, const RankGrid& grid, bool gloo) {
     if (taken++ % shard == 0) joined.emplace_back();
     joined.back().insert(joined.back().end(), group.begin(), group.end());
   }
-  ledger.add("INTRA_DISTRIBUTED_OPTIMIZER_INSTANCE_GROUP", joined);
+  list.add("INTRA_DISTRIBUTED_OPTIMIZER_INSTANCE_GROUP", joined);
 }
 
-void add_experts(Ledger& ledger, const RankGrid& grid, bool gloo) {
+void add_experts(GroupList& list, const RankGrid& grid, bool gloo) {
   const RankGroups with_pp = grid.groups({Axis::etp, Axis::ep, Axis::pp});
-  ledger.add("EXPERT_GTP_WEIGHT_REMAT_GROUP", grid.groups({}));
-  ledger.add("EXPERT_MODEL_PARALLEL_GROUP", grid.groups(Axis::ep));
-  ledger.add("EXPERT_TENSOR_PARALLEL_GROUP", grid.groups(Axis::etp));
-  ledger.add("EXPERT_TENSOR_AND_MODEL_PARALLEL_GROUP", grid.groups({Axis::etp, Axis::ep}));
-  ledger.add("EXPERT_TENSOR_MODEL_PIPELINE_PARALLEL_GROUP", with_pp);
-  ledger.add("EXPERT_TENSOR_MODEL_PIPELINE_PARALLEL_GROUP_WITH_EGTP", with_pp);
-  add_expert_data_parallel(ledger, grid, gloo);
+  list.add("EXPERT_GTP_WEIGHT_REMAT_GROUP", grid.groups({}));
+  list.add("EXPERT_MODEL_PARALLEL_GROUP", grid.groups(Axis::ep));
+  list.add("EXPERT_TENSOR_PARALLEL_GROUP", grid.groups(Axis::etp));
+  list.add("EXPERT_TENSOR_AND_MODEL_PARALLEL_GROUP", grid.groups({Axis::etp, Axis::ep}));
+  list.add("EXPERT_TENSOR_MODEL_PIPELINE_PARALLEL_GROUP", with_pp);
+  list.add("EXPERT_TENSOR_MODEL_PIPELINE_PARALLEL_GROUP_WITH_EGTP", with_pp);
+  add_expert_data_parallel(list, grid, gloo);
 }
 
 }  // namespace
@@ -131,7 +132,7 @@ Ranks embedding_ranks(const Ranks& pp_group) {
 
 Ranks position_embedding_ranks(const Ranks& pp_group) { return {pp_group.front()}; }
 
-RankGroups slices(const Ranks& group, int size) {
+RankGroups split_group(const Ranks& group, int size) {
   MPX_ASSERT(size > 0, "slices of ", size, " members");
   RankGroups result;
   for (size_t begin = 0; begin < group.size(); begin += size) {
@@ -168,13 +169,13 @@ std::vector<NamedGroups> megatron_groups(const RankGrid& grid, const MegatronOpt
             "Megatron's list is not known for gtp_remat_size ", grid.size(Axis::gtp), " together with ",
             grid.num_distributed_optimizer_instances(), " num_distributed_optimizer_instances; set one of them to 1");
   const bool gloo = options.create_gloo_process_groups && grid.size(Axis::gtp) == 1;
-  Ledger ledger;
-  ledger.add("GTP_WEIGHT_REMAT_GROUP", grid.groups(Axis::gtp));
-  add_data_parallel(ledger, grid, options, gloo);
-  add_context_parallel(ledger, grid, options);
-  add_model_parallel(ledger, grid, options);
-  add_experts(ledger, grid, gloo);
-  return ledger.take();
+  GroupList list;
+  list.add("GTP_WEIGHT_REMAT_GROUP", grid.groups(Axis::gtp));
+  add_data_parallel(list, grid, options, gloo);
+  add_context_parallel(list, grid, options);
+  add_model_parallel(list, grid, options);
+  add_experts(list, grid, gloo);
+  return list.take();
 }
 
 }  // namespace metroplex::topology

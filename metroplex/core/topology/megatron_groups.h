@@ -41,6 +41,6 @@ std::vector<NamedGroups> megatron_groups(const RankGrid& grid, const MegatronOpt
 std::vector<RankGroups> hierarchical_groups(const Ranks& group, const std::vector<int>& sizes);
 
 // Returns consecutive ranges of `size` members; the last may be shorter.
-RankGroups slices(const Ranks& group, int size);
+RankGroups split_group(const Ranks& group, int size);
 
 }  // namespace metroplex::topology

@@ -28,7 +28,7 @@ Ranks combinations(const std::vector<Dimension>& dimensions) {
   return ranks;
 }
 
-RankGroups shifted(const Ranks& members, const Ranks& firsts, int rank_offset) {
+RankGroups shift_groups(const Ranks& members, const Ranks& firsts, int rank_offset) {
   RankGroups groups(firsts.size());
   for (size_t g = 0; g < firsts.size(); ++g) {
     groups[g].resize(members.size());
@@ -40,7 +40,7 @@ RankGroups shifted(const Ranks& members, const Ranks& firsts, int rank_offset) {
 // Axes of one ordered grid, in the order in which omitted axes are appended.
 constexpr Axis kGridAxes[] = {Axis::tp, Axis::pp, Axis::dp, Axis::ep, Axis::cp, Axis::gtp};
 
-int size_of(const GridSizes& sizes, Axis axis) {
+int axis_size(const GridSizes& sizes, Axis axis) {
   switch (axis) {
     case Axis::tp:
       return sizes.tp;
@@ -90,7 +90,7 @@ RankGroups masked_orthogonal_groups(int world, const std::vector<int>& sizes, co
     MPX_CHECK(stride <= std::max(world, 0), "topology", "the sizes multiply to more than the world of ", world);
   }
   MPX_CHECK(stride == world, "topology", "the sizes multiply to ", stride, ", the world has ", world, " ranks");
-  return shifted(combinations(inside), combinations(outside), 0);
+  return shift_groups(combinations(inside), combinations(outside), 0);
 }
 
 OrderedGrid::OrderedGrid(GridSizes sizes) : sizes_(std::move(sizes)), axes_(parse_order(sizes_.order)) {
@@ -100,7 +100,7 @@ OrderedGrid::OrderedGrid(GridSizes sizes) : sizes_(std::move(sizes)), axes_(pars
   for (Axis axis : axes_) full += (full.empty() ? "" : "-") + std::string(name(axis));
   for (Axis axis : kGridAxes) {
     if (std::find(axes_.begin(), axes_.end(), axis) != axes_.end()) continue;
-    MPX_CHECK(size_of(sizes_, axis) == 1, "topology", name(axis), " is ", size_of(sizes_, axis),
+    MPX_CHECK(axis_size(sizes_, axis) == 1, "topology", name(axis), " is ", axis_size(sizes_, axis),
               ", but parallel.order '", sizes_.order, "' leaves it out; add ", name(axis), " to the order");
     axes_.push_back(axis);
     full += "-" + std::string(name(axis));
@@ -108,7 +108,7 @@ OrderedGrid::OrderedGrid(GridSizes sizes) : sizes_(std::move(sizes)), axes_(pars
   sizes_.order = full;
   int64_t product = 1;
   for (Axis axis : axes_) {
-    const int size = size_of(sizes_, axis);
+    const int size = axis_size(sizes_, axis);
     MPX_CHECK(size > 0, "topology", name(axis), " is ", size, "; every degree is at least 1");
     size_[static_cast<int>(axis)] = size;
     stride_[static_cast<int>(axis)] = static_cast<int>(product);
@@ -133,10 +133,10 @@ Ranks OrderedGrid::offsets(AxisSet axes, bool inside) const {
 }
 
 RankGroups OrderedGrid::groups(AxisSet axes) const {
-  return shifted(offsets(axes, true), offsets(axes, false), sizes_.rank_offset);
+  return shift_groups(offsets(axes, true), offsets(axes, false), sizes_.rank_offset);
 }
 
-Ranks OrderedGrid::group_of(int rank, AxisSet axes) const {
+Ranks OrderedGrid::group_ranks(int rank, AxisSet axes) const {
   int first = rank;
   for (Axis axis : axes_) {
     if (axes.contains(axis)) first -= coordinate(rank, axis) * stride(axis);

@@ -48,7 +48,7 @@ class OrderedGrid {
 
   RankGroups groups(AxisSet axes) const;
   // Returns the group of groups(axes) that contains `rank`, without building the others.
-  Ranks group_of(int rank, AxisSet axes) const;
+  Ranks group_ranks(int rank, AxisSet axes) const;
 
  private:
   // Returns every combination of steps along `axes`, or along the other axes if `inside` is false.

@@ -9,7 +9,7 @@
 namespace metroplex::topology {
 namespace {
 
-AxisSet axes_of(Grid grid) {
+AxisSet grid_axes(Grid grid) {
   AxisSet axes;
   for (const AxisInfo& axis : kAxes) {
     if (grid == Grid::dense ? axis.dense : axis.expert) axes.insert(axis.axis);
@@ -23,37 +23,37 @@ int64_t numel(const std::vector<int64_t>& shape) {
   return std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>());
 }
 
-int64_t Cut::valid_rows() const {
+int64_t DimShard::valid_rows() const {
   return std::accumulate(ranges.begin(), ranges.end(), int64_t{0},
                          [](int64_t sum, const RowRange& range) { return sum + range.size; });
 }
 
-Cut even_cut(int dim, AxisSet axes, int64_t global_rows, int count, int index) {
+DimShard even_shard(int dim, AxisSet axes, int64_t global_rows, int count, int index) {
   MPX_CHECK(count > 0 && global_rows % count == 0, "topology", global_rows, " rows cannot be split evenly over ",
             count, " ranks of ", to_string(axes), "; choose a number of ranks that divides them");
   const int64_t rows = global_rows / count;
   return {dim, axes, {{0, index * rows, rows}}, 0};
 }
 
-std::vector<Part> expert_parts(const std::string& module, int64_t num_experts, const std::string& tensor) {
-  std::vector<Part> parts;
+std::vector<Region> expert_regions(const std::string& module, int64_t num_experts, const std::string& tensor) {
+  std::vector<Region> regions;
   for (int64_t e = 0; e < num_experts; ++e) {
     const std::string name = base::concat(module, ".local_experts.", e, ".", tensor);
-    parts.push_back({name, 0, e, 1, name});
+    regions.push_back({name, 0, e, 1, name});
   }
-  return parts;
+  return regions;
 }
 
-const Cut* cut_of(const Placement& placement, int dim) {
-  for (const Cut& cut : placement.cuts) {
-    if (cut.dim == dim) return &cut;
+const DimShard* find_shard(const Placement& placement, int dim) {
+  for (const DimShard& dim_shard : placement.cuts) {
+    if (dim_shard.dim == dim) return &dim_shard;
   }
   return nullptr;
 }
 
-AxisSet cut_axes(const Placement& placement) {
+AxisSet sharded_axes(const Placement& placement) {
   AxisSet axes;
-  for (const Cut& cut : placement.cuts) axes = axes | cut.axes;
+  for (const DimShard& dim_shard : placement.cuts) axes = axes | dim_shard.axes;
   return axes;
 }
 
@@ -62,7 +62,7 @@ AxisSet data_parallel_axes(Grid grid) {
 }
 
 AxisSet replicating_axes(const Placement& placement) {
-  return axes_of(placement.grid) - cut_axes(placement) - Axis::pp - data_parallel_axes(placement.grid);
+  return grid_axes(placement.grid) - sharded_axes(placement) - Axis::pp - data_parallel_axes(placement.grid);
 }
 
 bool counts(const Placement& placement, const Coordinates& at) {
@@ -73,24 +73,28 @@ bool counts(const Placement& placement, const Coordinates& at) {
   return true;
 }
 
-bool decays(const Placement& placement, size_t num_dims) { return placement.role != Role::bias && num_dims > 1; }
+bool has_weight_decay(const Placement& placement, size_t num_dims) {
+  return placement.role != Role::bias && num_dims > 1;
+}
 
 bool has_matrices(const Placement& placement, size_t num_dims) {
   if (placement.role != Role::weight && placement.role != Role::router) return false;
-  for (const Part& part : placement.parts) {
-    if (!part.matrix.empty()) return true;
+  for (const Region& region : placement.regions) {
+    if (!region.matrix.empty()) return true;
   }
   return num_dims == 2;
 }
 
 std::vector<int64_t> local_shape(std::vector<int64_t> global_shape, const Placement& placement) {
-  for (const Cut& cut : placement.cuts) global_shape.at(static_cast<size_t>(cut.dim)) = cut.local_rows();
+  for (const DimShard& dim_shard : placement.cuts)
+    global_shape.at(static_cast<size_t>(dim_shard.dim)) = dim_shard.local_rows();
   return global_shape;
 }
 
 int64_t padding_numel(const std::vector<int64_t>& global_shape, const Placement& placement) {
   std::vector<int64_t> valid = global_shape;
-  for (const Cut& cut : placement.cuts) valid.at(static_cast<size_t>(cut.dim)) = cut.valid_rows();
+  for (const DimShard& dim_shard : placement.cuts)
+    valid.at(static_cast<size_t>(dim_shard.dim)) = dim_shard.valid_rows();
   return numel(local_shape(global_shape, placement)) - numel(valid);
 }
 

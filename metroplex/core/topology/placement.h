@@ -29,7 +29,7 @@ struct RowRange {
 
 // The split of one dim over `axes`. The local tensor has the rows of `ranges`, ascending by `local`. Rows in no range
 // are padding: they are 0, not counted and not saved.
-struct Cut {
+struct DimShard {
   int dim = 0;
   AxisSet axes;
   std::vector<RowRange> ranges;
@@ -41,7 +41,7 @@ struct Cut {
 
 // A named region of the global tensor, rows [begin, begin + size) of `dim`: gate and up of fc1; q, k and v of a query
 // group; an expert of a stack.
-struct Part {
+struct Region {
   std::string name;  // full name, as for a separate parameter
   int dim = 0;
   int64_t begin = 0, size = 0;
@@ -52,26 +52,26 @@ struct Part {
 
 struct Placement {
   Grid grid = Grid::dense;
-  std::vector<Cut> cuts = {};  // at most one per dim; the local tensor is row-major
-  AxisSet partial = {};        // each rank has a partial gradient; the sum over these axes is complete
+  std::vector<DimShard> cuts = {};  // at most one per dim; the local tensor is row-major
+  AxisSet partial = {};             // each rank has a partial gradient; the sum over these axes is complete
   // Name of the sharing group: parameters with this name on several stages or chunks are one. The first holder in
   // model order owns it, counts it and saves it. The gradient is the sum over all holders.
   std::string shared = {};
   Role role = Role::weight;
-  std::vector<Part> parts = {};
+  std::vector<Region> regions = {};
 };
 
 // Returns the even split of `global_rows` over the ranks of `axes`: the rows of rank `index` of `count`. Throws
 // base::Error if `count` does not divide the rows.
-Cut even_cut(int dim, AxisSet axes, int64_t global_rows, int count, int index);
+DimShard even_shard(int dim, AxisSet axes, int64_t global_rows, int count, int index);
 
 // Returns the experts of a stack [experts, ...] as matrices. Region e is <module>.local_experts.<e>.<tensor>,
 // Megatron-LM's name for the tensor of global expert e.
-std::vector<Part> expert_parts(const std::string& module, int64_t num_experts, const std::string& tensor);
+std::vector<Region> expert_regions(const std::string& module, int64_t num_experts, const std::string& tensor);
 
 // Returns the split of `dim`, or null.
-const Cut* cut_of(const Placement& placement, int dim);
-AxisSet cut_axes(const Placement& placement);
+const DimShard* find_shard(const Placement& placement, int dim);
+AxisSet sharded_axes(const Placement& placement);
 // Returns the axes along which ranks hold the same parameters and process different data: dense dp and cp, expert
 // edp.
 AxisSet data_parallel_axes(Grid grid);
@@ -83,7 +83,7 @@ AxisSet replicating_axes(const Placement& placement);
 bool counts(const Placement& placement, const Coordinates& at);
 
 // True if weight decay applies: not for biases and 1-D tensors.
-bool decays(const Placement& placement, size_t num_dims);
+bool has_weight_decay(const Placement& placement, size_t num_dims);
 // True if a matrix optimizer (Muon) updates it: 2-D weights and routers as one matrix, and any tensor with regions
 // that are matrices. Embeddings, the output layer, norms and biases are excluded.
 bool has_matrices(const Placement& placement, size_t num_dims);
@@ -111,7 +111,7 @@ std::vector<BoxRange> box_ranges(const std::vector<int64_t>& global_shape, const
 
 // Calls visit(local, global, count) for flat ranges that are contiguous in both tensors. Together they cover all
 // elements except padding exactly once.
-void for_each_run(const std::vector<int64_t>& global_shape, const Placement& placement,
-                  const std::function<void(int64_t local, int64_t global, int64_t count)>& visit);
+void for_each_range(const std::vector<int64_t>& global_shape, const Placement& placement,
+                    const std::function<void(int64_t local, int64_t global, int64_t count)>& visit);
 
 }  // namespace metroplex::topology

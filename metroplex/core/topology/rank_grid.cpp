@@ -85,12 +85,12 @@ Axis expert_alias(Axis axis) {
   return axis;
 }
 
-bool expert_axes(AxisSet axes) {
+bool has_expert_axes(AxisSet axes) {
   return axes.contains(Axis::etp) || axes.contains(Axis::ep) || axes.contains(Axis::edp);
 }
 
-AxisSet local_names(AxisSet axes) {
-  if (!expert_axes(axes)) return axes;
+AxisSet to_grid_axes(AxisSet axes) {
+  if (!has_expert_axes(axes)) return axes;
   AxisSet local;
   for (const AxisInfo& axis : kAxes) {
     if (axes.contains(axis.axis)) local.insert(expert_alias(axis.axis));
@@ -191,8 +191,8 @@ int RankGrid::rank(const Coordinates& coordinates) const {
   return rank;
 }
 
-const OrderedGrid& RankGrid::grid_of(AxisSet axes) const {
-  if (!expert_axes(axes)) return dense_;
+const OrderedGrid& RankGrid::select_grid(AxisSet axes) const {
+  if (!has_expert_axes(axes)) return dense_;
   for (const AxisInfo& axis : kAxes) {
     MPX_CHECK(!axes.contains(axis.axis) || axis.expert, "topology", "'", to_string(axes), "' mixes ", axis.name,
               " of the dense grid (tp, gtp_remat, cp, dp, pp) with axes of the expert grid (etp, ep, edp, pp); "
@@ -201,22 +201,22 @@ const OrderedGrid& RankGrid::grid_of(AxisSet axes) const {
   return expert_;
 }
 
-RankGroups RankGrid::groups(AxisSet axes) const { return grid_of(axes).groups(local_names(axes)); }
+RankGroups RankGrid::groups(AxisSet axes) const { return select_grid(axes).groups(to_grid_axes(axes)); }
 
-Ranks RankGrid::group_of(int rank, AxisSet axes) const {
+Ranks RankGrid::group_ranks(int rank, AxisSet axes) const {
   check_rank(rank);
-  return grid_of(axes).group_of(rank, local_names(axes));
+  return select_grid(axes).group_ranks(rank, to_grid_axes(axes));
 }
 
 int RankGrid::index_in_group(int rank, AxisSet axes) const {
-  const Ranks members = group_of(rank, axes);
+  const Ranks members = group_ranks(rank, axes);
   for (size_t k = 0; k < members.size(); ++k) {
     if (members[k] == rank) return static_cast<int>(k);
   }
   MPX_ASSERT(false, "rank ", rank, " is not in its own group");
 }
 
-std::string RankGrid::describe(int rank) const {
+std::string RankGrid::format_coordinates(int rank) const {
   const Coordinates at = coordinates(rank);
   std::string text = base::concat("tp ", at.tp, " pp ", at.pp, " dp ", at.dp);
   if (size(Axis::cp) > 1) text += base::concat(" cp ", at.cp);

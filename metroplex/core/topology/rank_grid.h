@@ -54,14 +54,14 @@ class RankGrid {
   // Returns all groups of the kind, in Megatron's order. The axes must belong to one grid: {tp, ep} throws, {etp, ep}
   // and {ep, pp} do not. pp alone and no axes (single-rank groups) belong to both.
   RankGroups groups(AxisSet axes) const;
-  Ranks group_of(int rank, AxisSet axes) const;
+  Ranks group_ranks(int rank, AxisSet axes) const;
   int index_in_group(int rank, AxisSet axes) const;
 
   // Returns "tp 1 pp 0 dp 3"; cp, gtp, and ep (with etp, edp) are included if > 1.
-  std::string describe(int rank) const;
+  std::string format_coordinates(int rank) const;
 
  private:
-  const OrderedGrid& grid_of(AxisSet axes) const;
+  const OrderedGrid& select_grid(AxisSet axes) const;
   void check_rank(int rank) const;
 
   OrderedGrid dense_;

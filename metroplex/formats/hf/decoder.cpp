@@ -6,10 +6,10 @@
 namespace metroplex::hf {
 namespace {
 
-int64_t heads_of(const config::Model& m) { return m.num_attention_heads; }
-int64_t groups_of(const config::Model& m) { return m.num_query_groups > 0 ? m.num_query_groups : heads_of(m); }
-int64_t head_dim_of(const config::Model& m) {
-  return m.kv_channels > 0 ? m.kv_channels : m.hidden_size / heads_of(m);
+int64_t num_heads(const config::Model& m) { return m.num_attention_heads; }
+int64_t num_kv_groups(const config::Model& m) { return m.num_query_groups > 0 ? m.num_query_groups : num_heads(m); }
+int64_t head_dim_size(const config::Model& m) {
+  return m.kv_channels > 0 ? m.kv_channels : m.hidden_size / num_heads(m);
 }
 
 Dims row_major(const Dims& shape) {
@@ -30,7 +30,7 @@ struct Layer {
   // Per query group: the rows of its queries, then of its key and its value. Theirs are three tensors.
   void qkv(const char* kind) const {
     const bool bias = std::string(kind) == "bias";
-    const int64_t groups = groups_of(model), d = head_dim_of(model), queries = heads_of(model) / groups * d;
+    const int64_t groups = num_kv_groups(model), d = head_dim_size(model), queries = num_heads(model) / groups * d;
     const int64_t h = model.hidden_size, rows = groups * (queries + 2 * d);
     const auto dims = [&](int64_t first) { return bias ? Dims{first} : Dims{first, h}; };
     const auto at = [&](int64_t first) { return bias ? Dims{first} : Dims{first, 0}; };
@@ -109,7 +109,7 @@ struct Layer {
   // Multi-head latent attention. Rows inside heads, latents and rotated keys have the same order in both formats.
   void latent_attention() const {
     const config::Model& m = model;
-    const int64_t h = m.hidden_size, n = heads_of(m), qk = m.qk_head_dim + m.qk_pos_emb_head_dim;
+    const int64_t h = m.hidden_size, n = num_heads(m), qk = m.qk_head_dim + m.qk_pos_emb_head_dim;
     const auto linear = [&](const std::string& name, const std::string& their_name, int64_t rows, int64_t in,
                             bool bias) {
       whole("self_attention." + name + ".weight", "self_attn." + their_name + ".weight", {rows, in});
@@ -129,7 +129,7 @@ struct Layer {
   }
   void attention() const {
     if (model.multi_latent_attention) return latent_attention();
-    const int64_t h = model.hidden_size, d = head_dim_of(model);
+    const int64_t h = model.hidden_size, d = head_dim_size(model);
     qkv("weight");
     if (names.qkv_bias) qkv("bias");
     if (names.qk_norm) {
@@ -137,8 +137,8 @@ struct Layer {
       whole("self_attention.k_layernorm.weight", "self_attn.k_norm.weight", {d});
     }
     if (model.softmax_type == config::SoftmaxType::learnable)
-      whole("self_attention.core_attention.softmax_offset", "self_attn.sinks", {heads_of(model)});
-    whole("self_attention.linear_proj.weight", "self_attn.o_proj.weight", {h, heads_of(model) * d});
+      whole("self_attention.core_attention.softmax_offset", "self_attn.sinks", {num_heads(model)});
+    whole("self_attention.linear_proj.weight", "self_attn.o_proj.weight", {h, num_heads(model) * d});
     if (names.output_bias) whole("self_attention.linear_proj.bias", "self_attn.o_proj.bias", {h});
   }
   void all(bool has_experts) const {
@@ -192,8 +192,8 @@ Json decoder_config(const config::Model& m) {
   return {{"num_hidden_layers", m.num_layers},
           {"hidden_size", m.hidden_size},
           {"num_attention_heads", m.num_attention_heads},
-          {"num_key_value_heads", groups_of(m)},
-          {"head_dim", m.multi_latent_attention ? m.qk_pos_emb_head_dim : head_dim_of(m)},
+          {"num_key_value_heads", num_kv_groups(m)},
+          {"head_dim", m.multi_latent_attention ? m.qk_pos_emb_head_dim : head_dim_size(m)},
           {"intermediate_size", m.ffn_hidden_size},
           {"vocab_size", m.vocab_size},
           {"max_position_embeddings", m.max_position_embeddings},
@@ -249,22 +249,22 @@ std::vector<MappedTensor> decoder_tensors(const config::Model& model, const Deco
   return all;
 }
 
-bool decoder_layers(const config::Model& m) {
+bool has_decoder_layers(const config::Model& m) {
   return m.normalization == config::Normalization::RMSNorm &&
          m.position_embedding_type == config::PositionEmbedding::rope && m.rotary_percent == 1 &&
-         m.gated_linear_unit && m.activation == config::Activation::silu && usual_parts(m);
+         m.gated_linear_unit && m.activation == config::Activation::silu && has_usual_parts(m);
 }
 
-bool usual_parts(const config::Model& m) {
+bool has_usual_parts(const config::Model& m) {
   return m.softmax_type == config::SoftmaxType::vanilla && m.softmax_scale == 0 && m.attn_logit_softcapping == 0 &&
          m.final_logit_softcapping == 0 && !m.scale_embeddings && !m.apply_layernorm_1p && !m.sandwich_norm &&
          m.activation_func_clamp_value == 0 && m.glu_linear_offset == 0;
 }
 
-bool no_biases(const config::Model& m) { return !m.add_qkv_bias && !m.output_bias() && !m.mlp_bias(); }
+bool has_no_biases(const config::Model& m) { return !m.add_qkv_bias && !m.output_bias() && !m.mlp_bias(); }
 
-bool plain_decoder(const config::Model& m, Windows windows) {
-  return decoder_layers(m) && !m.multi_latent_attention && !m.rotary_interleaved && m.rotary_base_local == 0 &&
+bool is_plain_decoder(const config::Model& m, Windows windows) {
+  return has_decoder_layers(m) && !m.multi_latent_attention && !m.rotary_interleaved && m.rotary_base_local == 0 &&
          (windows == Windows::allowed || !m.has_window()) && m.moe_shared_expert_intermediate_size == 0;
 }
 

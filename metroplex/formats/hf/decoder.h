@@ -38,13 +38,13 @@ void set(Settings& settings, const char* key, const Value& value);
 std::string exact(double value);  // reads back to the same double
 
 // Returns `config` with `defaults` for its missing keys; a null key stays null.
-Json with_defaults(const Json& config, Json defaults);
+Json add_defaults(const Json& config, Json defaults);
 // "[0,1,1]"
 std::string layer_pattern(const std::vector<bool>& layers);
 
-// The meaning of sliding_window. refused: not supported. said: used in the layers of layer_types, by default in all.
-// switched: used if use_sliding_window is true, in the layers of layer_types or max_window_layers.
-enum class Window { refused, said, switched };
+// The meaning of sliding_window. refused: not supported. declared: used in the layers of layer_types, by default in
+// all. switched: used if use_sliding_window is true, in the layers of layer_types or max_window_layers.
+enum class Window { refused, declared, switched };
 // Settings of layers with grouped-query attention and a gated SiLU MLP.
 Settings decoder_settings(const ConfigReader& config, Window window);
 // The same settings without num_query_groups and kv_channels.
@@ -72,20 +72,20 @@ struct DecoderNames {
   std::string expert_bias = {};  // of the router; empty: no bias
 };
 std::vector<MappedTensor> decoder_tensors(const config::Model& model, const DecoderNames& names);
-constexpr int64_t kMostMultiToken = 64;
+constexpr int64_t kMaxMultiToken = 64;
 // Returns the name prefix of a multi-token prediction layer, which is stored as one more layer.
 std::string multi_token_prefix(int64_t layer);
 
 // Whether the model has none of the features of few families: attention scales, softcaps, sinks, extra norms,
 // activation clamps.
-bool usual_parts(const config::Model& model);
+bool has_usual_parts(const config::Model& model);
 // Also requires RMSNorm, rotary positions with rotary_percent 1, and a gated SiLU MLP.
-bool decoder_layers(const config::Model& model);
-bool no_biases(const config::Model& model);
+bool has_decoder_layers(const config::Model& model);
+bool has_no_biases(const config::Model& model);
 enum class Windows { none, allowed };
 // Also requires no latent attention, non-interleaved rotation with one base, and no shared experts. `windows`:
 // whether layers may have attention windows.
-bool plain_decoder(const config::Model& model, Windows windows = Windows::none);
+bool is_plain_decoder(const config::Model& model, Windows windows = Windows::none);
 // Maps a whole tensor to one of theirs with the same elements in the same order. Leading dims of size 1 may be
 // missing in theirs.
 TensorPart whole_part(const std::string& name, const Dims& ours);

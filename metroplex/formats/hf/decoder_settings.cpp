@@ -12,44 +12,45 @@ namespace {
 
 std::string where(const char* key) { return base::concat("config.json: ", key); }
 
-void add_yarn(const ConfigReader& config, const ConfigReader& said, Settings& settings) {
+void add_yarn(const ConfigReader& config, const ConfigReader& declared, Settings& settings) {
   const int64_t positions = config.integer("max_position_embeddings", 2048);
-  const int64_t before = said.integer("original_max_position_embeddings", positions);
+  const int64_t before = declared.integer("original_max_position_embeddings", positions);
   const double ratio = static_cast<double>(positions) / static_cast<double>(std::max<int64_t>(1, before));
-  const double factor = said.number("factor", ratio);
+  const double factor = declared.number("factor", ratio);
   set(settings, "rotary_scaling_factor", factor);
   set(settings, "original_max_position_embeddings", before);
-  set(settings, "beta_fast", said.number("beta_fast", 32.0));
-  set(settings, "beta_slow", said.number("beta_slow", 1.0));
-  set(settings, "yarn_correction_range_round_to_int", said.flag("truncate", true));
+  set(settings, "beta_fast", declared.number("beta_fast", 32.0));
+  set(settings, "beta_slow", declared.number("beta_slow", 1.0));
+  set(settings, "yarn_correction_range_round_to_int", declared.flag("truncate", true));
   // transformers reads mscale only if both are set; mscale_all_dim alone scales latent attention.
-  const double mscale = said.number("mscale", 0.0), all_dim = said.number("mscale_all_dim", 0.0);
+  const double mscale = declared.number("mscale", 0.0), all_dim = declared.number("mscale_all_dim", 0.0);
   const bool both = mscale != 0 && all_dim != 0;
   set(settings, "mscale", both ? mscale : 1.0);
   set(settings, "mscale_all_dim", all_dim);
   const double sharper = factor <= 1 ? 1.0 : 0.1 * std::log(factor) + 1.0;
-  if (said.has("attention_factor")) set(settings, "yarn_attention_factor", said.number("attention_factor", sharper));
+  if (declared.has("attention_factor"))
+    set(settings, "yarn_attention_factor", declared.number("attention_factor", sharper));
   else if (!both && all_dim != 0) set(settings, "yarn_attention_factor", sharper);
 }
 
-void add_scaling(const ConfigReader& config, const ConfigReader& said, const char* key, Settings& settings) {
-  const std::string type = said.text("rope_type", said.text("type", "default"));
+void add_scaling(const ConfigReader& config, const ConfigReader& declared, const char* key, Settings& settings) {
+  const std::string type = declared.text("rope_type", declared.text("type", "default"));
   MPX_CHECK(type == "default" || type == "llama3" || type == "yarn" || type == "linear", "hf", where(key),
             " has rope_type ", type, ", which is not supported; use default, linear, llama3 or yarn");
   set(settings, "rope_type", type == "yarn" ? "yarn" : "rope");
   if (type == "default") return;
   const auto needed = [&](const char* number) {
-    MPX_CHECK(said.has(number), "hf", where(key), " with rope_type ", type, " has no ", number, "; add it");
-    return said.number(number, 0);
+    MPX_CHECK(declared.has(number), "hf", where(key), " with rope_type ", type, " has no ", number, "; add it");
+    return declared.number(number, 0);
   };
   if (type == "linear") return set(settings, "rotary_seq_len_interpolation_factor", needed("factor"));
-  if (type == "yarn") return add_yarn(config, said, settings);
+  if (type == "yarn") return add_yarn(config, declared, settings);
   set(settings, "use_rope_scaling", true);
   set(settings, "rope_scaling_factor", needed("factor"));
   set(settings, "rope_scaling_low_freq_factor", needed("low_freq_factor"));
   set(settings, "rope_scaling_high_freq_factor", needed("high_freq_factor"));
   set(settings, "rope_scaling_original_max_position_embeddings",
-      said.integer("original_max_position_embeddings", config.integer("max_position_embeddings", 2048)));
+      declared.integer("original_max_position_embeddings", config.integer("max_position_embeddings", 2048)));
 }
 
 // Rotary positions: `rope_parameters` of version 5, optionally with an entry per layer type, or `rope_theta` and
@@ -65,11 +66,12 @@ void add_rope(const ConfigReader& config, Settings& settings) {
   const Json& all = config.has(key) ? config.json().at(key) : none;
   const Json& rope = all.contains("full_attention") ? all.at("full_attention") : all;
   MPX_CHECK(rope.is_object(), "hf", where(key), " is not an object: ", rope.dump());
-  const ConfigReader said(rope);
+  const ConfigReader declared(rope);
   set(settings, "position_embedding_type", "rope");
-  set(settings, "rotary_base", said.number("rope_theta", config.number("rope_theta", 10000.0)));
-  set(settings, "rotary_percent", said.number("partial_rotary_factor", config.number("partial_rotary_factor", 1.0)));
-  add_scaling(config, said, key, settings);
+  set(settings, "rotary_base", declared.number("rope_theta", config.number("rope_theta", 10000.0)));
+  set(settings, "rotary_percent",
+      declared.number("partial_rotary_factor", config.number("partial_rotary_factor", 1.0)));
+  add_scaling(config, declared, key, settings);
 }
 
 }  // namespace
@@ -114,7 +116,7 @@ void ConfigReader::require(bool holds, const char* key, const std::string& wante
             ", which is not supported; expected ", wanted);
 }
 
-Json with_defaults(const Json& config, Json defaults) {
+Json add_defaults(const Json& config, Json defaults) {
   for (const auto& [key, value] : config.items()) defaults[key] = value;
   return defaults;
 }
@@ -125,7 +127,7 @@ std::string layer_pattern(const std::vector<bool>& layers) {
   return pattern + "]";
 }
 
-void add_windows(const ConfigReader& config, const std::vector<bool>& otherwise, Settings& s) {
+void add_windows(const ConfigReader& config, const std::vector<bool>& otherwise, Settings& settings) {
   std::vector<bool> slides = otherwise;
   if (config.has("layer_types")) {
     const Json& types = config.json().at("layer_types");
@@ -140,24 +142,24 @@ void add_windows(const ConfigReader& config, const std::vector<bool>& otherwise,
   if (!config.has("sliding_window") || std::find(slides.begin(), slides.end(), true) == slides.end()) return;
   const int64_t window = config.integer("sliding_window");
   config.require(window > 0, "sliding_window", "a number above 0, or null");
-  set(s, "window_size", window - 1);
+  set(settings, "window_size", window - 1);
   if (std::find(slides.begin(), slides.end(), false) != slides.end())
-    set(s, "window_attn_skip_freq", layer_pattern(slides));
+    set(settings, "window_attn_skip_freq", layer_pattern(slides));
 }
 
-static void add_window(const ConfigReader& config, Window window, Settings& s) {
+static void add_window(const ConfigReader& config, Window window, Settings& settings) {
   const auto layers = static_cast<size_t>(num_layers(config));
   if (window == Window::refused) {
     const int64_t positions = config.integer("max_position_embeddings", 2048);
     config.require(config.integer("sliding_window", positions) >= positions, "sliding_window",
                    "attention to all earlier positions (null)");
-  } else if (window == Window::said) {
-    add_windows(config, std::vector<bool>(layers, true), s);
+  } else if (window == Window::declared) {
+    add_windows(config, std::vector<bool>(layers, true), settings);
   } else if (config.flag("use_sliding_window", false)) {
     std::vector<bool> slides(layers);
     for (size_t i = 0; i < layers; ++i)
       slides[i] = static_cast<int64_t>(i) >= config.integer("max_window_layers", 28);
-    add_windows(config, slides, s);
+    add_windows(config, slides, settings);
   }
 }
 
@@ -168,42 +170,42 @@ int64_t num_layers(const ConfigReader& config) {
 }
 
 Settings sizes_and_positions(const ConfigReader& config) {
-  Settings s;
-  set(s, "num_layers", num_layers(config));
-  set(s, "hidden_size", config.integer("hidden_size"));
-  set(s, "num_attention_heads", config.integer("num_attention_heads"));
-  set(s, "ffn_hidden_size", config.integer("intermediate_size"));
-  set(s, "vocab_size", config.integer("vocab_size"));
-  set(s, "max_position_embeddings", config.integer("max_position_embeddings", 2048));
-  set(s, "layernorm_epsilon", config.number("rms_norm_eps", 1e-6));
-  set(s, "untie_embeddings_and_output_weights", !config.flag("tie_word_embeddings", false));
-  set(s, "attention_dropout", config.number("attention_dropout", 0.0));
-  set(s, "init_method_std", config.number("initializer_range", 0.02));
-  set(s, "normalization", "RMSNorm");
-  set(s, "gated_linear_unit", true);
-  add_rope(config, s);
-  return s;
+  Settings settings;
+  set(settings, "num_layers", num_layers(config));
+  set(settings, "hidden_size", config.integer("hidden_size"));
+  set(settings, "num_attention_heads", config.integer("num_attention_heads"));
+  set(settings, "ffn_hidden_size", config.integer("intermediate_size"));
+  set(settings, "vocab_size", config.integer("vocab_size"));
+  set(settings, "max_position_embeddings", config.integer("max_position_embeddings", 2048));
+  set(settings, "layernorm_epsilon", config.number("rms_norm_eps", 1e-6));
+  set(settings, "untie_embeddings_and_output_weights", !config.flag("tie_word_embeddings", false));
+  set(settings, "attention_dropout", config.number("attention_dropout", 0.0));
+  set(settings, "init_method_std", config.number("initializer_range", 0.02));
+  set(settings, "normalization", "RMSNorm");
+  set(settings, "gated_linear_unit", true);
+  add_rope(config, settings);
+  return settings;
 }
 
-void add_heads(const ConfigReader& config, Settings& s) {
+void add_heads(const ConfigReader& config, Settings& settings) {
   const int64_t hidden = config.integer("hidden_size"), heads = config.integer("num_attention_heads");
-  set(s, "num_query_groups", config.integer("num_key_value_heads", heads));
-  set(s, "kv_channels", config.integer("head_dim", hidden / std::max<int64_t>(1, heads)));
+  set(settings, "num_query_groups", config.integer("num_key_value_heads", heads));
+  set(settings, "kv_channels", config.integer("head_dim", hidden / std::max<int64_t>(1, heads)));
 }
 
 Settings decoder_settings_without_heads(const ConfigReader& config, Window window) {
-  Settings s = sizes_and_positions(config);
-  set(s, "activation", "silu");
+  Settings settings = sizes_and_positions(config);
+  set(settings, "activation", "silu");
   const std::string act = config.text("hidden_act", "silu");
   config.require(act == "silu", "hidden_act", "silu");
-  add_window(config, window, s);
-  return s;
+  add_window(config, window, settings);
+  return settings;
 }
 
 Settings decoder_settings(const ConfigReader& config, Window window) {
-  Settings s = decoder_settings_without_heads(config, window);
-  add_heads(config, s);
-  return s;
+  Settings settings = decoder_settings_without_heads(config, window);
+  add_heads(config, settings);
+  return settings;
 }
 
 }  // namespace metroplex::hf

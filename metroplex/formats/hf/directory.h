@@ -21,13 +21,13 @@ namespace metroplex::hf {
 
 // Converts config.json to keys of section model and the dtype of the stored weights. With a tokenizer in the
 // directory, also keys of section data for it. Throws base::Error("hf").
-std::vector<std::string> settings_of(files::FileSystem& disk, const std::string& directory);
+std::vector<std::string> read_settings(files::FileSystem& disk, const std::string& directory);
 
 // Returns the vocab_size of config.json.
 int64_t vocabulary_size(files::FileSystem& disk, const std::string& directory);
 // Returns a note if config.json refers to Python code in the directory (auto_map), which exports do not contain; else
 // "".
-std::string own_code_note(files::FileSystem& disk, const std::string& directory);
+std::string custom_code_note(files::FileSystem& disk, const std::string& directory);
 
 // Returns keys model.special_token_ids and model.generation_config from the directory's two files.
 std::vector<std::string> special_id_settings(const Json& config, const Json& generation);
@@ -38,7 +38,7 @@ Json generation_config(const config::Model& model);
 std::vector<int64_t> end_token_ids(const config::Model& model);
 
 // Whether the directory has weights in addition to configuration files.
-bool holds_weights(files::FileSystem& disk, const std::string& directory);
+bool has_weights(files::FileSystem& disk, const std::string& directory);
 
 // Weights and buffers of a Metroplex model, read from a Hugging Face directory. Files are memory-mapped on first use,
 // and only the requested regions are read. Throws base::Error("hf") with a list of all missing, misshapen and unknown

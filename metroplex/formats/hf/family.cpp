@@ -21,7 +21,7 @@ static std::string list() {
   return text;
 }
 
-const Family& family_of(const std::string& model_type) {
+const Family& find_family(const std::string& model_type) {
   for (const Family* family : kFamilies) {
     if (model_type == family->model_type) return *family;
   }

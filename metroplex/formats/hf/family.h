@@ -54,7 +54,7 @@ struct Family {
 };
 
 // Throws base::Error("hf") with a list of the supported families.
-const Family& family_of(const std::string& model_type);
+const Family& find_family(const std::string& model_type);
 // Returns the family that a model can be written as. Throws base::Error("hf") if there is none.
 const Family& family_for(const config::Model& model);
 std::vector<std::string> family_names();

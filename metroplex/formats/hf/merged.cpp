@@ -8,10 +8,10 @@ namespace {
 
 using files::Dtype;
 
-size_t width_of(Dtype dtype) { return static_cast<size_t>(files::dtype_bits(dtype) / 8); }
+size_t dtype_bytes(Dtype dtype) { return static_cast<size_t>(files::dtype_bits(dtype) / 8); }
 
-std::vector<double> as_double(Dtype dtype, const std::vector<std::byte>& bytes) {
-  std::vector<double> values(bytes.size() / width_of(dtype));
+std::vector<double> to_double(Dtype dtype, const std::vector<std::byte>& bytes) {
+  std::vector<double> values(bytes.size() / dtype_bytes(dtype));
   files::convert_elements(dtype, bytes.data(), Dtype::kF64, reinterpret_cast<std::byte*>(values.data()),
                           values.size());
   return values;
@@ -25,17 +25,17 @@ int64_t adapter_row(const config::AdapterBox& box, int64_t row) {
 
 }  // namespace
 
-std::vector<double> whole_values(checkpoint::Reader& run, const std::string& name) {
+std::vector<double> read_full_values(checkpoint::Reader& run, const std::string& name) {
   const char* const kind = run.find(name, "main") != nullptr ? "main" : "weight";
   const files::TensorForm* const form = run.find(name, kind);
   MPX_CHECK(form != nullptr, "checkpoint", "'", run.directory(), "' has no ", name);
   const std::vector<int64_t> start(form->shape.size(), 0);
   std::vector<std::byte> bytes(files::tensor_bytes(form->dtype, {form->shape.begin(), form->shape.end()}, name));
   run.fill({name, kind, form->shape, start, form->shape, form->dtype, bytes.data()});
-  return as_double(form->dtype, bytes);
+  return to_double(form->dtype, bytes);
 }
 
-Merged::Merged(checkpoint::Reader& run, const config::Config& config)
+MergedWeights::MergedWeights(checkpoint::Reader& run, const config::Config& config)
     : TensorSource(run.directory()), run_(run), scale_(config.peft.lora() ? config.peft.lora_scale() : 1) {
   for (const files::TensorForm& tensor : run.tensors()) {
     if (tensor.kind != "weight" || !tensor.name.ends_with(config::kLoraA)) continue;
@@ -43,12 +43,12 @@ Merged::Merged(checkpoint::Reader& run, const config::Config& config)
     const auto place = config::adapter_place(config.model, module);
     MPX_CHECK(place && config.peft.lora(), "checkpoint", "'", run.directory(), "': ", tensor.name,
               " is an adapter, but the model in its config has no layer for it");
-    const files::TensorForm* const b = run.find(module + config::kLoraB, "weight");
+    const files::TensorForm* const form = run.find(module + config::kLoraB, "weight");
     const files::TensorForm* const weight = run.find(place->linear + ".weight", "weight");
     const int64_t rank = config.peft.lora_rank;
-    const bool whole = b != nullptr && weight != nullptr && weight->shape.size() == 2;
+    const bool whole = form != nullptr && weight != nullptr && weight->shape.size() == 2;
     const std::vector<int64_t> of_a{rank, whole ? weight->shape[1] : 0}, of_b{place->box.rows(), rank};
-    MPX_CHECK(whole && tensor.shape == of_a && b->shape == of_b, "checkpoint", "'", run.directory(),
+    MPX_CHECK(whole && tensor.shape == of_a && form->shape == of_b, "checkpoint", "'", run.directory(),
               "': ", tensor.name, " and its lora_B do not have the sizes that ", place->linear,
               " and peft.lora_rank = ", rank, " in its config require");
     adapters_[place->linear + ".weight"].push_back({module, place->box});
@@ -64,7 +64,7 @@ Merged::Merged(checkpoint::Reader& run, const config::Config& config)
   }
 }
 
-void Merged::read(size_t tensor, const checkpoint::Piece& region, void* data) {
+void MergedWeights::read(size_t tensor, const checkpoint::Piece& region, void* data) {
   const files::TensorForm& form = tensors()[tensor];
   const auto adapted = adapters_.find(form.name);
   const files::TensorForm* const own = run_.find(form.name, form.kind);
@@ -74,13 +74,13 @@ void Merged::read(size_t tensor, const checkpoint::Piece& region, void* data) {
         {form.name, stored.kind, form.shape, region.offset, region.size, stored.dtype, to, region.begin, region.end});
   };
   if (adapted == adapters_.end()) return fill(data);
-  std::vector<std::byte> bytes(static_cast<size_t>(region.count()) * width_of(stored.dtype));
+  std::vector<std::byte> bytes(static_cast<size_t>(region.count()) * dtype_bytes(stored.dtype));
   fill(bytes.data());
-  std::vector<double> values = as_double(stored.dtype, bytes);
+  std::vector<double> values = to_double(stored.dtype, bytes);
   const int64_t columns = form.shape.at(1), box_columns = region.size.at(1);
   for (const auto& [module, box] : adapted->second) {
-    const std::vector<double> a = whole_values(run_, module + config::kLoraA),
-                              b = whole_values(run_, module + config::kLoraB);
+    const std::vector<double> a = read_full_values(run_, module + config::kLoraA),
+                              b = read_full_values(run_, module + config::kLoraB);
     const auto rank = static_cast<int64_t>(a.size()) / columns;
     for (int64_t i = region.begin; i < region.end;) {
       const int64_t row = region.offset[0] + i / box_columns, first = i % box_columns;

@@ -13,11 +13,11 @@
 
 namespace metroplex::hf {
 
-class Merged final : public checkpoint::TensorSource {
+class MergedWeights final : public checkpoint::TensorSource {
  public:
   // `run` must outlive the object; `config` is the configuration of the checkpoint. Throws base::Error("checkpoint")
   // for an adapter that is not part of config's model.
-  Merged(checkpoint::Reader& run, const config::Config& config);
+  MergedWeights(checkpoint::Reader& run, const config::Config& config);
 
  private:
   struct Adapter {
@@ -32,6 +32,6 @@ class Merged final : public checkpoint::TensorSource {
 };
 
 // Returns a whole tensor of a checkpoint as double, from `kind` "main" if it exists.
-std::vector<double> whole_values(checkpoint::Reader& run, const std::string& name);
+std::vector<double> read_full_values(checkpoint::Reader& run, const std::string& name);
 
 }  // namespace metroplex::hf

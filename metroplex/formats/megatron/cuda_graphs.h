@@ -20,6 +20,6 @@ struct CudaGraphOptions : config::GraphSettings {
 
 // Converts older spellings. The result has enable_cuda_graph and external_cuda_graph false, scope unset, and modules
 // without full, full_iteration and full_iteration_inference. Appends contradictions to `list`.
-CudaGraphOptions migrated(CudaGraphOptions options, std::vector<config::Violation>& list);
+CudaGraphOptions migrate_options(CudaGraphOptions options, std::vector<config::Violation>& list);
 
 }  // namespace metroplex::megatron

@@ -9,12 +9,12 @@
 namespace metroplex::megatron {
 
 // Megatron spells some flags with underscores (--override-opt_param-scheduler).
-static std::string with_dashes(std::string flag) {
+static std::string to_dashes(std::string flag) {
   std::replace(flag.begin(), flag.end(), '_', '-');
   return flag;
 }
 
-static std::string without_quotes(std::string word) {
+static std::string strip_quotes(std::string word) {
   const bool quoted_word = word.size() >= 2 && word.front() == word.back() && (word[0] == '\'' || word[0] == '"');
   return quoted_word ? word.substr(1, word.size() - 2) : word;
 }
@@ -26,7 +26,7 @@ static const FlagRow* find_row(const std::string& flag) {
   return nullptr;
 }
 
-static std::string joined(const std::string& flag, const std::vector<std::string>& values) {
+static std::string join_words(const std::string& flag, const std::vector<std::string>& values) {
   std::string text = flag;
   for (const auto& value : values) text += " " + value;
   return text;
@@ -57,14 +57,14 @@ class Reader {
       return note_problem(base::concat("'", token, "' does not belong to a flag; expected a --flag",
                                        at_ > 1 ? " after '" + tokens_[at_ - 2] + "'" : ""));
     const size_t equals = token.find('=');
-    const std::string written = token.substr(0, equals), flag = with_dashes(written);
+    const std::string written = token.substr(0, equals), flag = to_dashes(written);
     std::vector<std::string> values;
     if (equals != std::string::npos) values.push_back(token.substr(equals + 1));
     if (!refusal_reason(written).empty()) return refuse(written, values);
     if (const FlagRow* row = find_row(flag)) {
       take_values(flag, row->take, values);
       if (!is_refused_value(flag, values)) return add({row, values, written != flag});
-      return refused_.push_back(joined(flag, values) + ": this tokenizer is not implemented; expected " +
+      return refused_.push_back(join_words(flag, values) + ": this tokenizer is not implemented; expected " +
                                 known_tokenizers());
     }
     const HarmlessFlag* const known = find_harmless(flag);
@@ -75,7 +75,7 @@ class Reader {
         only.empty() || values.empty() || std::find(only.begin(), only.end(), values[0]) != only.end();
     if (accepted) return;
     while (is_value(at_)) values.push_back(tokens_[at_++]);
-    refused_.push_back(joined(flag, values) + ": not implemented (" + known->reason + "); expected " +
+    refused_.push_back(join_words(flag, values) + ": not implemented (" + known->reason + "); expected " +
                        base::join(only, ", "));
   }
 
@@ -87,7 +87,7 @@ class Reader {
       return values[0] == std::to_string(std::atoll(size.c_str()) - 1);
     };
     for (size_t i = 0; i < tokens_.size(); ++i) {
-      const std::string token = with_dashes(tokens_[i]), with_value = "--vocab-size=";
+      const std::string token = to_dashes(tokens_[i]), with_value = "--vocab-size=";
       if (token.starts_with(with_value)) return is_last_of(token.substr(with_value.size()));
       if (token == "--vocab-size" && i + 1 < tokens_.size()) return is_last_of(tokens_[i + 1]);
     }
@@ -104,7 +104,7 @@ class Reader {
     while (is_value(at_)) values.push_back(tokens_[at_++]);
     if (is_default(flag, values)) return;
     const std::string reason = refusal_reason(flag), near = reason.empty() ? nearest_flag(flag) : "";
-    refused_.push_back(joined(flag, values) + ": " +
+    refused_.push_back(join_words(flag, values) + ": " +
                        (!reason.empty() ? reason
                         : near.empty()  ? "unknown"
                                         : "unknown; did you mean " + near + "?"));
@@ -113,7 +113,7 @@ class Reader {
   static bool is_refused_value(const std::string& flag, const std::vector<std::string>& values) {
     if (flag != "--tokenizer-type" || values.size() != 1) return false;
     return std::none_of(tokenizers().begin(), tokenizers().end(),
-                        [&](const auto& type) { return without_quotes(values[0]) == type.first; });
+                        [&](const auto& type) { return strip_quotes(values[0]) == type.first; });
   }
 
   static std::string known_tokenizers() {
@@ -122,13 +122,13 @@ class Reader {
     return base::join(names, ", ");
   }
 
-  void take_values(const std::string& flag, Take take, std::vector<std::string>& values) {
-    const size_t needed = take == Take::kNone ? 0 : take == Take::kThree ? 3 : 1;
-    const bool open = take == Take::kList || take == Take::kText;
+  void take_values(const std::string& flag, ArgumentCount take, std::vector<std::string>& values) {
+    const size_t needed = take == ArgumentCount::kNone ? 0 : take == ArgumentCount::kThree ? 3 : 1;
+    const bool open = take == ArgumentCount::kList || take == ArgumentCount::kText;
     while (is_value(at_) && (open || values.size() < needed)) values.push_back(tokens_[at_++]);
     const bool enough = open ? !values.empty() : values.size() == needed;
     // Unquoted bash arrays keep quotes inside their words (--split '99,1,0'); Megatron accepts them.
-    for (auto& value : values) value = without_quotes(value);
+    for (auto& value : values) value = strip_quotes(value);
     if (enough) return;
     const std::string count = needed == 0   ? "no value"
                               : open        ? "1 or more values"
@@ -160,10 +160,10 @@ static void refuse_exclusive(const std::vector<GivenFlag>& flags) {
   }
 }
 
-Arguments parse_arguments(const std::vector<std::string>& tokens, Form form, Refused refused) {
+Arguments parse_arguments(const std::vector<std::string>& tokens, Form form, RefusalMode refused) {
   Reader reader(tokens);
   reader.read();
-  if (refused == Refused::kThrow && !reader.refused().empty()) {
+  if (refused == RefusalMode::kThrow && !reader.refused().empty()) {
     std::string list;
     for (const std::string& flag : reader.refused()) list += "\n  " + flag;
     base::throw_error("config", "these flags are unknown or not implemented:" + list +

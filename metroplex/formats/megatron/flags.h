@@ -1,7 +1,7 @@
-// Megatron's command line. Every flag is translated into keys (flag_table.cpp, fork_flags.cpp), harmless, or refused.
-// Weights, data and losses do not depend on harmless flags (harmless_flags.cpp). A whole command line (kWholeCommand)
-// also sets Megatron's defaults if they differ from ours. Single flags next to a YAML file (kSingleFlags) set only
-// their own keys.
+// Megatron's command line. Every flag is translated into keys (flags_table.cpp, flags_forks.cpp), harmless, or
+// refused. Weights, data and losses do not depend on harmless flags (flags_harmless.cpp). A whole command line
+// (kWholeCommand) also sets Megatron's defaults if they differ from ours. Single flags next to a YAML file
+// (kSingleFlags) set only their own keys.
 #pragma once
 
 #include <map>
@@ -12,7 +12,7 @@
 namespace metroplex::megatron {
 
 enum class Form { kWholeCommand, kSingleFlags };
-enum class Refused { kThrow, kNote };
+enum class RefusalMode { kThrow, kNote };
 
 struct Arguments {
   std::vector<std::string> assignments;         // "section.key=value", for Draft::assign or as load()'s overrides
@@ -24,23 +24,23 @@ struct Arguments {
 // base::Error("config"), first with all refused flags unless `refused` is kNote. Then it throws for missing values,
 // values of the wrong type and mutually exclusive flags. A whole command must have all required flags.
 Arguments parse_arguments(const std::vector<std::string>& tokens, Form form = Form::kWholeCommand,
-                          Refused refused = Refused::kThrow);
+                          RefusalMode refused = RefusalMode::kThrow);
 
 // Whether a .py program trains a CodeGeeX ("pretrain_codegeex.py").
-bool trains_codegeex(const std::string& program);
+bool is_codegeex(const std::string& program);
 // Whether a .py program does not train a GPT ("pretrain_bert.py", "multimodal/train.py").
-bool trains_another_model(const std::string& program);
+bool is_other_model(const std::string& program);
 
 // Internal to this module.
 
 // kText: a text of several words, quoted or not ("0:16 1B:32").
-enum class Take { kNone, kOne, kList, kThree, kText };
+enum class ArgumentCount { kNone, kOne, kList, kThree, kText };
 
-// `sets`: "key=value" pairs separated by ';'; $ is replaced by the flag's value. translate_flags.cpp evaluates keys
+// `sets`: "key=value" pairs separated by ';'; $ is replaced by the flag's value. translator_flags.cpp evaluates keys
 // without a section ("query_groups") after all flags are read.
 struct FlagRow {
   const char* flag;
-  Take take;
+  ArgumentCount take;
   const char* sets;
 };
 
@@ -51,7 +51,7 @@ struct FlagGroup {
 
 struct HarmlessFlag {
   std::string flag;
-  Take take;
+  ArgumentCount take;
   std::string reason;
   std::vector<std::string> only;  // the accepted values; empty: any
 };

@@ -20,7 +20,7 @@ bool is_program(const std::string& word) {
 
 }  // namespace
 
-int rank_of_program(const std::string& path) {
+int program_rank(const std::string& path) {
   const std::string name = lower_case(std::filesystem::path(path).filename().string());
   const auto has = [&](const char* part) { return name.find(part) != std::string::npos; };
   for (const char* tool : {"eval", "generat", "convert", "preprocess", "server", "tokeniz", "inference", "benchmark",
@@ -49,7 +49,7 @@ std::optional<Program> find_program(const std::vector<std::string>& words) {
     if ((words[i] != "-m" && words[i] != "--module") || is_launcher_module(words[i + 1])) continue;
     std::string name = words[i + 1] + ".py";
     std::replace(name.begin(), name.end() - 3, '.', '/');
-    if (rank_of_program(name) == 2) return Program{name, i + 1};
+    if (program_rank(name) == 2) return Program{name, i + 1};
   }
   return std::nullopt;
 }

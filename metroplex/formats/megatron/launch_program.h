@@ -16,6 +16,6 @@ struct Program {
 std::optional<Program> find_program(const std::vector<std::string>& words);
 
 // 2 for training programs, 0 for evaluations and tools, 1 for others.
-int rank_of_program(const std::string& path);
+int program_rank(const std::string& path);
 
 }  // namespace metroplex::megatron

@@ -39,7 +39,7 @@ bool is_any(const std::string& word, std::initializer_list<const char*> names) {
   return std::any_of(names.begin(), names.end(), [&](const char* name) { return word == name; });
 }
 
-Launcher launcher_named(const std::string& word) {
+Launcher find_launcher(const std::string& word) {
   const std::string name = base_name(word);
   if (is_any(name, {"torchrun", "torch.distributed.run", "torch.distributed.launch", "colossalai"}) ||
       is_launcher_file(word))
@@ -70,7 +70,7 @@ bool is_wrapper(const std::string& word) {
 std::vector<Stage> split_launchers(const LauncherWords& words) {
   std::vector<Stage> stages(1);
   for (const std::string& word : words) {
-    const Launcher launcher = launcher_named(word);
+    const Launcher launcher = find_launcher(word);
     if (launcher != Launcher::kNone || is_wrapper(word)) {
       stages.push_back({launcher, base_name(word), {}});
     } else {
@@ -144,7 +144,7 @@ Count torchrun_count(const Stage& stage, const LauncherWords& words, std::initia
   return {true, to_count(*value), variable + "=" + *value};
 }
 
-std::optional<LauncherRanks> count_of_torchrun(const Stage& stage, const LauncherWords& words) {
+std::optional<LauncherRanks> count_torchrun(const Stage& stage, const LauncherWords& words) {
   Count each = torchrun_count(stage, words, {"--nproc-per-node"}, "PET_NPROC_PER_NODE");
   const bool all_devices = each.text.ends_with("gpu") || each.text.ends_with("auto");
   if (all_devices) each.value = visible_devices(words);
@@ -168,7 +168,7 @@ std::vector<HostSlots> find_hosts(const Stage& stage, const LauncherWords& words
 }
 
 // Returns slots per host times hosts, or the sum of all slots.
-std::optional<LauncherRanks> count_of_hosts(const Stage& stage, const LauncherWords& words) {
+std::optional<LauncherRanks> count_hosts(const Stage& stage, const LauncherWords& words) {
   const std::vector<HostSlots> hosts = find_hosts(stage, words);
   Count each = find_count(stage.options, {"-N", "--npernode", "-npernode", "-ppn"});
   const std::string map = find_value(stage.options, "--map-by").value_or("");
@@ -181,7 +181,7 @@ std::optional<LauncherRanks> count_of_hosts(const Stage& stage, const LauncherWo
   return LauncherRanks{slots, slots > 0 ? "" : stage.name + ", whose hosts have unknown numbers of slots"};
 }
 
-std::optional<LauncherRanks> count_of_deepspeed(const Stage& stage, const LauncherWords& words) {
+std::optional<LauncherRanks> count_deepspeed(const Stage& stage, const LauncherWords& words) {
   const LauncherWords& options = stage.options;
   const Count nodes = find_count(options, {"--num-nodes"}), each = find_count(options, {"--num-gpus"});
   std::vector<HostSlots> hosts = find_hosts(stage, words);
@@ -208,7 +208,7 @@ std::optional<LauncherRanks> count_of_deepspeed(const Stage& stage, const Launch
   return LauncherRanks{slots, slots > 0 ? "" : stage.name + " " + file.text};
 }
 
-std::optional<LauncherRanks> count_of_accelerate(const Stage& stage, const LauncherWords& words) {
+std::optional<LauncherRanks> count_accelerate(const Stage& stage, const LauncherWords& words) {
   const Count given = find_count(stage.options, {"--num-processes"});
   if (given.given) return multiply(stage.name, given, {});
   for (const char* name : {"--config_file", "--config-file"}) {
@@ -220,7 +220,7 @@ std::optional<LauncherRanks> count_of_accelerate(const Stage& stage, const Launc
   return std::nullopt;
 }
 
-std::optional<LauncherRanks> count_of_slurm(const Stage& stage, const LauncherWords& slurm_options) {
+std::optional<LauncherRanks> count_slurm(const Stage& stage, const LauncherWords& slurm_options) {
   LauncherWords options = slurm_options;
   options.insert(options.end(), stage.options.begin(), stage.options.end());
   // Options of srun override the total of the job.
@@ -235,32 +235,32 @@ std::optional<LauncherRanks> count_of_slurm(const Stage& stage, const LauncherWo
 }
 
 // `words`: the whole command.
-std::optional<LauncherRanks> count_of(const Stage& stage, const LauncherWords& words,
-                                      const LauncherWords& slurm_options) {
+std::optional<LauncherRanks> count_stage(const Stage& stage, const LauncherWords& words,
+                                         const LauncherWords& slurm_options) {
   const LauncherWords& options = stage.options;
   switch (stage.launcher) {
     case Launcher::kTorchrun:
-      return count_of_torchrun(stage, words);
+      return count_torchrun(stage, words);
     case Launcher::kDeepspeed:
-      return count_of_deepspeed(stage, words);
+      return count_deepspeed(stage, words);
     case Launcher::kAccelerate:
-      return count_of_accelerate(stage, words);
+      return count_accelerate(stage, words);
     case Launcher::kMpi: {
       const Count total = find_count(options, {"-np", "-n", "--np", "--n", "-c"});
-      return total.given ? multiply(stage.name, total, {}) : count_of_hosts(stage, words);
+      return total.given ? multiply(stage.name, total, {}) : count_hosts(stage, words);
     }
     case Launcher::kSlurm:
-      return count_of_slurm(stage, slurm_options);
+      return count_slurm(stage, slurm_options);
     case Launcher::kNone:
       // Other launchers accept the options of torchrun (ft_launcher, dlrover-run).
       return find_count(options, {"--nproc-per-node"}).given
-                 ? count_of_torchrun({Launcher::kTorchrun, stage.name, options}, words)
+                 ? count_torchrun({Launcher::kTorchrun, stage.name, options}, words)
                  : std::nullopt;
     case Launcher::kMsrun:
       return multiply(stage.name, find_count(options, {"--worker-num"}), {});
     case Launcher::kHorovod: {
       const Count total = find_count(options, {"-np", "--num-proc"});
-      return total.given ? multiply(stage.name, total, {}) : count_of_hosts(stage, words);
+      return total.given ? multiply(stage.name, total, {}) : count_hosts(stage, words);
     }
     case Launcher::kJsrun: {
       const Count total = find_count(options, {"-p", "--np"});
@@ -288,7 +288,7 @@ bool is_launcher_file(const std::string& path) {
   return path.ends_with("distributed/launch.py") || path.ends_with("distributed/run.py");
 }
 
-bool is_launcher_module(const std::string& name) { return launcher_named(name) != Launcher::kNone; }
+bool is_launcher_module(const std::string& name) { return find_launcher(name) != Launcher::kNone; }
 
 LauncherWords job_options(const LauncherWords& words) { return slurm_job_options(split_launchers(words)); }
 
@@ -299,7 +299,7 @@ LauncherRanks count_ranks(const LauncherWords& words, const LauncherWords& slurm
   job.insert(job.end(), own.begin(), own.end());
   std::string silent;
   for (auto stage = stages.rbegin(); stage != stages.rend(); ++stage) {
-    if (const auto ranks = count_of(*stage, words, job)) return *ranks;
+    if (const auto ranks = count_stage(*stage, words, job)) return *ranks;
     const bool starts_ranks = stage->launcher != Launcher::kNone && stage->launcher != Launcher::kSlurmJob;
     // torchrun without options starts one rank.
     if (starts_ranks && silent.empty()) silent = stage->launcher == Launcher::kTorchrun ? "1" : stage->name;

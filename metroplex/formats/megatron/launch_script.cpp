@@ -79,7 +79,7 @@ struct Source {
 // Trials differ in the output that they assume for unknown programs (metroplex_trial in launch_trial.h). They also
 // differ in the branch of one decision on such output (metroplex_only in launch_branches.h).
 constexpr int kTrials = 3;
-constexpr size_t kMostBranches = 24;
+constexpr size_t kMaxBranches = 24;
 
 struct Assumption {
   int number = 0;
@@ -92,7 +92,7 @@ bool is_job(const Source& source) {
          source.text.find("sbatch ") == std::string::npos;
 }
 
-std::string quoted_for_bash(const std::string& text) {
+std::string quote_for_bash(const std::string& text) {
   std::string quoted = "'";
   for (const char c : text) quoted += c == '\'' ? std::string("'\\''") : std::string(1, c);
   return quoted + "'";
@@ -104,7 +104,7 @@ Trial run_bash(const Source& source, const Assumption& assumed, std::chrono::mil
       "bash", "--norc", "-c",  // without it bash reads ~/.bashrc after ssh, and if the filter hides the type of stdin
       base::concat(
           ": ~root > /dev/null\nRANDOM=", source.seed, " metroplex_trial=", assumed.number,
-          " metroplex_only=", quoted_for_bash(assumed.branch), " metroplex_folders=", source.assumes_folders ? 1 : 0,
+          " metroplex_only=", quote_for_bash(assumed.branch), " metroplex_folders=", source.assumes_folders ? 1 : 0,
           "\n", slurm_variables(source.slurm_options), kLaunchTools, kLaunchFilters, kLaunchFiles, kLaunchBranches,
           kLaunchTrial, kLaunchVariables, is_job(source) ? "metroplex_job\n" : "",
           "shopt -s extdebug; trap '[[ ${FUNCNAME-} == metroplex_* ]] || metroplex_step \"$@\" && true' DEBUG; "
@@ -150,7 +150,7 @@ std::vector<Command> read_record(const std::string& text) {
 
 // Returns the highest of $1, ${2:-x} and so on; $10 counts as no argument. Also counts awk code in single quotes, so
 // the result is only a hint.
-int64_t arguments_named(const std::string& text) {
+int64_t find_arguments(const std::string& text) {
   int64_t highest = 0;
   for (size_t i = 0; i + 2 < text.size(); ++i) {
     if (text[i] != '$') continue;
@@ -162,7 +162,7 @@ int64_t arguments_named(const std::string& text) {
 }
 
 // Returns "awk in line 12 of run.sh" for the mark in `text`.
-std::string program_of_mark(const std::string& text, const std::string& path) {
+std::string marked_program(const std::string& text, const std::string& path) {
   std::istringstream stream(text.substr(text.find(kMark) + std::string(kMark).size()));
   std::string tool, line, file;
   std::getline(stream, tool, '@');
@@ -178,7 +178,7 @@ void add_once(std::string& list, const std::string& item) {
   if (list.find(item) == std::string::npos) list += (list.empty() ? "" : ", ") + item;
 }
 
-constexpr const char* kByHand =
+constexpr const char* kManualHint =
     "; a trial starts no programs, so write the value into the script by hand, in place of the command";
 
 // Whether weights, data and losses are independent of a flag for all its values.
@@ -189,10 +189,13 @@ bool is_harmless(std::string flag) {
 }
 
 // How many words belong to a translated flag; any number for other flags.
-int64_t most_values(const std::string& flag) {
+int64_t max_values(const std::string& flag) {
   for (const FlagRow& row : flag_table()) {
     if (flag != row.flag) continue;
-    return row.take == Take::kNone ? 0 : row.take == Take::kOne ? 1 : row.take == Take::kThree ? 3 : INT64_MAX;
+    return row.take == ArgumentCount::kNone    ? 0
+           : row.take == ArgumentCount::kOne   ? 1
+           : row.take == ArgumentCount::kThree ? 3
+                                               : INT64_MAX;
   }
   return INT64_MAX;
 }
@@ -208,42 +211,42 @@ void check_flags_are_known(const LaunchScript& script, const std::string& path) 
   for (const std::string& word : script.flags) {
     const bool is_flag = word.rfind("--", 0) == 0;
     if (is_flag) flag = word.substr(0, word.find('=')), values = word.find('=') == std::string::npos ? 0 : 1;
-    if (!is_flag && ++values > most_values(flag)) flag = "an argument";
+    if (!is_flag && ++values > max_values(flag)) flag = "an argument";
     if (has_mark(flag)) flag = "a flag";
     if (has_mark(word) && !is_harmless(flag))
-      add_once(unknown, base::concat(flag, " (", program_of_mark(word, path), ")"));
+      add_once(unknown, base::concat(flag, " (", marked_program(word, path), ")"));
   }
-  MPX_CHECK(unknown.empty(), "config", path, ": depends on the output of a program: ", unknown, kByHand);
+  MPX_CHECK(unknown.empty(), "config", path, ": depends on the output of a program: ", unknown, kManualHint);
 }
 
 // Finds programs whose output decided the next commands: marks with a "!" before `end`, and marks in bash's own
 // errors ("run.sh: line 3: cd: ...").
-void check_course_is_known(const std::vector<Command>& commands, size_t end, const std::string& printed,
-                           const std::string& path) {
+void check_branches_known(const std::vector<Command>& commands, size_t end, const std::string& printed,
+                          const std::string& path) {
   std::string unknown;
   for (size_t i = 0; i < end; ++i) {
     const std::vector<std::string>& words = commands[i].words;
     if (words.size() == 2 && words[0].rfind(kMark, 0) == 0 && words[1] == "!")
-      add_once(unknown, program_of_mark(words[0], path));
+      add_once(unknown, marked_program(words[0], path));
   }
   std::istringstream lines(printed);
   for (std::string line; std::getline(lines, line);) {
     const bool condition = line.find(": [[: ") != std::string::npos;  // launch_branches.h tries both branches
     if (has_mark(line) && !condition && line.find(": line ") < line.find(kMark))
-      add_once(unknown, program_of_mark(line, path));
+      add_once(unknown, marked_program(line, path));
   }
   MPX_CHECK(unknown.empty(), "config", path, ": its behavior depends on the output or status of a program: ", unknown,
-            kByHand);
+            kManualHint);
 }
 
 // The programs in whose place a mark stands: their output may hold the training command.
-std::string programs_of_marks(const std::vector<Command>& commands, const std::string& path) {
+std::string marked_programs(const std::vector<Command>& commands, const std::string& path) {
   std::string found;
   for (const Command& command : commands) {
     const std::vector<std::string>& words = command.words;
     const bool swift = words[0] == "megatron" && words.size() > 1 && words[1].rfind("-", 0) != 0;
     if (swift) return base::concat("; megatron ", words[1], " is a command of ms-swift, which is not supported");
-    if (words.size() == 1 && words[0].rfind(kMark, 0) == 0) add_once(found, program_of_mark(words[0], path));
+    if (words.size() == 1 && words[0].rfind(kMark, 0) == 0) add_once(found, marked_program(words[0], path));
   }
   return found.empty()
              ? ""
@@ -280,7 +283,7 @@ std::string find_placeholder(const std::string& text) {
 }
 
 // Guesses the cause of a syntax error from the message of bash.
-std::string cause_of_syntax_error(const std::string& said, const std::string& text) {
+std::string syntax_error_cause(const std::string& said, const std::string& text) {
   const auto has = [&](const char* part) { return said.find(part) != std::string::npos; };
   if (has("operand expected")) return ": check for an empty variable in an arithmetic expression";
   if (!has("unexpected EOF") && !has("syntax error")) return "";
@@ -299,7 +302,7 @@ struct Reading {
 };
 
 // Up to the ":" that begins the next program of mpiexec.
-std::vector<std::string> flags_of(const Command& command, const Program& program) {
+std::vector<std::string> program_flags(const Command& command, const Program& program) {
   const auto begin = command.words.begin() + static_cast<std::ptrdiff_t>(program.at) + 1;
   return {begin, std::find(begin, command.words.end(), ":")};
 }
@@ -315,8 +318,8 @@ void find_training_command(Reading& reading) {
       if (command.words[0].rfind("--", 0) == 0) alone.insert(alone.end(), command.words.begin(), command.words.end());
       continue;
     }
-    const int other = rank_of_program(program->name);
-    const std::vector<std::string> flags = flags_of(command, *program);
+    const int other = program_rank(program->name);
+    const std::vector<std::string> flags = program_flags(command, *program);
     if (other < rank || (other == rank && flags.size() <= out.flags.size())) continue;
     rank = other;
     out.program = program->name;
@@ -328,12 +331,12 @@ void find_training_command(Reading& reading) {
   if (out.flags.empty()) out.flags = std::move(alone);
 }
 
-std::string note_of_others(const Reading& reading) {
+std::string other_programs_note(const Reading& reading) {
   std::map<std::string, int64_t> others;
   for (const Command& command : reading.commands) {
     const std::optional<Program> program = find_program(command.words);
     if (!program) continue;
-    if (program->name != reading.script.program || flags_of(command, *program) != reading.script.flags)
+    if (program->name != reading.script.program || program_flags(command, *program) != reading.script.flags)
       ++others[program->name];
   }
   std::string list;
@@ -361,7 +364,7 @@ void read_ranks(Reading& reading, const Source& source) {
   const size_t mark = ranks.unknown.find(kMark);
   if (mark != std::string::npos)
     reading.script.unknown_ranks =
-        ranks.unknown.substr(0, mark) + "(output of " + program_of_mark(ranks.unknown, source.path) + ")";
+        ranks.unknown.substr(0, mark) + "(output of " + marked_program(ranks.unknown, source.path) + ")";
 }
 
 Reading read_once(const Source& source, const Assumption& assumed, std::chrono::milliseconds patience) {
@@ -371,7 +374,7 @@ Reading read_once(const Source& source, const Assumption& assumed, std::chrono::
   reading.commands = read_record(reading.trial.record);
   std::move(reading.trial.refused.begin(), reading.trial.refused.end(), std::back_inserter(reading.commands));
   find_training_command(reading);
-  reading.script.arguments_named = arguments_named(source.text);
+  reading.script.arguments_named = find_arguments(source.text);
   read_ranks(reading, source);
   return reading;
 }
@@ -380,7 +383,7 @@ Reading read_once(const Source& source, const Assumption& assumed, std::chrono::
 constexpr const char* kJobIds[] = {"1000001", "1000002", "1000003"};
 
 // Replaces the job id in a path by that of trial 0, because a folder may have the id in its name.
-std::string with_first_job_id(std::string word) {
+std::string set_first_job_id(std::string word) {
   if (word.find('/') == std::string::npos) return word;
   for (const char* id : kJobIds) {
     for (size_t at = word.find(id); at != std::string::npos; at = word.find(id, at + 1))
@@ -396,7 +399,7 @@ std::set<std::string> different_flags(const LaunchScript& first, const LaunchScr
     std::string flag = "the words before the first flag";
     for (const std::string& word : (side == 0 ? first : second).flags) {
       if (word.rfind("--", 0) == 0) flag = word.substr(0, word.find('='));
-      values[side][has_mark(flag) ? "a flag" : flag] += with_first_job_id(word) + '\n';
+      values[side][has_mark(flag) ? "a flag" : flag] += set_first_job_id(word) + '\n';
     }
   }
   std::set<std::string> different;
@@ -419,13 +422,13 @@ std::string assumed_programs(const Reading& reading, const std::string& path) {
     for (size_t i = 0; i < reading.at; ++i) {
       const std::vector<std::string>& words = reading.commands[i].words;
       const bool is_value = words.size() > 1 && (words[1] == "#" || words[1] == "?");
-      if (words[0].rfind(kMark, 0) == 0 && is_value == value) add_once(found, program_of_mark(words[0], path));
+      if (words[0].rfind(kMark, 0) == 0 && is_value == value) add_once(found, marked_program(words[0], path));
     }
   }
   return found;
 }
 
-bool misses_folder(const Reading& reading) {
+bool has_missing_folder(const Reading& reading) {
   const std::string& printed = reading.trial.printed;
   return reading.script.flags.empty() &&
          (printed.find(": cd: ") != std::string::npos || printed.find(": pushd: ") != std::string::npos);
@@ -439,14 +442,14 @@ void note_unknown_scripts(const Reading& reading, const std::string& path, std::
     const std::vector<std::string>& words = command.words;
     if (words.size() != 3 || words[1] != "-" || words[0].rfind(kMark, 0) != 0) continue;
     const std::string text =
-        base::concat("the text of ", words[2], " comes from ", program_of_mark(words[0], path),
+        base::concat("the text of ", words[2], " comes from ", marked_program(words[0], path),
                      ", which a trial does not start: the commands of ", words[2], " are not read");
     if (note.find(text) == std::string::npos) note += (note.empty() ? "" : "; ") + text;
   }
 }
 
 // Returns a note about the values used in place of those of a Slurm job.
-std::string note_of_job(const Source& source, const Reading& reading) {
+std::string job_note(const Source& source, const Reading& reading) {
   const std::string task = first_array_task(source.slurm_options);
   std::string note;
   if (!task.empty())
@@ -475,7 +478,7 @@ void note_branches(const Reading& reading, const std::string& path, std::string&
     const std::vector<std::string>& words = command.words;
     if (words.size() != 3 || words[1] != "~" || words[0].rfind(kMark, 0) != 0) continue;
     const std::string text = base::concat("the branch at `", words[2], "` depends on ",
-                                          program_of_mark(words[0], path), ", but only one was tried");
+                                          marked_program(words[0], path), ", but only one was tried");
     if (note.find(text) == std::string::npos) note += (note.empty() ? "" : "; ") + text;
   }
 }
@@ -494,9 +497,9 @@ void check_against_assumptions(Reading& first, const Source& source, std::chrono
   if (!branches.empty()) assumptions.push_back({0, "none"});
   for (size_t i = 0; i < branches.size() && branches.size() > 1; ++i) assumptions.push_back({0, branches[i]});
   std::string& note = first.script.note;
-  if (assumptions.size() > kMostBranches) {
-    note = base::concat(branches.size(), " branches depend on programs, but only ", kMostBranches, " were tried");
-    assumptions.resize(kMostBranches);
+  if (assumptions.size() > kMaxBranches) {
+    note = base::concat(branches.size(), " branches depend on programs, but only ", kMaxBranches, " were tried");
+    assumptions.resize(kMaxBranches);
   }
   for (const Assumption& assumed : assumptions) {
     if (!assumed.branch.empty() && Clock::now() > source.deadline) {
@@ -521,7 +524,7 @@ void check_against_assumptions(Reading& first, const Source& source, std::chrono
     std::string list;
     for (const std::string& flag : different) list += (list.empty() ? "" : ", ") + flag;
     MPX_CHECK(list.empty(), "config", source.path, ": depends on the output of a program: ", list, " (", programs,
-              ")", kByHand);
+              ")", kManualHint);
     if (other.script.ranks != first.script.ranks) {
       first.script.ranks = 0;
       first.script.unknown_ranks = base::concat("a launcher whose number of ranks depends on ", programs);
@@ -531,12 +534,12 @@ void check_against_assumptions(Reading& first, const Source& source, std::chrono
 
 // Runs a trial. If the script submits a Slurm job, runs a second one with the variables of that job's options.
 Reading read_job(Source& source) {
-  Reading reading = read_once(source, {}, kPatience);
+  Reading reading = read_once(source, {}, kTrialTimeout);
   std::vector<std::string> options = source.slurm_options;
   for (const std::string& word : job_options(reading.launcher)) options.push_back(word);
   if (slurm_variables(options) == slurm_variables(source.slurm_options)) return reading;
   source.slurm_options = options;
-  return read_once(source, {}, kPatience);
+  return read_once(source, {}, kTrialTimeout);
 }
 
 Source read_source(const std::string& path, const std::vector<std::string>& arguments) {
@@ -566,27 +569,26 @@ LaunchScript read_launch_script(const std::string& path, const std::vector<std::
   const auto begin = Clock::now();
   Reading first = read_job(source);
   const auto took = std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - begin);
-  source.assumes_folders = misses_folder(first);
+  source.assumes_folders = has_missing_folder(first);
   if (source.assumes_folders) first = read_job(source);
-  check_course_is_known(first.commands, first.at, first.trial.printed, path);
+  check_branches_known(first.commands, first.at, first.trial.printed, path);
   for (int number = 1; number < kTrials && ends_with_error(first) && !assumed_programs(first, path).empty();
        ++number) {
-    Reading other = read_once(source, {number, ""}, kPatience);
+    Reading other = read_once(source, {number, ""}, kTrialTimeout);
     if (!other.script.flags.empty()) first = std::move(other);
   }
-  check_course_is_known(first.commands, first.at, first.trial.printed, path);
+  check_branches_known(first.commands, first.at, first.trial.printed, path);
   check_flags_are_known(first.script, path);
   const std::string said = last_lines(first.trial.printed);
   MPX_CHECK(!first.script.flags.empty(), "config", path, ": starts no training (the exit status of bash is ",
-            first.trial.status, cause_of_syntax_error(said, source.text),
+            first.trial.status, syntax_error_cause(said, source.text),
             "); expected a command such as torchrun ... pretrain_gpt.py --num-layers 12 ...",
-            programs_of_marks(first.commands, path), said.empty() ? "" : "; the script printed:\n" + said);
+            marked_programs(first.commands, path), said.empty() ? "" : "; the script printed:\n" + said);
   check_against_assumptions(first, source, std::max<std::chrono::milliseconds>(std::chrono::seconds(2), 3 * took));
-  const std::string others = note_of_others(first), job = note_of_job(source, first);
   std::string& note = first.script.note;
   note_unknown_scripts(first, path, note);
-  if (!job.empty()) note += (note.empty() ? "" : "; ") + job;
-  if (!others.empty()) note += (note.empty() ? "" : "; ") + others;
+  for (const std::string& more : {job_note(source, first), other_programs_note(first)})
+    if (!more.empty()) note += (note.empty() ? "" : "; ") + more;
   if (source.assumes_folders) {
     note += base::concat(note.empty() ? "" : "; ",
                          "a folder of cd or pushd does not exist on this machine: the script was read as if it "

@@ -28,14 +28,14 @@ class Translator {
   void ignore(const std::string& flag, const std::string& why);
   void drop(const char* key, const char* why);
 
-  bool later(const char* key) const { return later_.contains(key); }
+  bool later(const char* key) const { return pending_keys_.contains(key); }
   bool given(const char* key) const { return out_.given_by.contains(key); }
   bool assigned(const char* key, const char* value) const;
   int64_t number(const std::string& key) const;
   std::vector<std::string> words(const std::string& name) const;
   config::Config draft() const;
 
-  // Model and data (translate_model.cpp).
+  // Model and data (translator_model.cpp).
   void heads();
   void normalization();
   void biases();
@@ -51,7 +51,7 @@ class Translator {
   void padded_vocabulary(bool own_vocabulary);
   void context_parallel_algorithm();
 
-  // Other keys (translate_flags.cpp).
+  // Other keys (translator_flags.cpp).
   void precision();
   void fsdp_gradients();
   void optimizer();
@@ -65,13 +65,13 @@ class Translator {
   void evaluation();
   void graphs();
   void virtual_stages();
-  int64_t counted_virtual_stages();
+  int64_t count_virtual_stages();
   void whole_command();
 
   const std::vector<GivenFlag>& flags_;
   const bool whole_;
   std::map<std::string, std::string> assigned_;
-  std::map<std::string, std::string> later_;
+  std::map<std::string, std::string> pending_keys_;
   // Key -> the first flag that set it, its value.
   std::map<std::string, std::pair<std::string, std::string>> setters_;
   Arguments out_;

@@ -24,13 +24,13 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 // Time after the script's end for its background processes to reach their commands.
-constexpr auto kAftermath = std::chrono::milliseconds(500);
-constexpr size_t kMostRecorded = size_t{4} << 20, kMostPrinted = size_t{64} << 10;
-constexpr size_t kMostStarts = 4096;
-constexpr int kMostProcesses = 2048;
-constexpr size_t kMostFiles = 512;
+constexpr auto kExitWait = std::chrono::milliseconds(500);
+constexpr size_t kMaxRecorded = size_t{4} << 20, kMaxPrinted = size_t{64} << 10;
+constexpr size_t kMaxStarts = 4096;
+constexpr int kMaxProcesses = 2048;
+constexpr size_t kMaxFiles = 512;
 // Limit for all processes and files of the trial together.
-constexpr size_t kMostMemory = size_t{1} << 30;
+constexpr size_t kMaxMemory = size_t{1} << 30;
 
 struct PathCall {
   enum Kind { kOpen, kStatus, kAccess, kRemove } kind = kOpen;
@@ -100,7 +100,7 @@ class Watch {
       limit_memory();
       // A background process may have redirected all of its output and still record commands.
       const bool all_ended = ended && pipes_.printed.get() < 0 && pipes_.record.get() < 0;
-      if (all_ended || (ended && Clock::now() > end + kAftermath)) break;
+      if (all_ended || (ended && Clock::now() > end + kExitWait)) break;
       MPX_CHECK(ended || Clock::now() < begin + patience, "config", "its trial run did not end within ",
                 patience.count() / 1000, " s; check whether it waits or loops");
     }
@@ -121,10 +121,10 @@ class Watch {
     }
     if (waiting[1].revents != 0) take(pipes_.record, trial_.record);
     if (waiting[2].revents != 0) take(pipes_.printed, trial_.printed);
-    MPX_CHECK(trial_.record.size() + refused_bytes_ <= kMostRecorded && trial_.refused.size() <= kMostStarts,
-              "config", "its trial run starts more than ", kMostStarts, " commands or ", kMostRecorded,
+    MPX_CHECK(trial_.record.size() + refused_bytes_ <= kMaxRecorded && trial_.refused.size() <= kMaxStarts, "config",
+              "its trial run starts more than ", kMaxStarts, " commands or ", kMaxRecorded,
               " bytes of commands; check whether it loops");
-    if (trial_.printed.size() > kMostPrinted) trial_.printed.erase(0, trial_.printed.size() - kMostPrinted / 2);
+    if (trial_.printed.size() > kMaxPrinted) trial_.printed.erase(0, trial_.printed.size() - kMaxPrinted / 2);
   }
 
   static bool take(Descriptor& from, std::string& into) {
@@ -146,7 +146,7 @@ class Watch {
     if (now < next_scan_) return;
     const size_t bytes = process_.memory_bytes() + files_.bytes();
     next_scan_ = Clock::now() + std::max<Clock::duration>(std::chrono::milliseconds(50), 10 * (Clock::now() - now));
-    MPX_CHECK(bytes <= kMostMemory, "config", "its trial run needs more than ", kMostMemory >> 30,
+    MPX_CHECK(bytes <= kMaxMemory, "config", "its trial run needs more than ", kMaxMemory >> 30,
               " GiB of memory; check whether it loops");
   }
 
@@ -166,7 +166,7 @@ class Watch {
 #endif
       case SYS_clone:
         loaded_ = true;
-        MPX_CHECK(++processes_ <= kMostProcesses, "config", "its trial run creates more than ", kMostProcesses,
+        MPX_CHECK(++processes_ <= kMaxProcesses, "config", "its trial run creates more than ", kMaxProcesses,
                   " processes; check whether it loops");
         response.flags = SECCOMP_USER_NOTIF_FLAG_CONTINUE;
         break;
@@ -197,7 +197,7 @@ class Watch {
       response.flags = SECCOMP_USER_NOTIF_FLAG_CONTINUE;
       return;
     }
-    Command command{read_process_link(pid, "cwd"), memory.words(request.data.args[1], kMostRecorded)};
+    Command command{read_process_link(pid, "cwd"), memory.words(request.data.args[1], kMaxRecorded)};
     if (!command.words.empty() && seccomp_notify_id_valid(pipes_.listener.get(), request.id) == 0) {
       print_mark(pid, command.words[0]);
       for (const std::string& word : command.words) refused_bytes_ += word.size() + sizeof word;
@@ -265,7 +265,7 @@ class Watch {
     } else {
       Descriptor file;
       const int error = files_.open(path, call.flags, file);
-      MPX_CHECK(files_.size() <= kMostFiles, "config", "its trial run writes more than ", kMostFiles,
+      MPX_CHECK(files_.size() <= kMaxFiles, "config", "its trial run writes more than ", kMaxFiles,
                 " files; check whether it loops");
       if (error == 0) give(request, response, file.get(), call.flags);
       if (error > 0) response.error = -error;

@@ -35,9 +35,9 @@ struct Trial {
 // `words` are bash's arguments from $0 on; `script`, if not empty, is the content of kScriptFd. Throws
 // base::Error("config") with the name `source` when a limit is exceeded, and if the kernel does not support the
 // filter.
-inline constexpr std::chrono::milliseconds kPatience = std::chrono::seconds(20);
+inline constexpr std::chrono::milliseconds kTrialTimeout = std::chrono::seconds(20);
 Trial run_trial(const std::string& source, const std::vector<std::string>& words, const std::string& script,
-                std::chrono::milliseconds patience = kPatience);
+                std::chrono::milliseconds patience = kTrialTimeout);
 
 // The processes of a trial. A guard process leads their process group, and no process can leave it. The guard ends
 // the group when this process ends for any reason.

@@ -33,7 +33,7 @@ void copy_real_file(const std::string& path, int to) {
   // Pipes and devices are not opened, because reading consumes data of their writer.
   const bool regular = stat(path.c_str(), &real) == 0 && S_ISREG(real.st_mode);
   const Descriptor from(regular ? ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK) : -1);
-  bool copied = from.get() >= 0 && static_cast<size_t>(real.st_size) < kMostFileBytes;
+  bool copied = from.get() >= 0 && static_cast<size_t>(real.st_size) < kMaxFileBytes;
   std::array<char, 8192> bytes{};
   for (ssize_t got = 1; copied && got > 0;) {
     got = ::read(from.get(), bytes.data(), bytes.size());

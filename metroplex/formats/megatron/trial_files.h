@@ -13,7 +13,7 @@
 namespace metroplex::megatron {
 
 // RLIMIT_FSIZE of a trial, and the size limit of real files that a trial can append to.
-inline constexpr size_t kMostFileBytes = size_t{1} << 20;
+inline constexpr size_t kMaxFileBytes = size_t{1} << 20;
 
 class TrialFiles {
  public:

@@ -38,7 +38,7 @@ std::pair<Descriptor, Descriptor> make_pipe() {
 }
 
 // Sends one number and, on success, the listener.
-void hand_over(int problem, int listener) {
+void send_descriptors(int problem, int listener) {
   alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
   iovec part{&problem, sizeof problem};
   msghdr message{};
@@ -56,7 +56,7 @@ void hand_over(int problem, int listener) {
   [[maybe_unused]] const ssize_t sent = sendmsg(kHandOver, &message, MSG_NOSIGNAL);
 }
 
-Descriptor take_over(int socket) {
+Descriptor receive_descriptors(int socket) {
   int problem = EPROTO, listener = -1;
   alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
   iovec part{&problem, sizeof problem};
@@ -84,7 +84,7 @@ struct Child {
   int printed, record, script, socket;
 };
 
-void only_these_descriptors(const Child& child) {
+void close_other_descriptors(const Child& child) {
   const int null = open("/dev/null", O_RDONLY);
   // Moves the descriptors above all target numbers first.
   std::array<std::pair<int, int>, 4> wanted{
@@ -110,15 +110,15 @@ void prefer_for_oom_killer() {
 [[noreturn]] void become_bash(const Child& child) {
   setpgid(0, child.group);
   for (const int signal : {SIGPIPE, SIGCHLD, SIGINT, SIGQUIT, SIGTERM, SIGHUP}) std::signal(signal, SIG_DFL);
-  std::signal(SIGXFSZ, SIG_IGN);  // a write past kMostFileBytes fails, and the script continues
+  std::signal(SIGXFSZ, SIG_IGN);  // a write past kMaxFileBytes fails, and the script continues
   prefer_for_oom_killer();
   sigset_t none;
   sigemptyset(&none);
   sigprocmask(SIG_SETMASK, &none, nullptr);
-  only_these_descriptors(child);
+  close_other_descriptors(child);
   const int problem = -seccomp_load(child.filter);
   const int listener = problem == 0 ? seccomp_notify_fd(child.filter) : -1;
-  hand_over(problem, listener);
+  send_descriptors(problem, listener);
   if (listener >= 0) {
     close(listener);
     execve(child.program, child.words, child.environment);
@@ -133,7 +133,7 @@ std::vector<char*> pointers(std::vector<std::string>& words) {
   return out;
 }
 
-Descriptor file_of(const std::string& text) {
+Descriptor make_memory_file(const std::string& text) {
   if (text.empty()) return Descriptor();
   Descriptor file(memfd_create("launch script", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   const ssize_t written = file.get() < 0 ? -1 : write(file.get(), text.data(), text.size());
@@ -189,7 +189,7 @@ TrialProcess::TrialProcess(const std::vector<std::string>& words, const std::str
             " for its trial; raise the limit (ulimit -n)");
   auto [record, record_in] = make_pipe();
   auto [printed, printed_in] = make_pipe();
-  const Descriptor copy = file_of(script);
+  const Descriptor copy = make_memory_file(script);
   int sockets[2];
   MPX_CHECK(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, sockets) == 0, "config",
             "cannot create a socket to bash (", std::strerror(errno), ")");
@@ -212,7 +212,7 @@ TrialProcess::TrialProcess(const std::vector<std::string>& words, const std::str
   theirs.close();
   try {
     MPX_CHECK(bash_ > 0, "config", "cannot create a process for bash (", std::strerror(error), ")");
-    pipes.listener = take_over(ours.get());
+    pipes.listener = receive_descriptors(ours.get());
   } catch (...) {
     end();
     throw;
@@ -223,7 +223,7 @@ TrialProcess::TrialProcess(const std::vector<std::string>& words, const std::str
 
 void TrialProcess::limit() const {
   const std::pair<__rlimit_resource, rlim_t> limits[] = {
-      {RLIMIT_AS, kMemory}, {RLIMIT_CPU, kProcessorSeconds}, {RLIMIT_FSIZE, kMostFileBytes}, {RLIMIT_CORE, 0}};
+      {RLIMIT_AS, kMemory}, {RLIMIT_CPU, kProcessorSeconds}, {RLIMIT_FSIZE, kMaxFileBytes}, {RLIMIT_CORE, 0}};
   for (const auto& [what, most] : limits) {
     const rlimit both{most, most};
     MPX_CHECK(prlimit(bash_, what, &both, nullptr) == 0, "config", "the limits of its trial cannot be set (",

@@ -13,7 +13,7 @@ char32_t code_point_before(std::string_view text, size_t end) {
   return next_code_point(text, begin);
 }
 
-bool stands_alone(std::string_view text, size_t begin, size_t end) {
+bool is_single_word(std::string_view text, size_t begin, size_t end) {
   if (begin > 0 && is_word(code_point_before(text, begin))) return false;
   return end == text.size() || !is_word(next_code_point(text, end));
 }
@@ -46,8 +46,8 @@ void AddedTokenFinder::add(const AddedToken& token, const std::string& content) 
   int node = 0;
   for (const char c : content) {
     const uint64_t key = uint64_t(node) << 8 | static_cast<unsigned char>(c);
-    const auto [it, fresh] = child_of_.emplace(key, static_cast<int>(token_at_.size()));
-    if (fresh) token_at_.push_back(-1);
+    const auto [it, inserted] = child_of_.emplace(key, static_cast<int>(token_at_.size()));
+    if (inserted) token_at_.push_back(-1);
     node = it->second;
   }
   if (token_at_[node] < 0) token_at_[node] = static_cast<int>(tokens_.size());
@@ -81,7 +81,7 @@ void AddedTokenFinder::split(std::string_view text, std::vector<AddedSplit>& out
   Match match{};
   for (size_t from = 0; !tokens_.empty() && find(text, from, match); from = match.end) {
     const AddedToken& token = tokens_[match.token];
-    if (token.single_word && !stands_alone(text, match.begin, match.end)) continue;
+    if (token.single_word && !is_single_word(text, match.begin, match.end)) continue;
     size_t begin = match.begin, end = match.end;
     if (token.lstrip) begin = std::max(done, skip_space_back(text, begin));
     if (token.rstrip) end = skip_space(text, end);

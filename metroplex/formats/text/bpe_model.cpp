@@ -47,7 +47,7 @@ BpeModel::BpeModel(const BpeSpec& spec)
       if (auto bytes = alphabet.bytes(token)) whole_.emplace(std::move(*bytes), id);
     }
   }
-  if (!byte_level_) find_cuts(spec);
+  if (!byte_level_) find_splits(spec);
 }
 
 void BpeModel::add_vocabulary(const BpeSpec& spec) {
@@ -87,7 +87,7 @@ void BpeModel::add_merges(const BpeSpec& spec) {
 
 // Texts cannot be split if their tokens depend on more than adjacent spellings. Unknown characters may be fused,
 // dropped or moved after the following byte tokens (as in `tokenizers`). Byte tokens may merge.
-void BpeModel::find_cuts(const BpeSpec& spec) {
+void BpeModel::find_splits(const BpeSpec& spec) {
   std::unordered_set<std::string> apart;
   bool all_bytes = byte_fallback_;
   for (int byte = 0; byte < 256; ++byte) {
@@ -99,9 +99,9 @@ void BpeModel::find_cuts(const BpeSpec& spec) {
   for (const auto& [left, right] : spec.merges) {
     if (apart.contains(left) || apart.contains(right)) return;
     size_t begin = 0;
-    cuts_.join(last_code_point(left), next_code_point(right, begin));
+    split_points_.join(last_code_point(left), next_code_point(right, begin));
   }
-  cuttable_ = true;
+  splittable_ = true;
 }
 
 BpeModel::Entry BpeModel::enter(std::string_view character) const {
@@ -200,8 +200,8 @@ void BpeModel::encode_part(std::string_view part, BpeScratch& scratch, std::vect
 }
 
 void BpeModel::encode(std::string_view word, BpeScratch& scratch, std::vector<int32_t>& out) const {
-  if (cuttable_) {
-    cuts_.for_each_part(word, [&](std::string_view part) { encode_part(part, scratch, out); });
+  if (splittable_) {
+    split_points_.for_each_part(word, [&](std::string_view part) { encode_part(part, scratch, out); });
   } else {
     encode_part(word, scratch, out);
   }

@@ -35,7 +35,7 @@ class MergeTable {
   const Merge* find(int32_t left, int32_t right) const {
     if (slots_.empty()) return nullptr;
     const uint64_t key = pair_key(left, right);
-    for (size_t i = slot_of(key);; i = (i + 1) & (slots_.size() - 1)) {
+    for (size_t i = hash_slot(key);; i = (i + 1) & (slots_.size() - 1)) {
       if (slots_[i].key == key) return &slots_[i].merge;
       if (slots_[i].key == kEmpty) return nullptr;
     }
@@ -51,7 +51,7 @@ class MergeTable {
   static uint64_t pair_key(int32_t left, int32_t right) {
     return uint64_t(static_cast<uint32_t>(left)) << 32 | static_cast<uint32_t>(right);
   }
-  size_t slot_of(uint64_t key) const { return (key * 0x9E3779B97F4A7C15ull >> 20) & (slots_.size() - 1); }
+  size_t hash_slot(uint64_t key) const { return (key * 0x9E3779B97F4A7C15ull >> 20) & (slots_.size() - 1); }
   void grow();
 
   std::vector<Slot> slots_;  // open addressing; the size is a power of two
@@ -115,7 +115,7 @@ class BpeModel {
 
   void add_vocabulary(const BpeSpec& spec);
   void add_merges(const BpeSpec& spec);
-  void find_cuts(const BpeSpec& spec);
+  void find_splits(const BpeSpec& spec);
   Entry enter(std::string_view character) const;
   void encode_part(std::string_view part, BpeScratch& scratch, std::vector<int32_t>& out) const;
   // `ranges`, which may be null, receives the byte range of each symbol.
@@ -131,10 +131,10 @@ class BpeModel {
   std::array<Entry, 256> byte_entries_;   // used at byte level
   std::array<Entry, 128> ascii_entries_;  // used otherwise
 
-  // No merge crosses a split position of cuts_. Texts without pre-tokenization (Llama 2) are encoded in the short
-  // parts between these positions, which fit into the cache.
-  bool cuttable_ = false;
-  TextCuts cuts_;
+  // No merge crosses a split position of split_points_. Texts without pre-tokenization (Llama 2) are encoded in the
+  // short parts between these positions, which fit into the cache.
+  bool splittable_ = false;
+  SplitPoints split_points_;
 };
 
 }  // namespace metroplex::text

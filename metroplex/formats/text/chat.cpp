@@ -21,13 +21,13 @@ constexpr std::pair<const char*, bool> kLearningKeys[] = {
 constexpr const char* kIdentifiers[] = {"id",     "_id",     "idx",       "index",           "uuid",
                                         "source", "dataset", "prompt_id", "conversation_id", "metadata"};
 
-std::string shortened(const OrderedJson& json) {
+std::string shorten(const OrderedJson& json) {
   const std::string text = json.dump(-1, ' ', false, OrderedJson::error_handler_t::replace);
   return files::printable(text.size() > 60 ? text.substr(0, 57) + "..." : text);
 }
 
 template <class Names>
-bool is_one_of(const Names& names, std::string_view name) {
+bool contains_name(const Names& names, std::string_view name) {
   return std::find(std::begin(names), std::end(names), name) != std::end(names);
 }
 
@@ -46,7 +46,7 @@ OrderedJson read_objects(const char* key, const OrderedJson& value, std::set<std
     if (text.find_first_not_of(" \t\r\n") == std::string::npos) return nullptr;
     if (OrderedJson::accept(text)) list = files::parse_ordered_json(text);
   }
-  MPX_CHECK(is_list_of_objects(list), "text", "\"", key, "\" = ", shortened(value),
+  MPX_CHECK(is_list_of_objects(list), "text", "\"", key, "\" = ", shorten(value),
             ": must be a list of objects, or such a list as a JSON string; store the list itself");
   return list;
 }
@@ -73,13 +73,13 @@ OrderedJson read_calls(const OrderedJson& value) {
           {{"type", "function"},
            {"function", {{"name", call["name"]}, {"arguments", call.value("arguments", OrderedJson::object())}}}});
   }
-  MPX_CHECK(good, "text", "the value of a function_call turn = ", shortened(value),
+  MPX_CHECK(good, "text", "the value of a function_call turn = ", shorten(value),
             ": must be {\"name\": ..., \"arguments\": {...}} or a list of such objects");
   return out;
 }
 
 // Converts a ShareGPT turn to a message. Other keys of the turn stay.
-OrderedJson message_of(const OrderedJson& turn) {
+OrderedJson convert_message(const OrderedJson& turn) {
   static constexpr std::pair<const char*, const char*> kRoles[] = {
       {"human", "user"},      {"gpt", "assistant"},    {"chatgpt", "assistant"},     {"bot", "assistant"},
       {"model", "assistant"}, {"observation", "tool"}, {"function_response", "tool"}};
@@ -108,12 +108,12 @@ bool has_value(const OrderedJson& json, const char* key) {
 
 void convert_turns(OrderedJson& messages) {
   for (OrderedJson& message : messages) {
-    if (has_value(message, "from") && !has_value(message, "role")) message = message_of(message);
+    if (has_value(message, "from") && !has_value(message, "role")) message = convert_message(message);
   }
 }
 
 // Drops keys with the value null and copies reasoning to the names that templates read, as transformers does.
-OrderedJson normalized(const OrderedJson& message) {
+OrderedJson normalize_message(const OrderedJson& message) {
   OrderedJson out = OrderedJson::object();
   for (const char* name : kReasoning) {
     if (!message.contains(name) || message[name].is_null()) continue;
@@ -129,14 +129,14 @@ OrderedJson normalized(const OrderedJson& message) {
 }
 
 // Removes the keys of kLearningKeys. Returns whether the message is not learned.
-bool take_learning_keys(OrderedJson& message, std::set<std::string>& notes) {
+bool read_learning_keys(OrderedJson& message, std::set<std::string>& notes) {
   bool not_learned = false;
   for (const auto& [key, learned_when_1] : kLearningKeys) {
     if (!message.contains(key)) continue;
     const OrderedJson& value = message[key];
     const bool is_0 = value == false || (value.is_number() && value == 0);
     const bool is_1 = value == true || (value.is_number() && value == 1);
-    MPX_CHECK(is_0 || is_1, "text", "\"", key, "\" = ", shortened(value),
+    MPX_CHECK(is_0 || is_1, "text", "\"", key, "\" = ", shorten(value),
               ": must be 0, 1, true or false (whether the message is learned)");
     if (is_0 == learned_when_1) not_learned = true;
     else if (message["role"] != "assistant")
@@ -154,20 +154,20 @@ void read_message(OrderedJson& message, Chat& chat) {
     if (key != "role" && key != "content" && !value.is_null()) chat.message_keys.insert(key);
   }
   for (const auto& [key, learned_when_1] : kLearningKeys) chat.message_keys.erase(key);
-  message = normalized(message);
+  message = normalize_message(message);
   if (message.contains("tool_calls")) {
     message["tool_calls"] = read_objects("tool_calls", message["tool_calls"], chat.notes);
     if (message["tool_calls"].is_null()) message.erase("tool_calls");
   }
-  chat.not_learned.push_back(take_learning_keys(message, chat.notes));
+  chat.not_learned.push_back(read_learning_keys(message, chat.notes));
 }
 
 void add_system(const OrderedJson& system, Chat& chat) {
   if (system.is_null() || system == "") return;
-  MPX_CHECK(system.is_string(), "text", "\"system\" = ", shortened(system), ": must be a string");
+  MPX_CHECK(system.is_string(), "text", "\"system\" = ", shorten(system), ": must be a string");
   for (const OrderedJson& message : chat.messages)
     MPX_CHECK(!message.is_object() || !message.contains("role") || message["role"] != "system", "text",
-              "\"system\" = ", shortened(system), ": the chat also has a system message; remove one of them");
+              "\"system\" = ", shorten(system), ": the chat also has a system message; remove one of them");
   chat.messages.insert(chat.messages.begin(), OrderedJson{{"role", "system"}, {"content", system}});
   chat.notes.insert("have a \"system\" string, which becomes their first message");
 }
@@ -175,14 +175,14 @@ void add_system(const OrderedJson& system, Chat& chat) {
 void read_object(const OrderedJson& json, Chat& chat) {
   const char* list = has_value(json, "messages") ? "messages" : "conversations";
   for (const auto& [key, value] : json.items()) {
-    if (value.is_null() || key == list || is_one_of(kIdentifiers, key)) continue;
+    if (value.is_null() || key == list || contains_name(kIdentifiers, key)) continue;
     if (key == "tools") chat.tools = read_objects("tools", value, chat.notes);
     else if (key == "documents") chat.documents = read_objects("documents", value, chat.notes);
     else if (key == "chat_template_kwargs") chat.variables = read_variables(value, chat.notes);
     else if (key != "system") chat.chat_keys.insert(key);
   }
   MPX_CHECK(chat.variables.is_null() || chat.variables.is_object(), "text",
-            "\"chat_template_kwargs\" = ", shortened(chat.variables), ": must be an object");
+            "\"chat_template_kwargs\" = ", shorten(chat.variables), ": must be an object");
   if (chat.variables.is_object()) {
     for (const auto& [name, value] : chat.variables.items()) check_variable_name(name);
   }
@@ -197,9 +197,9 @@ void read_object(const OrderedJson& json, Chat& chat) {
 }  // namespace
 
 void check_variable_name(const std::string& name) {
-  static constexpr const char* kTaken[] = {"messages",  "tools",    "add_generation_prompt", "bos_token", "eos_token",
-                                           "pad_token", "unk_token"};
-  MPX_CHECK(!is_one_of(kTaken, name), "config", "'", name,
+  static constexpr const char* kReservedNames[] = {
+      "messages", "tools", "add_generation_prompt", "bos_token", "eos_token", "pad_token", "unk_token"};
+  MPX_CHECK(!contains_name(kReservedNames, name), "config", "'", name,
             "' is set by the chat or its tokenizer; choose another name");
   const auto letter = [](char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_'; };
   const bool identifier = !name.empty() && letter(name[0]) && std::all_of(name.begin(), name.end(), [&](char c) {

@@ -12,16 +12,14 @@ namespace {
 
 using OrderedJson = nlohmann::ordered_json;
 
-std::string_view trimmed(std::string_view text) {
-  return jinja::without_trailing_space(jinja::without_leading_space(text));
-}
+std::string_view trim(std::string_view text) { return jinja::strip_trailing_space(jinja::strip_leading_space(text)); }
 
 // Whether the rendered chat contains the text: unchanged, without its reasoning, or as JSON.
 bool is_written(std::string_view content, std::string_view rendered) {
   constexpr std::string_view kEndOfReasoning = "</think>";
-  if (rendered.find(trimmed(content)) != std::string_view::npos) return true;
+  if (rendered.find(trim(content)) != std::string_view::npos) return true;
   if (const size_t end = content.rfind(kEndOfReasoning); end != std::string_view::npos) {
-    if (rendered.find(trimmed(content.substr(end + kEndOfReasoning.size()))) != std::string_view::npos) return true;
+    if (rendered.find(trim(content.substr(end + kEndOfReasoning.size()))) != std::string_view::npos) return true;
   }
   const std::string json =
       OrderedJson(std::string(content)).dump(-1, ' ', false, OrderedJson::error_handler_t::replace);
@@ -131,7 +129,7 @@ ChatReport::Turns ChatReport::count_turns(const ChatText& text, const ChatTokens
       const auto [begin, end] = tokens.ranges[i];
       const int32_t id = tokens.ids[i];
       const bool is_end = std::find(end_tokens_.begin(), end_tokens_.end(), id) != end_tokens_.end();
-      const bool may_follow = tokenizer_.is_special(id) || trimmed(text.text.substr(begin, end - begin)).empty();
+      const bool may_follow = tokenizer_.is_special(id) || trim(text.text.substr(begin, end - begin)).empty();
       ended = is_end || (ended && may_follow);
     }
     ++turns.all;

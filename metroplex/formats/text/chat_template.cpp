@@ -26,19 +26,19 @@ bool has_generation_block(std::string_view source) {
   return false;
 }
 
-const char* kind_of_content(const OrderedJson& message) {
+const char* content_kind(const OrderedJson& message) {
   if (!message.contains("content")) return "no content";
   const OrderedJson& content = message["content"];
   return content.is_array() ? "a list of parts as its content" : "content that is not text";
 }
 
 // Returns a hint for a template's error: the first message without a text, a likely cause.
-std::string hint_of(const OrderedJson& messages, size_t count) {
+std::string error_hint(const OrderedJson& messages, size_t count) {
   for (size_t i = 0; i < count; ++i) {
     const OrderedJson& message = messages[i];
     if (message.contains("content") && message["content"].is_string()) continue;
     return base::concat(" (message ", i + 1, ", with the role ", files::printable(message["role"].get<std::string>()),
-                        ", has ", kind_of_content(message),
+                        ", has ", content_kind(message),
                         "; if the template does not accept this, store \"content\" as one string)");
   }
   return "";
@@ -50,11 +50,11 @@ bool is_learned(const Chat& chat, size_t message) {
 }
 
 // The answer without its reasoning and without surrounding white space, as many templates write it.
-std::string_view without_reasoning(std::string_view answer) {
+std::string_view drop_reasoning(std::string_view answer) {
   constexpr std::string_view kEnd = "</think>";
   const size_t end = answer.rfind(kEnd);
   if (end != std::string_view::npos) answer.remove_prefix(end + kEnd.size());
-  return jinja::without_trailing_space(jinja::without_leading_space(answer));
+  return jinja::strip_trailing_space(jinja::strip_leading_space(answer));
 }
 
 // Changes the first and last character of all texts of a message, except texts that a template may compare.
@@ -159,7 +159,7 @@ jinja::Rendered ChatTemplate::render(const Chat& chat, size_t messages, bool add
   try {
     return variant(chat).parsed->render(variables, static_cast<int64_t>(std::time(nullptr)));
   } catch (const base::Error& error) {
-    throw base::Error(error.room(), base::message_of(error) + hint_of(chat.messages, messages));
+    throw base::Error(error.room(), base::message_of(error) + error_hint(chat.messages, messages));
   }
 }
 
@@ -188,7 +188,7 @@ std::optional<LearnedRange> ChatTemplate::turn_range(const Chat& chat, size_t tu
   if (content != chat.messages[turn].end() && content->is_string()) {
     // The common prefix may extend into an answer that begins like that text.
     const std::string& answer = content->get_ref<const std::string&>();
-    for (const std::string_view written : {std::string_view(answer), without_reasoning(answer)}) {
+    for (const std::string_view written : {std::string_view(answer), drop_reasoning(answer)}) {
       const size_t at = until.rfind(written, begin);
       if (at != std::string::npos && at >= before.size() && at + written.size() >= begin) begin = at;
     }
@@ -245,13 +245,13 @@ std::vector<LearnedRange> ChatTemplate::ranges_by_prefixes(const Chat& chat, siz
 std::vector<LearnedRange> ChatTemplate::generated_ranges(const Chat& chat, size_t count, const jinja::Rendered& whole,
                                                          bool only_last) const {
   const size_t total = whole.generated.size();
-  std::vector<bool> left_out(total);
+  std::vector<bool> is_excluded(total);
   const auto blocks_until = [&](size_t messages) {
     return messages == 0 ? 0 : messages == count ? total : render(chat, messages, false).generated.size();
   };
   if (only_last) {
     const size_t earlier = is_learned(chat, count - 1) ? blocks_until(count - 1) : total;
-    std::fill_n(left_out.begin(), std::min(earlier, total), true);
+    std::fill_n(is_excluded.begin(), std::min(earlier, total), true);
   }
   for (size_t i = 0; i < count && !only_last; ++i) {
     if (!is_assistant(chat.messages[i]) || is_learned(chat, i)) continue;
@@ -259,12 +259,12 @@ std::vector<LearnedRange> ChatTemplate::generated_ranges(const Chat& chat, size_
     MPX_CHECK(from < to && to <= total, "text", variant(chat).where, ": message ", i + 1,
               " must not be learned, but rendering the earlier messages does not find its {% generation %} block; "
               "remove the chat or its weight");
-    std::fill(left_out.begin() + static_cast<std::ptrdiff_t>(from),
-              left_out.begin() + static_cast<std::ptrdiff_t>(to), true);
+    std::fill(is_excluded.begin() + static_cast<std::ptrdiff_t>(from),
+              is_excluded.begin() + static_cast<std::ptrdiff_t>(to), true);
   }
   std::vector<LearnedRange> ranges;
   for (size_t i = 0; i < total; ++i) {
-    if (!left_out[i] && whole.generated[i].second > whole.generated[i].first) ranges.push_back(whole.generated[i]);
+    if (!is_excluded[i] && whole.generated[i].second > whole.generated[i].first) ranges.push_back(whole.generated[i]);
   }
   return ranges;
 }
@@ -311,7 +311,7 @@ struct NamedTemplate {
   std::string name, source, where;
 };
 
-std::vector<NamedTemplate> templates_of_files(const std::string& folder) {
+std::vector<NamedTemplate> read_templates(const std::string& folder) {
   files::PosixFileSystem disk;
   std::vector<NamedTemplate> found;
   // Checkpoints store the second template under its plain name.
@@ -323,7 +323,7 @@ std::vector<NamedTemplate> templates_of_files(const std::string& folder) {
   return found;
 }
 
-std::vector<NamedTemplate> templates_of_config(const std::string& folder) {
+std::vector<NamedTemplate> config_templates(const std::string& folder) {
   files::PosixFileSystem disk;
   const std::string config = files::join_path(folder, "tokenizer_config.json");
   if (!disk.exists(config)) return {};
@@ -345,8 +345,8 @@ std::vector<NamedTemplate> templates_of_config(const std::string& folder) {
 }  // namespace
 
 std::optional<ChatTemplate> find_chat_template(const std::string& folder) {
-  std::vector<NamedTemplate> templates = templates_of_files(folder);
-  if (templates.empty()) templates = templates_of_config(folder);
+  std::vector<NamedTemplate> templates = read_templates(folder);
+  if (templates.empty()) templates = config_templates(folder);
   if (templates.empty()) return std::nullopt;
   const auto named = [&](const char* name) {
     return std::find_if(templates.begin(), templates.end(), [&](const auto& one) { return one.name == name; });

@@ -17,7 +17,7 @@ int hex_digit(char c) {
 }
 
 // Returns the byte of "<0xNN>", -1 for any other token.
-int byte_of_token(const std::string& token) {
+int parse_byte_token(const std::string& token) {
   if (token.size() != 6 || token.compare(0, 3, "<0x") != 0 || token[5] != '>') return -1;
   if (token[3] == '+') return hex_digit(token[4]);
   const int high = hex_digit(token[3]), low = hex_digit(token[4]);
@@ -39,7 +39,7 @@ Tokens join_byte_tokens(const Tokens& tokens) {
     run.clear();
   };
   for (const std::string& token : tokens) {
-    const int byte = byte_of_token(token);
+    const int byte = parse_byte_token(token);
     if (byte >= 0) {
       run += static_cast<char>(byte);
       continue;

@@ -124,7 +124,7 @@ void JsonTokenizer::encode_split(std::string_view split, bool first, Scratch& sc
       continue;
     }
     scratch.words.start(part.text, first && part.text.data() == normalized.data());
-    parts_.pretokenizer.cut(scratch.words);
+    parts_.pretokenizer.split_word(scratch.words);
     for (const std::string_view word : scratch.words.words) {
       const size_t num_before = out.size();
       parts_.model.encode(word, scratch.bpe, out);

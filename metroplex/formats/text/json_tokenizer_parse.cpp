@@ -118,7 +118,7 @@ void parse_template(const JsonPart& part, std::vector<int32_t>& around) {
              "single must contain the text exactly once");
 }
 
-int32_t second_of_pair(const JsonPart& part) {
+int32_t second_segment(const JsonPart& part) {
   const bool good = part.value().is_array() && part.value().size() == 2 && part.value()[1].is_number_unsigned() &&
                     part.value()[1].get<uint64_t>() <= uint64_t(kMaxTokenId);
   part.check(good, "is ", files::shortened(part.value()), ", not a token and its id");
@@ -144,7 +144,7 @@ void parse_post_processor(const JsonPart& part, JsonTokenizerParts& parts, int d
   if (type == "TemplateProcessing") {
     parse_template(part, around);
   } else if (type == "RobertaProcessing" || type == "BertProcessing") {
-    around = {second_of_pair(part.member("cls")), JsonTokenizerParts::kText, second_of_pair(part.member("sep"))};
+    around = {second_segment(part.member("cls")), JsonTokenizerParts::kText, second_segment(part.member("sep"))};
   } else {
     part.check(false, "post-processor '", type, "' is not supported");
   }
@@ -182,8 +182,8 @@ auto in_file(const std::string& where, Make make) {
 
 // `next_id` is the id that transformers assigns to the next token that the vocabulary lacks, even if the file has
 // another.
-void check_id_of_added(const JsonTokenizerParts& parts, const SpecialNames& names, const AddedToken& token,
-                       int64_t next_id) {
+void check_added_id(const JsonTokenizerParts& parts, const SpecialNames& names, const AddedToken& token,
+                    int64_t next_id) {
   if (parts.model.id(token.content)) return;
   const std::string* other = parts.model.token(token.id);
   for (const AddedToken& earlier : parts.added) {
@@ -238,7 +238,7 @@ void add_tokens(JsonTokenizerParts& parts, const SpecialNames& names) {
       if (names.has_added_decoder) parts.added[found->second] = std::move(token);
       continue;
     }
-    check_id_of_added(parts, names, token, next_id);
+    check_added_id(parts, names, token, next_id);
     token.id = parts.model.id(token.content).value_or(token.id);
     add(std::move(token));
   }

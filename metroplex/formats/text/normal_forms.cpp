@@ -17,7 +17,7 @@ using CodePoint = utf8proc_int32_t;
 
 // A character of the result. `change` is defined as in the `tokenizers` package. 0 replaces the next input character;
 // -n also removes the n characters after it; 1 inserts a character.
-struct Produced {
+struct OutputCharacter {
   CodePoint character;
   int combining_class;
   int change;
@@ -39,10 +39,12 @@ std::string normalize_fast(std::string_view text, int options) {
   return {reinterpret_cast<const char*>(raw), static_cast<size_t>(size)};
 }
 
-std::vector<Produced> decompose(std::string_view text, int options) {
-  std::vector<Produced> out;
+std::vector<OutputCharacter> decompose(std::string_view text, int options) {
+  std::vector<OutputCharacter> out;
   const int decomposing = (options & ~UTF8PROC_COMPOSE) | UTF8PROC_DECOMPOSE;
-  const auto by_class = [](const Produced& a, const Produced& b) { return a.combining_class < b.combining_class; };
+  const auto by_class = [](const OutputCharacter& a, const OutputCharacter& b) {
+    return a.combining_class < b.combining_class;
+  };
   size_t marks = 0;  // index of the first trailing mark
   for (size_t position = 0; position < text.size();) {
     CodePoint parts[32];
@@ -71,11 +73,11 @@ CodePoint compose_pair(CodePoint first, CodePoint second) {
   return size == 1 ? both[0] : -1;
 }
 
-std::vector<Produced> compose(const std::vector<Produced>& parts) {
+std::vector<OutputCharacter> compose(const std::vector<OutputCharacter>& parts) {
   constexpr size_t kNone = ~size_t{0};
-  std::vector<Produced> out;
+  std::vector<OutputCharacter> out;
   size_t starter = kNone;
-  for (const Produced& part : parts) {
+  for (const OutputCharacter& part : parts) {
     // A mark composes with the starter unless a mark of the same or a higher class is between them.
     const bool adjacent = starter != kNone && out.size() == starter + 1;
     const bool reachable = starter != kNone && (adjacent || out.back().combining_class < part.combining_class);
@@ -101,10 +103,10 @@ std::string normalize(std::string_view text, NormalForm form, Sources* sources) 
     return out;
   }
   if (!sources) return normalize_fast(text, options);
-  std::vector<Produced> produced = decompose(text, options);
+  std::vector<OutputCharacter> produced = decompose(text, options);
   if (options & UTF8PROC_COMPOSE) produced = compose(produced);
   size_t position = 0;
-  for (const Produced& part : produced) {
+  for (const OutputCharacter& part : produced) {
     std::string spelled;
     append_utf8(spelled, static_cast<char32_t>(part.character));
     const bool inserted = part.change > 0;

@@ -35,7 +35,6 @@ std::unique_ptr<PieceModel> make_piece_model(const SentencePieceFile& file);
 // A sentencepiece BPE model. It merges any two neighbors whose concatenation is a piece, the best score first, the
 // leftmost of equal scores first. As merge rules: every split of a piece into two is a rule with the rank of the
 // piece. User-defined symbols are never merged.
-
 class SentencePieceBpe final : public PieceModel {
  public:
   // The pieces need not outlive the call; none may be of type unused.
@@ -45,7 +44,7 @@ class SentencePieceBpe final : public PieceModel {
 
  private:
   static BpeSpec make_rules(const SentencePieceFile& file);
-  void settle_unknown(std::vector<int32_t>& ids, std::vector<TextRange>* ranges) const;
+  void resolve_unknown(std::vector<int32_t>& ids, std::vector<TextRange>* ranges) const;
 
   BpeModel model_;
   ByteTrie user_defined_;
@@ -63,7 +62,6 @@ class SentencePieceBpe final : public PieceModel {
 //
 // Rounding only matters if two segmentations are nearly equal. A part that no piece crosses (text_cuts.h) is cached
 // if its best segmentation leads all others by more than the rounding error.
-
 class UnigramModel final : public PieceModel {
  public:
   // The pieces need not outlive the call.
@@ -96,7 +94,7 @@ class UnigramModel final : public PieceModel {
                    std::vector<TextRange>* ranges) const;
 
   ByteTrie trie_;
-  TextCuts cuts_;
+  SplitPoints split_points_;
   std::vector<float> scores_;
   std::vector<int32_t> byte_ids_;     // 256, or empty
   int32_t unknown_;                   // without an unknown piece: the largest id + 1

@@ -54,7 +54,7 @@ class SplitStep final : public PreTokenizer::Step {
   SplitStep(std::string_view pattern, Behavior behavior, bool invert)
       : regex_(pattern), behavior_(behavior), invert_(invert) {}
 
-  void cut(std::string_view word, Words& out) const override {
+  void split_word(std::string_view word, Words& out) const override {
     regex_.find_all(word, out.regex, out.matches);
     if (behavior_ == Behavior::isolated) {
       size_t done = 0;
@@ -88,7 +88,7 @@ class CharacterStep final : public PreTokenizer::Step {
   using Predicate = bool (*)(char32_t);
   CharacterStep(Predicate predicate, Behavior behavior) : predicate_(predicate), behavior_(behavior) {}
 
-  void cut(std::string_view word, Words& out) const override {
+  void split_word(std::string_view word, Words& out) const override {
     std::vector<Part> parts;
     size_t done = 0;
     for (size_t position = 0; position < word.size();) {
@@ -109,7 +109,7 @@ class CharacterStep final : public PreTokenizer::Step {
 
 class PrefixSpaceStep final : public PreTokenizer::Step {
  public:
-  void cut(std::string_view word, Words& out) const override {
+  void split_word(std::string_view word, Words& out) const override {
     if (word.empty() || word[0] == ' ') {
       out.next.push_back(word);
     } else {
@@ -129,7 +129,7 @@ class MetaspaceStep final : public PreTokenizer::Step {
   MetaspaceStep(std::string mark, Prepend prepend, bool split)
       : mark_(std::move(mark)), prepend_(prepend), split_(split) {}
 
-  void cut(std::string_view word, Words& out) const override {
+  void split_word(std::string_view word, Words& out) const override {
     RewrittenWord& marked = out.rewritten.emplace_back();
     marked.original = word;
     Sources* sources = out.has_sources ? &marked.sources : nullptr;
@@ -162,7 +162,7 @@ class AlphabetStep final : public PreTokenizer::Step {
  public:
   explicit AlphabetStep(std::unique_ptr<PreTokenizer::Step> step) : step_(std::move(step)) {}
 
-  void cut(std::string_view word, Words& out) const override {
+  void split_word(std::string_view word, Words& out) const override {
     std::string mapped;
     std::vector<size_t> byte_at;  // by position in `mapped`
     for (size_t i = 0; i < word.size(); ++i) {
@@ -172,7 +172,7 @@ class AlphabetStep final : public PreTokenizer::Step {
     byte_at.push_back(word.size());
     std::vector<std::string_view> before;
     before.swap(out.next);
-    step_->cut(mapped, out);
+    step_->split_word(mapped, out);
     before.swap(out.next);
     for (const std::string_view part : before) {
       if (part.empty()) continue;
@@ -186,7 +186,7 @@ class AlphabetStep final : public PreTokenizer::Step {
   std::unique_ptr<PreTokenizer::Step> step_;
 };
 
-Behavior behavior_of(const JsonPart& part, const char* key, const char* fallback) {
+Behavior parse_behavior(const JsonPart& part, const char* key, const char* fallback) {
   static constexpr std::array<std::pair<const char*, Behavior>, 5> kNames{
       {{"Removed", Behavior::removed},
        {"Isolated", Behavior::isolated},
@@ -205,7 +205,7 @@ std::unique_ptr<PreTokenizer::Step> make_split(const JsonPart& part) {
   const JsonPart pattern = part.member("pattern");
   const std::string expression =
       pattern.has("String") ? quote_regex(pattern.string("String")) : pattern.string("Regex");
-  const Behavior behavior = behavior_of(part, "behavior", "Isolated");
+  const Behavior behavior = parse_behavior(part, "behavior", "Isolated");
   try {
     return std::make_unique<SplitStep>(expression, behavior, part.flag("invert", false));
   } catch (const base::Error& error) {
@@ -290,7 +290,7 @@ void PreTokenizer::add(const JsonPart& part, int depth) {
     const Behavior behavior = part.flag("individual_digits", false) ? Behavior::isolated : Behavior::contiguous;
     steps_.push_back(std::make_unique<CharacterStep>(is_numeric, behavior));
   } else if (type == "Punctuation") {
-    steps_.push_back(std::make_unique<CharacterStep>(is_punctuation, behavior_of(part, "behavior", "Isolated")));
+    steps_.push_back(std::make_unique<CharacterStep>(is_punctuation, parse_behavior(part, "behavior", "Isolated")));
   } else if (type == "WhitespaceSplit") {
     steps_.push_back(std::make_unique<CharacterStep>(is_white_space, Behavior::removed));
   } else if (type == "Whitespace") {
@@ -305,10 +305,10 @@ void PreTokenizer::add(const JsonPart& part, int depth) {
     steps_.back() = std::make_unique<AlphabetStep>(std::move(steps_.back()));
 }
 
-void PreTokenizer::cut(Words& out) const {
+void PreTokenizer::split_word(Words& out) const {
   for (const auto& step : steps_) {
     out.next.clear();
-    for (const std::string_view word : out.words) step->cut(word, out);
+    for (const std::string_view word : out.words) step->split_word(word, out);
     std::erase_if(out.next, [](std::string_view word) { return word.empty(); });
     out.words.swap(out.next);
   }

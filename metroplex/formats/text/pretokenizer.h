@@ -44,7 +44,7 @@ class PreTokenizer {
    public:
     virtual ~Step() = default;
     // Appends the parts of `word` to out.next; empty parts are allowed.
-    virtual void cut(std::string_view word, Words& out) const = 0;
+    virtual void split_word(std::string_view word, Words& out) const = 0;
   };
 
   // For null, the whole text is one word. Throws base::Error for an unknown type.
@@ -57,7 +57,7 @@ class PreTokenizer {
   bool byte_level() const { return byte_level_; }
 
   // Stores the words, none empty, in out.words. Requires a preceding out.start.
-  void cut(Words& out) const;
+  void split_word(Words& out) const;
 
  private:
   PreTokenizer() = default;

@@ -42,7 +42,7 @@ CodePointer compile(const std::string& pattern) {
   return code;
 }
 
-bool holds_updated_characters(std::string_view text) {
+bool has_updated_characters(std::string_view text) {
   size_t position = 0;
   while (position < text.size()) {
     const auto lead = static_cast<unsigned char>(text[position]);
@@ -86,7 +86,7 @@ struct Regex::Code {
   mutable CodePointer updated;
 
   const pcre2_code* pick(std::string_view text) const {
-    if (!holds_updated_characters(text)) return plain.get();
+    if (!has_updated_characters(text)) return plain.get();
     std::call_once(updated_once, [&] { updated = compile(translate_regex(pattern, true)); });
     return updated.get();
   }

@@ -117,7 +117,7 @@ class Translator {
     base::throw_error("text", base::concat("the regular expression is invalid at offset ", at_, ": ", why));
   }
 
-  std::string ranges_of(std::string_view category) const {
+  std::string category_ranges(std::string_view category) const {
     std::string out;
     for (const CategoryRange& range : category_updates()) {
       const std::string_view name(range.category, 2);
@@ -132,7 +132,7 @@ class Translator {
 
   // Returns the items of \p{name} inside a class, without brackets.
   std::string category_items(const std::string& name) const {
-    return "\\p{" + name + "}" + (updated_ ? ranges_of(name) : "");
+    return "\\p{" + name + "}" + (updated_ ? category_ranges(name) : "");
   }
 
   std::string word_items() const {

@@ -13,11 +13,11 @@ class ScratchPool {
  public:
   class Lease {
    public:
-    // `text_bytes`: size of the text. A Scratch is freed after a text larger than kKeptBytes.
+    // `text_bytes`: size of the text. A Scratch is freed after a text larger than kMaxPooledBytes.
     Lease(ScratchPool& pool, size_t text_bytes)
-        : pool_(pool), keeps_(text_bytes <= kKeptBytes), scratch_(pool.take()) {}
+        : pool_(pool), is_pooled_(text_bytes <= kMaxPooledBytes), scratch_(pool.take()) {}
     ~Lease() {
-      if (keeps_) pool_.give_back(std::move(scratch_));
+      if (is_pooled_) pool_.give_back(std::move(scratch_));
     }
     Lease(const Lease&) = delete;
     Lease& operator=(const Lease&) = delete;
@@ -25,9 +25,9 @@ class ScratchPool {
     Scratch* operator->() { return scratch_.get(); }
 
    private:
-    static constexpr size_t kKeptBytes = size_t{4} << 20;
+    static constexpr size_t kMaxPooledBytes = size_t{4} << 20;
     ScratchPool& pool_;
-    bool keeps_;
+    bool is_pooled_;
     std::unique_ptr<Scratch> scratch_;
   };
 

@@ -71,9 +71,9 @@ class Reader {
         field.value = varint(bytes, at);
       } else {
         require(field.wire_type == 1 || field.wire_type == 2 || field.wire_type == 5, "is not a protobuf message");
-        const uint64_t told = field.wire_type == 1 ? 8 : field.wire_type == 5 ? 4 : varint(bytes, at);
-        require(told <= bytes.size() - at, "is truncated");
-        size = static_cast<size_t>(told);
+        const uint64_t byte_count = field.wire_type == 1 ? 8 : field.wire_type == 5 ? 4 : varint(bytes, at);
+        require(byte_count <= bytes.size() - at, "is truncated");
+        size = static_cast<size_t>(byte_count);
         field.bytes = bytes.substr(at, size);
         at += size;
       }
@@ -113,11 +113,11 @@ class Reader {
       const bool in_text =
           piece.type == PieceType::normal || piece.type == PieceType::user_defined || piece.type == PieceType::unused;
       const bool one_list = file.model_type == SentencePieceFile::kBpe;
-      const bool fresh = (in_text || one_list ? searched : reserved).insert(piece.text).second;
-      require(fresh, "has the piece '", files::printable(piece.text), "' twice");
+      const bool inserted = (in_text || one_list ? searched : reserved).insert(piece.text).second;
+      require(inserted, "has the piece '", files::printable(piece.text), "' twice");
       num_unknown += piece.type == PieceType::unknown;
       num_bytes += piece.type == PieceType::byte;
-      require(piece.type != PieceType::byte || (file.byte_fallback && byte_of_piece(piece.text) >= 0),
+      require(piece.type != PieceType::byte || (file.byte_fallback && parse_byte_piece(piece.text) >= 0),
               "has the piece '", files::printable(piece.text),
               "' of type byte, but it is not a byte piece or byte_fallback is off");
     }
@@ -226,7 +226,7 @@ class Reader {
 
 }  // namespace
 
-int byte_of_piece(std::string_view text) {
+int parse_byte_piece(std::string_view text) {
   static constexpr std::string_view kDigits = "0123456789ABCDEF";
   if (text.size() != 6 || text.substr(0, 3) != "<0x" || text[5] != '>') return -1;
   const size_t high = kDigits.find(text[3]), low = kDigits.find(text[4]);

@@ -52,6 +52,6 @@ struct SentencePieceFile {
 SentencePieceFile read_sentencepiece_file(std::string_view model, const std::string& where);
 
 // Returns the byte of a byte piece, "<0x41>"; -1 for any other spelling.
-int byte_of_piece(std::string_view text);
+int parse_byte_piece(std::string_view text);
 
 }  // namespace metroplex::text

@@ -148,7 +148,7 @@ std::vector<int32_t> SentencePieceTokenizer::encode(std::string_view text) const
     return encode_around(added_, valid).ids;
   }
   if (model_) return model_->encode(normalizer_.apply(text), nullptr);
-  return settle_unused(encode_by_library(text)).ids;
+  return resolve_unused(encode_by_library(text)).ids;
 }
 
 LocatedIds SentencePieceTokenizer::encode_with_ranges(std::string_view text) const {
@@ -178,7 +178,7 @@ LocatedIds SentencePieceTokenizer::encode_around(const AddedTokenFinder& finder,
 
 LocatedIds SentencePieceTokenizer::encode_range(std::string_view text,
                                                 SentencePieceNormalizer::Position position) const {
-  if (!model_) return settle_unused(encode_by_library(text));
+  if (!model_) return resolve_unused(encode_by_library(text));
   LocatedIds located;
   std::vector<size_t> places;
   const std::string normalized = normalizer_.apply(text, &places, position);
@@ -198,29 +198,29 @@ LocatedIds SentencePieceTokenizer::encode_by_library(std::string_view text) cons
 }
 
 // Older libraries return an unused piece of one character; release 0.2.3 returns the unknown id.
-LocatedIds SentencePieceTokenizer::settle_unused(const LocatedIds& found) const {
-  LocatedIds settled;
+LocatedIds SentencePieceTokenizer::resolve_unused(const LocatedIds& found) const {
+  LocatedIds resolved;
   bool after_unknown = false;
   for (size_t i = 0; i < found.ids.size(); ++i) {
     const int32_t id = found.ids[i];
     const OwnPiece& piece = pieces_.at(static_cast<size_t>(id));
     const bool unknown = piece.type == PieceType::unknown || piece.type == PieceType::unused;
     const auto push = [&](int32_t one) {
-      settled.ids.push_back(one);
-      settled.ranges.push_back(found.ranges[i]);
+      resolved.ids.push_back(one);
+      resolved.ranges.push_back(found.ranges[i]);
     };
     if (unknown && byte_fallback_) {
       for (const char c : piece.text) push(ids_.at(byte_piece(static_cast<unsigned char>(c))));
     } else if (!unknown) {
       push(id);
     } else if (after_unknown) {
-      settled.ranges.back().end = found.ranges[i].end;
+      resolved.ranges.back().end = found.ranges[i].end;
     } else {
       push(*unknown_);
     }
     after_unknown = unknown;
   }
-  return settled;
+  return resolved;
 }
 
 bool SentencePieceTokenizer::is_special(int32_t id) const {
@@ -240,7 +240,7 @@ std::string SentencePieceTokenizer::decode(const std::vector<int32_t>& ids, bool
     if (id < 0 || id >= vocab_size()) continue;
     const OwnPiece& piece = pieces_[static_cast<size_t>(id)];
     if (piece.type == PieceType::byte) {
-      bytes += static_cast<char>(byte_of_piece(piece.text));
+      bytes += static_cast<char>(parse_byte_piece(piece.text));
       continue;
     }
     flush();

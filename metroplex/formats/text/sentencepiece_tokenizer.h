@@ -29,7 +29,6 @@ namespace metroplex::text {
 // The normalizer of a sentencepiece model. It replaces characters by a table in the file (NFKC and similar), writes
 // spaces as U+2581, adds a leading space and removes extra spaces. User-defined symbols stay unchanged. Equal to
 // release 0.2.3 of the package.
-
 constexpr std::string_view kSpaceMark = "\xE2\x96\x81";
 
 class SentencePieceNormalizer {
@@ -102,7 +101,7 @@ class SentencePieceTokenizer final : public Tokenizer {
   std::string decode(const std::vector<int32_t>& ids, bool skip_special) const;
   LocatedIds encode_around(const AddedTokenFinder& finder, std::string_view text) const;
   LocatedIds encode_range(std::string_view text, SentencePieceNormalizer::Position position) const;
-  LocatedIds settle_unused(const LocatedIds& found) const;
+  LocatedIds resolve_unused(const LocatedIds& found) const;
   LocatedIds encode_by_library(std::string_view text) const;
   void check_utf8(std::string_view text) const;
   void load_library(std::string_view model, const std::string& where);

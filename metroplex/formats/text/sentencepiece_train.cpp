@@ -38,7 +38,7 @@ void append_cut(std::string_view line, std::vector<std::string>& lines) {
 }
 
 // Removes the library's source location from the message.
-std::string reason_of(const std::string& message) {
+std::string strip_location(const std::string& message) {
   const size_t place = message.rfind("] ");
   return place == std::string::npos ? message : message.substr(place + 2);
 }
@@ -82,7 +82,7 @@ std::string train_on(const SentencePieceTraining& options, std::vector<std::stri
   try {
     const auto status = sentencepiece::SentencePieceTrainer::Train(arguments, &iterator, &model);
     MPX_CHECK(status.ok(), "text", "sentencepiece cannot train a vocabulary of ", options.vocab_size,
-              " pieces on this text: ", reason_of(status.ToString()), " Use a smaller vocabulary or more text");
+              " pieces on this text: ", strip_location(status.ToString()), " Use a smaller vocabulary or more text");
   } catch (const base::Error&) { throw; } catch (const std::exception& error) {
     base::throw_error("text", base::concat("the sentencepiece trainer failed: ", error.what()));
   }

@@ -11,13 +11,13 @@
 
 namespace metroplex::text {
 
-class TextCuts {
+class SplitPoints {
  public:
-  TextCuts() : joined_(kAsciiPairs / 64 + kHashedPairs / 64) {}
+  SplitPoints() : joined_(kAsciiPairs / 64 + kHashedPairs / 64) {}
 
   // Records that a token has `right` directly after `left`.
   void join(char32_t left, char32_t right) {
-    const size_t at = place(left, right);
+    const size_t at = pair_index(left, right);
     joined_[at / 64] |= uint64_t{1} << (at % 64);
   }
   // Joins all neighbors inside a token, which must be valid UTF-8.
@@ -30,8 +30,8 @@ class TextCuts {
       last = c;
     }
   }
-  bool joined(char32_t left, char32_t right) const {
-    const size_t at = place(left, right);
+  bool is_joined(char32_t left, char32_t right) const {
+    const size_t at = pair_index(left, right);
     return joined_[at / 64] >> (at % 64) & 1;
   }
 
@@ -44,7 +44,7 @@ class TextCuts {
       const size_t here = position;
       const auto lead = static_cast<unsigned char>(text[position]);
       const char32_t c = lead < 128 ? (++position, lead) : next_code_point(text, position);
-      if (here > begin && !joined(last, c)) {
+      if (here > begin && !is_joined(last, c)) {
         visit(text.substr(begin, here - begin));
         begin = here;
       }
@@ -56,7 +56,7 @@ class TextCuts {
  private:
   static constexpr size_t kAsciiPairs = 128 * 128, kHashedPairs = 1 << 20;
 
-  static size_t place(char32_t left, char32_t right) {
+  static size_t pair_index(char32_t left, char32_t right) {
     if (left < 128 && right < 128) return left * 128 + right;
     const uint64_t key = uint64_t{left} << 32 | right;
     return kAsciiPairs + (key * 0x9E3779B97F4A7C15ull >> 40) % kHashedPairs;

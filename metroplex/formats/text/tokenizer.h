@@ -87,7 +87,7 @@ std::unique_ptr<Tokenizer> load_tokenizer(const std::string& type, const std::st
 // Returns `model`, or the matching file in it if `model` is a folder.
 std::string tokenizer_model_file(const std::string& type, const std::string& model);
 // Returns the merges.txt next to GPT-2's vocab.json; empty for other files.
-std::string merges_of(const std::string& model_file);
+std::string find_merges_file(const std::string& model_file);
 
 const std::vector<std::string>& tokenizer_types();
 

@@ -22,13 +22,13 @@ constexpr std::pair<std::string_view, std::string_view> kClassOfModel[] = {
 };
 
 // Models for which transformers ignores the declared class and uses the file as it is (TokenizersBackend).
-constexpr std::string_view kFileAsItIs[] = {"ernie4_5",    "ernie4_5_moe", "glm",        "glm4",      "glm4_moe",
-                                            "gpt_bigcode", "granite",      "granitemoe", "internlm2", "internlm3",
-                                            "jamba",       "minimax_m2",   "minicpm3",   "ministral", "ministral3",
-                                            "mistral",     "mistral3",     "mixtral",    "nemotron",  "olmo2",
-                                            "olmo3",       "phi3",         "phimoe",     "pixtral",   "stablelm"};
+constexpr std::string_view kUnchangedTypes[] = {
+    "ernie4_5",   "ernie4_5_moe", "glm",       "glm4",    "glm4_moe",   "gpt_bigcode", "granite",
+    "granitemoe", "internlm2",    "internlm3", "jamba",   "minimax_m2", "minicpm3",    "ministral",
+    "ministral3", "mistral",      "mistral3",  "mixtral", "nemotron",   "olmo2",       "olmo3",
+    "phi3",       "phimoe",       "pixtral",   "stablelm"};
 
-constexpr std::string_view kOverriding[] = {"GPT2Tokenizer", "GemmaTokenizer", "LlamaTokenizer", "Qwen2Tokenizer"};
+constexpr std::string_view kKnownClasses[] = {"GPT2Tokenizer", "GemmaTokenizer", "LlamaTokenizer", "Qwen2Tokenizer"};
 
 constexpr const char* kQwen2Pattern =
     R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
@@ -86,12 +86,14 @@ void build_gpt2(const SpecialNames& names, Json& tokenizer) {
 
 std::string choose_tokenizer_class(std::string_view declared, std::string_view model_type) {
   if (declared.ends_with("Fast") && declared != "PreTrainedTokenizerFast") declared.remove_suffix(4);
-  if (std::find(std::begin(kFileAsItIs), std::end(kFileAsItIs), model_type) != std::end(kFileAsItIs)) return "";
+  if (std::find(std::begin(kUnchangedTypes), std::end(kUnchangedTypes), model_type) != std::end(kUnchangedTypes))
+    return "";
   const auto model = std::find_if(std::begin(kClassOfModel), std::end(kClassOfModel),
                                   [&](const auto& row) { return row.first == model_type; });
   // transformers also ignores the declared class of qwen2.
   if (model != std::end(kClassOfModel) && (declared.empty() || model_type == "qwen2")) declared = model->second;
-  const bool overrides = std::find(std::begin(kOverriding), std::end(kOverriding), declared) != std::end(kOverriding);
+  const bool overrides =
+      std::find(std::begin(kKnownClasses), std::end(kKnownClasses), declared) != std::end(kKnownClasses);
   return overrides ? std::string(declared) : "";
 }
 

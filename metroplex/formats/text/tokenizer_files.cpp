@@ -13,8 +13,8 @@ namespace {
 
 constexpr const char *kModel = "tokenizer.model", *kJson = "tokenizer.json", *kVocab = "vocab.json",
                      *kMerges = "merges.txt";
-constexpr const char* kBeside[] = {"tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
-                                   "chat_template.jinja",   kToolUseTemplate,          "generation_config.json"};
+constexpr const char* kExtraFiles[] = {"tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
+                                       "chat_template.jinja",   kToolUseTemplate,          "generation_config.json"};
 
 // A copy of a folder has no config.json, so tokenizer_config.json must name the class that both files choose.
 std::string name_tokenizer_class(const std::string& config, const std::string& folder) {
@@ -45,7 +45,7 @@ TokenizerFiles read_tokenizer_files(const std::string& type, const std::string& 
     const bool json = type == "bpe" || (type.empty() && path.ends_with(".json"));
     out.type = json ? "bpe" : "sentencepiece";
     folder = files::parent_directory(path);
-    if (const std::string merges = merges_of(path); !merges.empty()) {
+    if (const std::string merges = find_merges_file(path); !merges.empty()) {
       out.files = {{kVocab, disk.read(path)}, {kMerges, disk.read(merges)}};
     } else {
       out.files = {{json ? kJson : kModel, disk.read(path)}};
@@ -54,7 +54,7 @@ TokenizerFiles read_tokenizer_files(const std::string& type, const std::string& 
   files::ChecksumStream sum;
   for (const auto& [name, bytes] : out.files) sum.add(bytes.data(), bytes.size());
   out.checksum = files::to_hex(sum.sum());
-  for (const char* name : kBeside) {
+  for (const char* name : kExtraFiles) {
     for (const std::string& path :
          {files::join_path(folder, path_in_directory(name)), files::join_path(folder, name)}) {
       if (!disk.exists(path)) continue;
@@ -71,7 +71,7 @@ std::string path_in_directory(const std::string& name) {
   return name == kToolUseTemplate ? files::join_path("additional_chat_templates", name) : name;
 }
 
-std::string words_of(const Tokenizer& tokenizer, const TokenizerFiles& files) {
+std::string identify_tokenizer(const Tokenizer& tokenizer, const TokenizerFiles& files) {
   return base::concat(tokenizer.name(), " of ", tokenizer.vocab_size(), " ids",
                       files.checksum.empty() ? "" : " with the checksum " + files.checksum);
 }

@@ -35,7 +35,7 @@ inline constexpr const char* kToolUseTemplate = "tool_use.jinja";
 std::string path_in_directory(const std::string& name);
 
 // Identifies the tokenizer as text; equal texts imply equal ids.
-std::string words_of(const Tokenizer& tokenizer, const TokenizerFiles& files);
+std::string identify_tokenizer(const Tokenizer& tokenizer, const TokenizerFiles& files);
 
 // The arguments of load_tokenizer for a folder with these files.
 struct TokenizerPaths {
@@ -47,7 +47,6 @@ TokenizerPaths tokenizer_paths(const std::string& folder, const std::vector<std:
 // special_tokens_map.json, then tokenizer_config.json; only the latter if it has added_tokens_decoder. A name is a
 // string or an object with "content". Without tokenizer_config.json, ids come from generation_config.json, then
 // config.json; the first of several.
-
 struct SpecialNames {
   std::optional<std::string> bos, eos, pad, unk;
   std::optional<int32_t> bos_id, eos_id, pad_id;

@@ -53,7 +53,7 @@ class ByteAlphabet {
 
  private:
   std::array<std::string, 256> spelling_;
-  std::array<int, 0x144> byte_of_;  // by code point; -1 outside
+  std::array<int, 0x144> byte_codes_;  // by code point; -1 outside
 };
 
 }  // namespace metroplex::text

@@ -23,7 +23,7 @@ class WordCache {
     const Key key(word);
     const Entry& entry = entries_[key.slot()];
     if (entry.bytes != word.size() || entry.key != key.words) return false;
-    if (word.size() > kShortBytes && entry.rest != rest_of(word)) return false;
+    if (word.size() > kShortBytes && entry.rest != hash_tail(word)) return false;
     if (entry.num_ids == 1) {
       out.push_back(entry.ids[0]);
     } else {
@@ -37,7 +37,7 @@ class WordCache {
     const Key key(word);
     Entry& entry = entries_[key.slot()];
     entry.key = key.words;
-    if (word.size() > kShortBytes) entry.rest = rest_of(word);
+    if (word.size() > kShortBytes) entry.rest = hash_tail(word);
     entry.bytes = static_cast<uint8_t>(word.size());
     entry.num_ids = static_cast<uint8_t>(num_ids);
     std::copy_n(ids, num_ids, entry.ids);
@@ -84,7 +84,7 @@ class WordCache {
 
   // For longer words: the bytes between the first 16 and the last 8.
   using Rest = std::array<uint64_t, 5>;
-  static Rest rest_of(std::string_view word) {
+  static Rest hash_tail(std::string_view word) {
     Rest rest{};
     std::memcpy(rest.data(), word.data() + 16, word.size() - kShortBytes);
     return rest;

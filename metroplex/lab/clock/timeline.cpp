@@ -41,18 +41,18 @@ TimedOperationPtr Timeline::issue(int64_t number, int member, double at_s, LinkL
   if (--operation->missing > 0) return operation;
   operation->bytes = std::max(operation->bytes, most_bytes(operation->sent_to));
   if (load.transfers) {
-    settle_transfers(*operation, *load.transfers, load.sends_wait);
+    schedule_transfers(*operation, *load.transfers, load.sends_wait);
   } else {
     free_s_ = std::max(free_s_, transfers_end_s_);
-    settle(*operation, free_s_);
+    schedule(*operation, free_s_);
   }
   open_.erase(number);
   return operation;
 }
 
-TimedOperationPtr Timeline::post(const MessageWay& way, bool is_send, double at_s, double bytes) {
+TimedOperationPtr Timeline::post(const MessageRoute& route, bool is_send, double at_s, double bytes) {
   const std::lock_guard lock(mutex_);
-  Way& on = ways_[way];
+  Route& on = routes_[route];
   std::deque<TimedOperationPtr>& theirs = is_send ? on.receives : on.sends;
   if (theirs.empty()) {
     const TimedOperation half{.missing = 1, .issued_s = at_s, .bytes = bytes};
@@ -62,24 +62,24 @@ TimedOperationPtr Timeline::post(const MessageWay& way, bool is_send, double at_
   theirs.pop_front();
   message->missing = 0;
   message->issued_s = std::max(message->issued_s, at_s);
-  settle(*message, on.free_s);
+  schedule(*message, on.free_s);
   return message;
 }
 
-LinkUse Timeline::use_of(const TimedOperation& operation, int member) const {
+LinkUse Timeline::link_use(const TimedOperation& operation, int member) const {
   const std::lock_guard lock(mutex_);
   MPX_ASSERT(operation.missing == 0, operation.missing, " have not issued an operation that ended");
   return operation.uses.empty() ? operation.use : operation.uses[static_cast<size_t>(member)];
 }
 
 // Schedules the transfer that can start first; ties go to the first in the list.
-void Timeline::settle_transfers(TimedOperation& operation, const std::vector<LinkTransfer>& transfers,
-                                bool sends_wait) {
+void Timeline::schedule_transfers(TimedOperation& operation, const std::vector<LinkTransfer>& transfers,
+                                  bool sends_wait) {
   constexpr double kOpen = std::numeric_limits<double>::infinity();
   std::vector<double> ends(transfers.size(), kOpen);
-  const auto start_of = [&](const LinkTransfer& t) {
-    const auto from = static_cast<size_t>(t.from), to = static_cast<size_t>(t.to);
-    const double there = t.after < 0 ? 0 : ends[static_cast<size_t>(t.after)];
+  const auto start_of = [&](const LinkTransfer& transfer) {
+    const auto from = static_cast<size_t>(transfer.from), to = static_cast<size_t>(transfer.to);
+    const double there = transfer.after < 0 ? 0 : ends[static_cast<size_t>(transfer.after)];
     return std::max({there, operation.issued_by[from], operation.issued_by[to], sends_free_s_[from],
                      receives_free_s_[to], free_s_});
   };
@@ -97,18 +97,18 @@ void Timeline::settle_transfers(TimedOperation& operation, const std::vector<Lin
       next = i;
       start = start_of(transfers[i]);
     }
-    const LinkTransfer& t = transfers[next];
-    const LinkUse use{start, start + link_.seconds(t.bytes)};
+    const LinkTransfer& transfer = transfers[next];
+    const LinkUse use{start, start + link_.seconds(transfer.bytes)};
     ends[next] = use.end_s;
-    sends_free_s_[static_cast<size_t>(t.from)] = receives_free_s_[static_cast<size_t>(t.to)] =
-        start + t.bytes / link_.bytes_per_s;
-    ends_for(t.to, use);
-    if (sends_wait) ends_for(t.from, use);
+    sends_free_s_[static_cast<size_t>(transfer.from)] = receives_free_s_[static_cast<size_t>(transfer.to)] =
+        start + transfer.bytes / link_.bytes_per_s;
+    ends_for(transfer.to, use);
+    if (sends_wait) ends_for(transfer.from, use);
     transfers_end_s_ = std::max(transfers_end_s_, use.end_s);
   }
 }
 
-void Timeline::settle(TimedOperation& operation, double& free_s) const {
+void Timeline::schedule(TimedOperation& operation, double& free_s) const {
   operation.use.start_s = std::max(operation.issued_s, free_s);
   operation.use.end_s = operation.use.start_s + link_.seconds(operation.bytes);
   operation.sent_to.clear();

@@ -58,9 +58,9 @@ struct TimedOperation {
 using TimedOperationPtr = std::shared_ptr<TimedOperation>;
 
 // Route of a message; `from` and `to` are indices in the group.
-struct MessageWay {
+struct MessageRoute {
   int from = 0, to = 0, channel = 0;
-  friend auto operator<=>(const MessageWay&, const MessageWay&) = default;
+  friend auto operator<=>(const MessageRoute&, const MessageRoute&) = default;
 };
 
 class Timeline {
@@ -73,17 +73,17 @@ class Timeline {
   const LinkCost& link() const { return link_; }
   // `number` counts the collectives of this communicator on the issuing member.
   TimedOperationPtr issue(int64_t number, int member, double at_s, LinkLoad load);
-  TimedOperationPtr post(const MessageWay& way, bool is_send, double at_s, double bytes);
+  TimedOperationPtr post(const MessageRoute& route, bool is_send, double at_s, double bytes);
   // Returns the interval for which `member` waits. Requires that all members have issued the operation.
-  LinkUse use_of(const TimedOperation& operation, int member) const;
+  LinkUse link_use(const TimedOperation& operation, int member) const;
 
  private:
-  struct Way {
+  struct Route {
     std::deque<TimedOperationPtr> sends, receives;  // unmatched
     double free_s = 0;
   };
-  void settle(TimedOperation& operation, double& free_s) const;
-  void settle_transfers(TimedOperation& operation, const std::vector<LinkTransfer>& transfers, bool sends_wait);
+  void schedule(TimedOperation& operation, double& free_s) const;
+  void schedule_transfers(TimedOperation& operation, const std::vector<LinkTransfer>& transfers, bool sends_wait);
 
   const LinkCost link_;
   const int num_members_;
@@ -92,7 +92,7 @@ class Timeline {
   double free_s_ = 0;                          // end of the last complete collective
   double transfers_end_s_ = 0;
   std::vector<double> sends_free_s_, receives_free_s_;  // for transfers, by member
-  std::map<MessageWay, Way> ways_;
+  std::map<MessageRoute, Route> routes_;
 };
 
 }  // namespace metroplex::clock

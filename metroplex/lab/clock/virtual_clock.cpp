@@ -37,7 +37,7 @@ VirtualClock::VirtualClock(int world_size, const LinkCost& link, CpuClock cpu)
             " s and ", link.bytes_per_s, " bytes/s; a latency is 0 or more, a bandwidth above 0 (infinity: no cost)");
 }
 
-VirtualClock::Rank& VirtualClock::rank_of(int rank) {
+VirtualClock::Rank& VirtualClock::rank_state(int rank) {
   MPX_ASSERT(rank >= 0 && rank < world_size(), "rank ", rank, " of a virtual clock of ", world_size(), " ranks");
   return ranks_[static_cast<size_t>(rank)];
 }
@@ -57,7 +57,7 @@ std::shared_ptr<comm::GroupBackend> VirtualClock::wrap(const comm::GroupSpec& gr
 }
 
 void VirtualClock::start(int rank) {
-  Rank& mine = rank_of(rank);
+  Rank& mine = rank_state(rank);
   MPX_CHECK(!mine.started, "comm", "the virtual clock of rank ", rank,
             " has run before; make one for each call of run_threads");
   mine.started = true;
@@ -76,7 +76,7 @@ void VirtualClock::count(int rank, Rank& mine) {
 }
 
 void VirtualClock::pause(int rank) {
-  Rank& mine = rank_of(rank);
+  Rank& mine = rank_state(rank);
   MPX_CHECK(mine.thread == std::this_thread::get_id(), "comm", "a second thread communicates for rank ", rank,
             ", whose virtual clock runs with one; leave that work out of what the clock measures");
   MPX_ASSERT(mine.running, "the virtual clock of rank ", rank, " does not run");
@@ -85,20 +85,20 @@ void VirtualClock::pause(int rank) {
 }
 
 void VirtualClock::resume(int rank) {
-  Rank& mine = rank_of(rank);
+  Rank& mine = rank_state(rank);
   mine.cpu_s = cpu_(rank);
   mine.running = true;
 }
 
 double VirtualClock::now(int rank) {
-  Rank& mine = rank_of(rank);
+  Rank& mine = rank_state(rank);
   if (mine.running) count(rank, mine);
   return mine.now_s;
 }
 
 RankTime VirtualClock::of(int rank) {
   now(rank);
-  return rank_of(rank).time;
+  return rank_state(rank).time;
 }
 
 std::vector<RankTime> VirtualClock::report() {
@@ -111,7 +111,7 @@ std::vector<RankTime> VirtualClock::report() {
 }
 
 void VirtualClock::wait_for(int rank, const LinkUse& use, const comm::GroupSpec& group) {
-  Rank& mine = rank_of(rank);
+  Rank& mine = rank_state(rank);
   MPX_ASSERT(!mine.running, "rank ", rank, " waits with a clock that runs");
   WaitTime& wait = mine.time.waits[{group.name, group.purpose}];
   ++wait.waits;

@@ -76,7 +76,7 @@ class VirtualClock final : public comm::RankObserver, public std::enable_shared_
     std::thread::id thread{};
     RankTime time{};
   };
-  Rank& rank_of(int rank);
+  Rank& rank_state(int rank);
   void count(int rank, Rank& mine);
 
   const LinkCost link_;
@@ -98,15 +98,15 @@ class VirtualClock final : public comm::RankObserver, public std::enable_shared_
 //     additions of return_rows take no time
 //   - gather: the receives of member 0
 //   - barrier: the latency
-
-struct ClockedSeat {
+struct ClockedMember {
   comm::GroupSpec group;
   int rank = 0;             // global rank of the caller
   bool sends_wait = false;  // a send ends with its receive (HubOptions::rendezvous); false: at once
 };
 
 // Requires CPU tensors. `inner` must complete a wait only after all participants have issued the operation.
-std::shared_ptr<comm::GroupBackend> make_clocked_backend(const ClockedSeat& seat, std::shared_ptr<VirtualClock> clock,
+std::shared_ptr<comm::GroupBackend> make_clocked_backend(const ClockedMember& context,
+                                                         std::shared_ptr<VirtualClock> clock,
                                                          std::shared_ptr<comm::GroupBackend> inner);
 
 }  // namespace metroplex::clock

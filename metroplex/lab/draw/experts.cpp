@@ -12,10 +12,10 @@ namespace {
 using base::concat;
 using Steps = std::vector<const files::ExpertTraceStep*>;
 
-constexpr size_t kMostRows = 32;   // iterations of one layer
-constexpr size_t kMostTimes = 64;  // cells of iterations
+constexpr size_t kMaxRows = 32;   // iterations of one layer
+constexpr size_t kMaxTimes = 64;  // cells of iterations
 
-std::vector<double> over_mean(const std::vector<int64_t>& counts) {
+std::vector<double> divide_by_mean(const std::vector<int64_t>& counts) {
   const auto sum = static_cast<double>(std::accumulate(counts.begin(), counts.end(), int64_t{0}));
   std::vector<double> out;
   for (const int64_t count : counts)
@@ -24,7 +24,7 @@ std::vector<double> over_mean(const std::vector<int64_t>& counts) {
 }
 
 // Divides `steps` into at most `most` consecutive groups of nearly equal length.
-std::vector<Steps> pieces(const Steps& steps, size_t most) {
+std::vector<Steps> split_steps(const Steps& steps, size_t most) {
   const size_t count = std::min(most, steps.size());
   std::vector<Steps> out;
   for (size_t i = 0; i < count; ++i) {
@@ -35,12 +35,12 @@ std::vector<Steps> pieces(const Steps& steps, size_t most) {
   return out;
 }
 
-std::string range_of(const Steps& steps) {
+std::string format_range(const Steps& steps) {
   const int64_t first = steps.front()->iteration, last = steps.back()->iteration;
   return first == last ? std::to_string(first) : concat(first, "-", last);
 }
 
-std::string words(const files::Imbalance& of) {
+std::string format_imbalance(const files::Imbalance& of) {
   return format("%7.3f", of.together) + format(" %7.3f", of.mean) + format(" %7.3f", of.worst);
 }
 
@@ -50,13 +50,13 @@ Heat::Row expert_row(const files::ExpertTrace& trace, const Steps& steps, size_t
   const std::vector<int64_t> tokens = tokens_of_layer(trace, steps, layer);
   const int64_t dropped = dropped_of_layer(steps, layer);
   const auto all = static_cast<double>(std::accumulate(tokens.begin(), tokens.end(), int64_t{0}) + dropped);
-  const std::string remark = words(imbalance_of_layer(trace, steps, layer)) + "  " +
-                             words(imbalance_of_layer_ranks(trace, steps, layer)) +
+  const std::string remark = format_imbalance(imbalance_of_layer(trace, steps, layer)) + "  " +
+                             format_imbalance(imbalance_of_layer_ranks(trace, steps, layer)) +
                              format("  %6.2f%%", all > 0 ? 100 * static_cast<double>(dropped) / all : 0);
-  return {label, remark, over_mean(tokens)};
+  return {label, remark, divide_by_mean(tokens)};
 }
 
-size_t index_of(const files::ExpertTrace& trace, int64_t layer) {
+size_t find_layer(const files::ExpertTrace& trace, int64_t layer) {
   const auto found = std::find(trace.head.layers.begin(), trace.head.layers.end(), layer);
   std::string all;
   for (const int64_t has : trace.head.layers) all += (all.empty() ? "" : ", ") + std::to_string(has);
@@ -65,8 +65,8 @@ size_t index_of(const files::ExpertTrace& trace, int64_t layer) {
   return static_cast<size_t>(found - trace.head.layers.begin());
 }
 
-std::vector<size_t> chosen_layers(const files::ExpertTrace& trace, const ExpertPictureOptions& options) {
-  if (options.layer) return {index_of(trace, *options.layer)};
+std::vector<size_t> select_layers(const files::ExpertTrace& trace, const ExpertPictureOptions& options) {
+  if (options.layer) return {find_layer(trace, *options.layer)};
   std::vector<size_t> all(trace.head.layers.size());
   std::iota(all.begin(), all.end(), size_t{0});
   return all;
@@ -79,15 +79,15 @@ std::string layer_name(const files::ExpertTrace& trace, size_t layer) {
 // Imbalance by iteration: over ranks if experts are on several ranks, else over experts.
 Heat times_heat(const files::ExpertTrace& trace, const Steps& steps, const std::vector<size_t>& layers) {
   const bool ranks = trace.head.ep > 1;
-  Heat heat{concat("largest over mean of the ", ranks ? "ranks" : "experts", ", iterations ", range_of(steps)),
+  Heat heat{concat("largest over mean of the ", ranks ? "ranks" : "experts", ", iterations ", format_range(steps)),
             "",
             "iteration",
             {}};
   for (const size_t layer : layers) {
     Heat::Row row{layer_name(trace, layer), "", {}};
-    for (const Steps& piece : pieces(steps, kMostTimes))
+    for (const Steps& group : split_steps(steps, kMaxTimes))
       row.cells.push_back(
-          (ranks ? imbalance_of_layer_ranks(trace, piece, layer) : imbalance_of_layer(trace, piece, layer)).mean);
+          (ranks ? imbalance_of_layer_ranks(trace, group, layer) : imbalance_of_layer(trace, group, layer)).mean);
     heat.rows.push_back(row);
   }
   return heat;
@@ -99,8 +99,9 @@ Heat ranks_heat(const files::ExpertTrace& trace, const Steps& steps, const std::
             "rank",
             {}};
   for (const size_t layer : layers) {
-    heat.rows.push_back({layer_name(trace, layer), words(imbalance_of_layer_ranks(trace, steps, layer)),
-                         over_mean(files::tokens_of_ranks(tokens_of_layer(trace, steps, layer), trace.head.ep))});
+    heat.rows.push_back(
+        {layer_name(trace, layer), format_imbalance(imbalance_of_layer_ranks(trace, steps, layer)),
+         divide_by_mean(files::tokens_of_ranks(tokens_of_layer(trace, steps, layer), trace.head.ep))});
   }
   heat.remarks = "largest    step   worst";
   return heat;
@@ -108,7 +109,7 @@ Heat ranks_heat(const files::ExpertTrace& trace, const Steps& steps, const std::
 
 }  // namespace
 
-std::vector<const files::ExpertTraceStep*> chosen_steps(const files::ExpertTrace& trace,
+std::vector<const files::ExpertTraceStep*> select_steps(const files::ExpertTrace& trace,
                                                         const ExpertPictureOptions& options) {
   Steps steps;
   for (const files::ExpertTraceStep& step : trace.steps) {
@@ -150,17 +151,17 @@ int64_t dropped_of_layer(const Steps& steps, size_t layer) {
 }
 
 std::vector<Heat> expert_heats(const files::ExpertTrace& trace, const ExpertPictureOptions& options) {
-  const Steps steps = chosen_steps(trace, options);
-  const std::vector<size_t> layers = chosen_layers(trace, options);
+  const Steps steps = select_steps(trace, options);
+  const std::vector<size_t> layers = select_layers(trace, options);
   Heat experts{
       concat("tokens of the ", trace.head.num_experts, " experts, ",
-             options.layer ? layer_name(trace, layers[0]) + ", " : std::string(), "iterations ", range_of(steps)),
+             options.layer ? layer_name(trace, layers[0]) + ", " : std::string(), "iterations ", format_range(steps)),
       kRemarks,
       "expert",
       {}};
   if (options.layer) {
-    for (const Steps& piece : pieces(steps, kMostRows))
-      experts.rows.push_back(expert_row(trace, piece, layers[0], range_of(piece)));
+    for (const Steps& group : split_steps(steps, kMaxRows))
+      experts.rows.push_back(expert_row(trace, group, layers[0], format_range(group)));
   } else {
     for (const size_t layer : layers)
       experts.rows.push_back(expert_row(trace, steps, layer, layer_name(trace, layer)));

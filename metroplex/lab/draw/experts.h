@@ -44,7 +44,7 @@ std::string draw_text(const files::ExpertTrace& trace, const ExpertPictureOption
 std::string draw_svg(const files::ExpertTrace& trace, const ExpertPictureOptions& options);
 
 // Returns the steps selected by the options. Throws like expert_heats().
-std::vector<const files::ExpertTraceStep*> chosen_steps(const files::ExpertTrace& trace,
+std::vector<const files::ExpertTraceStep*> select_steps(const files::ExpertTrace& trace,
                                                         const ExpertPictureOptions& options);
 // Tokens by expert of one layer (an index of head.layers), summed over `steps`. dropped_of_layer returns the dropped
 // tokens.

@@ -26,8 +26,8 @@ std::string colour(double heat) {
 int write_heat(std::ostream& out, const Heat& heat, int y) {
   write_text(out, kHeatMargin, y + 14, heat.title, "bold");
   const auto cells = static_cast<double>(heat.rows.at(0).cells.size());
-  const int room = kHeatWidth - 2 * kHeatMargin - kLabel - kRemark;
-  const double width = std::min(24.0, std::floor(room / cells * 100) / 100);
+  const int available = kHeatWidth - 2 * kHeatMargin - kLabel - kRemark;
+  const double width = std::min(24.0, std::floor(available / cells * 100) / 100);
   const double remark = kHeatMargin + kLabel + width * cells + 12;
   write_text(out, remark, y + 34, heat.remarks);
   y += kTitle;

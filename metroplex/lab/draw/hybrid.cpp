@@ -11,7 +11,7 @@ namespace {
 
 char letter(int ranks) { return ranks < 10 ? static_cast<char>('0' + ranks) : ranks == 16 ? 'G' : '+'; }
 
-std::vector<std::string> rows_of(const plan::HybridPlan& plan, int columns) {
+std::vector<std::string> draw_rows(const plan::HybridPlan& plan, int columns) {
   std::vector<std::string> rows(plan.load.size(), std::string(static_cast<size_t>(columns), '.'));
   std::vector<double> free(plan.load.size(), 0);
   const auto column = [&](double time) { return static_cast<int>(std::lround(time / plan.span * columns)); };
@@ -30,7 +30,7 @@ std::vector<std::string> rows_of(const plan::HybridPlan& plan, int columns) {
 struct RankShare {
   int64_t tokens = 0, most = 0, microbatches = 0;  // tokens: of documents; most: maximum per microbatch, with fillers
 };
-RankShare share_of(const plan::HybridPlan& plan, int rank) {
+RankShare rank_share(const plan::HybridPlan& plan, int rank) {
   RankShare share;
   for (const size_t i : plan.of_rank(rank)) {
     const plan::HybridMicrobatch& m = plan.microbatches[i];
@@ -49,7 +49,7 @@ RankShare share_of(const plan::HybridPlan& plan, int rank) {
 std::string draw_text(const plan::HybridPlan& plan, int columns) {
   MPX_CHECK(columns >= 1, "plan", "a picture of ", columns, " columns; choose 1 or more");
   std::string text;
-  const std::vector<std::string> rows = rows_of(plan, columns);
+  const std::vector<std::string> rows = draw_rows(plan, columns);
   const std::string last = std::to_string(rows.size() - 1);
   int64_t documents = 0, shared = 0;
   for (const plan::HybridMicrobatch& m : plan.microbatches) {
@@ -58,7 +58,7 @@ std::string draw_text(const plan::HybridPlan& plan, int columns) {
     shared += m.ranks > 1 ? count : 0;
   }
   for (size_t rank = 0; rank < rows.size(); ++rank) {
-    const RankShare share = share_of(plan, static_cast<int>(rank));
+    const RankShare share = rank_share(plan, static_cast<int>(rank));
     const std::string name = std::to_string(rank);
     text += base::concat("rank ", std::string(last.size() - name.size(), ' '), name, " ", rows[rank], " ",
                          share.microbatches, " microbatches, ", share.tokens, " tokens, ", share.most, " at a time, ",

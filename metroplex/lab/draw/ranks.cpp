@@ -14,7 +14,7 @@ namespace {
 
 constexpr std::array<int, 12> kTerminalColours = {117, 216, 150, 183, 222, 152, 211, 187, 111, 180, 157, 225};
 
-std::string painted(const std::string& text, int group, bool colour) {
+std::string paint_cell(const std::string& text, int group, bool colour) {
   if (!colour) return "|" + text;
   return base::concat(" \x1b[30;48;5;", kTerminalColours[group % kTerminalColours.size()], "m", text, "\x1b[0m");
 }
@@ -27,14 +27,14 @@ void draw_row(std::string& out, const Picture& picture, const PictureRow& row, b
         out += base::concat(colour ? " " : "|", line == 0 ? " .. " : "    ");
         continue;
       }
-      out += painted(" " + pad_right(line == 0 ? cell.title : cell.coordinates, picture.cell_width) + " ", cell.group,
-                     colour);
+      out += paint_cell(" " + pad_right(line == 0 ? cell.title : cell.coordinates, picture.cell_width) + " ",
+                        cell.group, colour);
     }
     out += colour ? "\n" : "|\n";
   }
 }
 
-std::string joined(const topology::Ranks& ranks, size_t limit) {
+std::string join_ranks(const topology::Ranks& ranks, size_t limit) {
   std::string text;
   for (size_t k = 0; k < ranks.size(); ++k) {
     if (ranks.size() > limit && k == limit - 2) {
@@ -82,10 +82,10 @@ static std::string wrap_words(const std::string& text, size_t columns) {
 }
 
 static Picture make_narrow_picture(const topology::RankGrid& grid, RankMapOptions options) {
-  constexpr int kFewest = 3, kBetweenCells = 3;
+  constexpr int kMinCells = 3, kBetweenCells = 3;
   Picture picture = make_picture(grid, options);
-  const auto room = options.line_columns - static_cast<int>(picture.label_width) - 1;
-  const int fit = std::max(kFewest, room / (static_cast<int>(picture.cell_width) + kBetweenCells));
+  const auto available = options.line_columns - static_cast<int>(picture.label_width) - 1;
+  const int fit = std::max(kMinCells, available / (static_cast<int>(picture.cell_width) + kBetweenCells));
   if (fit >= options.max_columns) return picture;
   options.max_columns = fit;
   return make_picture(grid, options);
@@ -112,7 +112,7 @@ std::string draw_reach(const topology::RankGrid& grid, int gpus_per_node) {
   const topology::Cluster cluster(grid.world_size(), gpus_per_node);
   std::string out =
       base::concat(cluster.num_nodes(), cluster.num_nodes() == 1 ? " node" : " nodes", " of ", gpus_per_node, "\n");
-  for (const auto& [kind, far] : reach_of_groups(cluster, grid)) {
+  for (const auto& [kind, far] : list_group_reach(cluster, grid)) {
     std::string where = "inside a node";
     if (far.inter_node()) {
       where = base::concat(far.num_crossing == far.num_groups ? "crosses nodes" : "some cross nodes", ", up to ",
@@ -126,43 +126,43 @@ std::string draw_reach(const topology::RankGrid& grid, int gpus_per_node) {
 }
 
 std::string draw_rank(const topology::RankGrid& grid, int rank, int gpus_per_node) {
-  std::string out = base::concat("rank ", rank, ": ", grid.describe(rank));
+  std::string out = base::concat("rank ", rank, ": ", grid.format_coordinates(rank));
   if (gpus_per_node > 0) {
     const topology::Cluster cluster(grid.world_size(), gpus_per_node);
     out += base::concat(", node ", cluster.node(rank), " place ", cluster.local_rank(rank));
   }
   out += "\n";
   for (const topology::GroupKind& kind : topology::kGroupKinds) {
-    const topology::Ranks group = grid.group_of(rank, kind.axes);
-    out +=
-        base::concat("  ", pad_right(to_string(kind.axes), 10), "index ",
-                     pad_right(std::to_string(grid.index_in_group(rank, kind.axes)), 4), " of  ", joined(group, 20));
+    const topology::Ranks group = grid.group_ranks(rank, kind.axes);
+    out += base::concat("  ", pad_right(to_string(kind.axes), 10), "index ",
+                        pad_right(std::to_string(grid.index_in_group(rank, kind.axes)), 4), " of  ",
+                        join_ranks(group, 20));
     if (gpus_per_node > 0 && group.size() > 1) {
       out += nodes_note(topology::Cluster(grid.world_size(), gpus_per_node), group);
     }
     out += "\n";
   }
-  const topology::Ranks stages = grid.group_of(rank, topology::Axis::pp);
+  const topology::Ranks stages = grid.group_ranks(rank, topology::Axis::pp);
   const topology::Ranks embedding = topology::embedding_ranks(stages);
-  out += base::concat("  embedding shared by  ", joined(embedding, 20),
+  out += base::concat("  embedding shared by  ", join_ranks(embedding, 20),
                       std::count(embedding.begin(), embedding.end(), rank) > 0 ? "" : "  (not this rank)", "\n");
   return out;
 }
 
 std::string draw_groups(const topology::RankGroups& groups, int gpus_per_node) {
-  constexpr size_t kMostLines = 64;
+  constexpr size_t kMaxLines = 64;
   int world = 1;
   for (const topology::Ranks& group : groups) {
     for (int rank : group) world = std::max(world, rank + 1);
   }
   std::string out;
   for (size_t g = 0; g < groups.size(); ++g) {
-    if (groups.size() > kMostLines && g == kMostLines - 4) {
-      out += base::concat("  .. ", groups.size() - kMostLines + 1, " more ..\n");
+    if (groups.size() > kMaxLines && g == kMaxLines - 4) {
+      out += base::concat("  .. ", groups.size() - kMaxLines + 1, " more ..\n");
       g = groups.size() - 4;
       continue;
     }
-    out += base::concat("  ", pad_right(base::concat(g, ":"), 6), joined(groups[g], 32));
+    out += base::concat("  ", pad_right(base::concat(g, ":"), 6), join_ranks(groups[g], 32));
     if (gpus_per_node > 0 && groups[g].size() > 1)
       out += nodes_note(topology::Cluster(world, gpus_per_node), groups[g]);
     out += "\n";

@@ -40,7 +40,7 @@ std::string to_json(const topology::RankGrid& grid, int gpus_per_node, const top
   if (gpus_per_node > 0) {
     const topology::Cluster cluster(grid.world_size(), gpus_per_node);
     result["reach"] = Json::object();
-    for (const auto& [kind, far] : reach_of_groups(cluster, grid)) {
+    for (const auto& [kind, far] : list_group_reach(cluster, grid)) {
       result["reach"][to_string(kind.axes)] = {{"num_groups", far.num_groups},
                                                {"num_crossing", far.num_crossing},
                                                {"group_size", far.group_size},

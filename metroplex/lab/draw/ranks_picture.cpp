@@ -13,7 +13,7 @@ struct Row {
   topology::Ranks ranks;
 };
 
-std::vector<Row> rows_of(const topology::RankGrid& grid, int gpus_per_node) {
+std::vector<Row> build_rows(const topology::RankGrid& grid, int gpus_per_node) {
   std::vector<Row> rows;
   if (gpus_per_node > 0) {
     const topology::Cluster cluster(grid.world_size(), gpus_per_node);
@@ -33,7 +33,7 @@ std::vector<Row> rows_of(const topology::RankGrid& grid, int gpus_per_node) {
 }
 
 // Wraps rows longer than `columns` if all lines fit; otherwise returns the rows unchanged, to be abbreviated.
-std::vector<Row> wrapped(std::vector<Row> rows, size_t columns, size_t most) {
+std::vector<Row> wrap_rows(std::vector<Row> rows, size_t columns, size_t most) {
   std::vector<Row> lines;
   for (const Row& row : rows) {
     for (size_t begin = 0; begin < row.ranks.size(); begin += columns) {
@@ -57,7 +57,7 @@ std::string short_coordinates(const topology::RankGrid& grid, int rank) {
 
 // Uses the first `most` - 1 items and the last one, with a gap between, if there are more than `most`.
 template <class Item, class Use, class Gap>
-void abbreviated(const std::vector<Item>& items, int most, const Use& use, const Gap& gap) {
+void abbreviate(const std::vector<Item>& items, int most, const Use& use, const Gap& gap) {
   const int count = static_cast<int>(items.size());
   for (int k = 0; k < count; ++k) {
     if (count > most && k == most - 2) {
@@ -68,7 +68,7 @@ void abbreviated(const std::vector<Item>& items, int most, const Use& use, const
   }
 }
 
-std::string legend_of(const topology::RankGrid& grid, const RankMapOptions& options, size_t num_groups) {
+std::string make_legend(const topology::RankGrid& grid, const RankMapOptions& options, size_t num_groups) {
   std::string letters;
   for (topology::Axis axis : {topology::Axis::tp, topology::Axis::gtp, topology::Axis::cp, topology::Axis::dp,
                               topology::Axis::pp, topology::Axis::ep}) {
@@ -94,7 +94,7 @@ Picture make_picture(const topology::RankGrid& grid, const RankMapOptions& optio
   }
   Picture picture;
   picture.title = summary(grid);
-  picture.legend = legend_of(grid, options, groups.size());
+  picture.legend = make_legend(grid, options, groups.size());
   const auto add_row = [&](const Row& row) {
     PictureRow drawn{row.label, {}};
     const auto add_cell = [&](int rank) {
@@ -104,13 +104,13 @@ Picture make_picture(const topology::RankGrid& grid, const RankMapOptions& optio
       picture.cell_width =
           std::max({picture.cell_width, drawn.cells.back().title.size(), drawn.cells.back().coordinates.size()});
     };
-    abbreviated(row.ranks, options.max_columns, add_cell, [&](int) { drawn.cells.push_back({-1, 0, "", ""}); });
+    abbreviate(row.ranks, options.max_columns, add_cell, [&](int) { drawn.cells.push_back({-1, 0, "", ""}); });
     picture.label_width = std::max(picture.label_width, row.label.size() + 1);
     picture.rows.push_back(std::move(drawn));
   };
   const char* kind = options.gpus_per_node > 0 ? "nodes" : "stages";
-  const auto rows = wrapped(rows_of(grid, options.gpus_per_node), options.max_columns, options.max_rows);
-  abbreviated(rows, options.max_rows, add_row, [&](int left_out) {
+  const auto rows = wrap_rows(build_rows(grid, options.gpus_per_node), options.max_columns, options.max_rows);
+  abbreviate(rows, options.max_rows, add_row, [&](int left_out) {
     picture.rows.push_back({base::concat(".. ", left_out, " more ", kind, " .."), {}});
   });
   return picture;

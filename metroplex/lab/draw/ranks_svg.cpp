@@ -25,7 +25,7 @@ struct Extent {
   int height;
 };
 
-Extent extent_of(const Picture& picture) {
+Extent measure_picture(const Picture& picture) {
   Extent extent{};
   extent.label = static_cast<int>(picture.label_width) * kLetter + 6;
   extent.cell = static_cast<int>(picture.cell_width) * kLetter + 14;
@@ -54,7 +54,7 @@ void write_cell(std::ostream& out, int x, int y, int width, const PictureCell& c
 
 std::string draw_svg(const topology::RankGrid& grid, const RankMapOptions& options) {
   const Picture picture = make_picture(grid, options);
-  const Extent extent = extent_of(picture);
+  const Extent extent = measure_picture(picture);
   std::ostringstream out;
   out << "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"" << extent.width << "\" height=\"" << extent.height
       << "\" font-family=\"monospace\" font-size=\"12\">\n<rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n";

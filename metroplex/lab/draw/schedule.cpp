@@ -15,7 +15,7 @@ std::string box_label(const plan::PipelineTable& table, const plan::Action& acti
 }
 
 // Returns the duration of the shortest compute action above 0.
-double shortest(const replay::Timeline& timeline) {
+double shortest_action(const replay::Timeline& timeline) {
   double result = timeline.length;
   for (const auto& actions : timeline.ranks) {
     for (const replay::TimedAction& timed : actions) {
@@ -30,8 +30,8 @@ double columns_per_time(const replay::Timeline& timeline, size_t label, int max_
   if (timeline.length <= 0) return 0;
   // Rounds the width of the shortest box down to whole columns, so that equal durations look equal. Uses a fraction
   // only if that box is narrower than one column.
-  const double least = shortest(timeline), room = max_columns * least / timeline.length;
-  const double columns = std::min(static_cast<double>(label + 1), room);
+  const double least = shortest_action(timeline), available = max_columns * least / timeline.length;
+  const double columns = std::min(static_cast<double>(label + 1), available);
   return (columns >= 1 ? std::floor(columns) : columns) / least;
 }
 
@@ -123,15 +123,15 @@ std::string draw_text(const plan::PipelineTable& table, const replay::Timeline& 
                       const ScheduleOptions& options, const DrawLabels& labels) {
   const size_t digits = std::to_string(table.num_stages - 1).size();
   std::vector<std::string> before, after;
-  size_t beside = 0;
+  size_t margin = 0;
   for (size_t rank = 0; rank < timeline.ranks.size(); ++rank) {
     before.push_back("rank " + pad_left(std::to_string(rank), digits) + " |");
     after.push_back("| " + labels.row_end(rank));
-    beside = std::max(beside, before.back().size() + after.back().size());
+    margin = std::max(margin, before.back().size() + after.back().size());
   }
   int columns = options.max_columns;
   if (options.line_columns > 0)
-    columns = std::min(columns, std::max(10, options.line_columns - static_cast<int>(beside)));
+    columns = std::min(columns, std::max(10, options.line_columns - static_cast<int>(margin)));
   const double scale = columns_per_time(timeline, labels.widest, columns);
   size_t width = 0;
   for (const auto& actions : timeline.ranks) width = std::max(width, row_width(actions, scale));

@@ -11,9 +11,11 @@ namespace metroplex::draw {
 
 namespace {
 
-int passes_of(const plan::PipelineTable& table) { return table.forward_only ? 1 : table.splits_backward() ? 3 : 2; }
+int count_passes(const plan::PipelineTable& table) {
+  return table.forward_only ? 1 : table.splits_backward() ? 3 : 2;
+}
 
-std::string columns(const std::vector<std::vector<std::string>>& rows) {
+std::string align_columns(const std::vector<std::vector<std::string>>& rows) {
   std::vector<size_t> widths(rows[0].size(), 0);
   for (const auto& row : rows) {
     for (size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], row[i].size());
@@ -36,11 +38,11 @@ GraphNumbers graph_numbers(const plan::GraphPlan& plan, const plan::PipelineTabl
   numbers.layers = std::accumulate(plan.layers_of_chunk.begin(), plan.layers_of_chunk.end(), 0);
   numbers.instances = plan.num_instances;
   numbers.graphs = plan.num_graphs();
-  const int64_t each = static_cast<int64_t>(passes_of(table)) * numbers.layers;
+  const int64_t each = static_cast<int64_t>(count_passes(table)) * numbers.layers;
   // Megatron captures a single microbatch if there is no pipeline, and all of them otherwise.
   numbers.megatron_graphs = each * (table.num_stages == 1 ? 1 : table.num_microbatches);
   numbers.bound = each * table.num_stages;
-  const std::vector<int> order = order_of(table, pp_rank);
+  const std::vector<int> order = capture_order(table, pp_rank);
   plan::GraphLayers alike = plan::alike_layers(plan.layers_of_chunk);  // inputs are equal even if results differ
   numbers.megatron_sets = megatron_sets(order, alike, table.num_microbatches).num_sets;
   const plan::LayerOrder in_turns = plan::overlap_layer_order(order, plan.layers_of_chunk, false);
@@ -96,7 +98,7 @@ std::string draw_graphs(const plan::PipelineTable& table, const replay::Timeline
     const size_t digits = std::to_string(std::max(0, plan.num_instances - 1)).size();
     labels.widest = std::max(labels.widest, digits + (chunks ? 1 : 0));
   }
-  const int passes = passes_of(table);
+  const int passes = count_passes(table);
   const bool stores =
       std::any_of(numbers.begin(), numbers.end(), [](const auto& n) { return n.megatron_stores > 0; });
   std::vector<std::vector<std::string>> rows{{"rank", "layers", "live", "instances", "graphs", "Megatron's", "bound",
@@ -113,7 +115,7 @@ std::string draw_graphs(const plan::PipelineTable& table, const replay::Timeline
     if (stores) rows.back().push_back(bytes(n.megatron_stores));
   }
   const std::string times = std::to_string(passes) + " x layers x ";
-  return draw_text(table, timeline, options, labels) + columns(rows) + "graphs: " + times +
+  return draw_text(table, timeline, options, labels) + align_columns(rows) + "graphs: " + times +
          "instances of their chunk; Megatron's: " + times +
          (table.num_stages == 1 ? "1, without a pipeline" : "microbatches") + "; bound: " + times +
          "pp; live: forwards that wait for their backward at a time\n";

@@ -9,19 +9,19 @@ namespace metroplex::draw {
 namespace {
 
 // With more ranks the table of transfers does not fit a terminal and is omitted.
-constexpr size_t kMostInTable = 16;
+constexpr size_t kMaxTableRanks = 16;
 
 double share(int64_t part, int64_t whole) {
   return whole == 0 ? 0 : 100 * static_cast<double>(part) / static_cast<double>(whole);
 }
 
-struct Drawn {
+struct SequenceStats {
   plan::CutLoad load;
   std::vector<std::vector<plan::PositionRuns>> seen;
   KeyTraffic traffic;
   int64_t area = 0;
 
-  explicit Drawn(const SequencePicture& picture)
+  explicit SequenceStats(const SequencePicture& picture)
       : load(cut_load(picture.documents, picture.cut)),
         seen(seen_keys(picture.documents, picture.cut)),
         traffic(key_traffic(picture.cut, seen)) {
@@ -50,12 +50,12 @@ std::string headline(const SequencePicture& picture) {
   return text + base::concat(", cp ", picture.cut.ranks.size());
 }
 
-std::string summary(const Drawn& drawn) {
-  return "most over mean: area " + format("%.3f", drawn.load.area_ratio) + ", tokens " +
-         format("%.3f", drawn.load.token_ratio) + base::concat("; keys from other ranks: ", drawn.traffic.seen) +
-         (drawn.traffic.all == 0 ? ""
-                                 : format(", %.1f %%", share(drawn.traffic.seen, drawn.traffic.all)) +
-                                       base::concat(" of the ", drawn.traffic.all, " of a gather"));
+std::string summary(const SequenceStats& stats) {
+  return "most over mean: area " + format("%.3f", stats.load.area_ratio) + ", tokens " +
+         format("%.3f", stats.load.token_ratio) + base::concat("; keys from other ranks: ", stats.traffic.seen) +
+         (stats.traffic.all == 0 ? ""
+                                 : format(", %.1f %%", share(stats.traffic.seen, stats.traffic.all)) +
+                                       base::concat(" of the ", stats.traffic.all, " of a gather"));
 }
 
 // Returns `columns` marks over the sequence. Mark c covers positions [c length / columns, (c + 1) length / columns).
@@ -73,10 +73,10 @@ std::string bar(const plan::PositionRuns& runs, int64_t length, int64_t columns)
   return text;
 }
 
-std::string table(const Drawn& drawn) {
-  const size_t ranks = drawn.seen.size();
+std::string table(const SequenceStats& stats) {
+  const size_t ranks = stats.seen.size();
   size_t width = std::to_string(ranks - 1).size();
-  for (const auto& of_reader : drawn.seen) {
+  for (const auto& of_reader : stats.seen) {
     for (const plan::PositionRuns& runs : of_reader)
       width = std::max(width, std::to_string(num_positions(runs)).size());
   }
@@ -86,7 +86,7 @@ std::string table(const Drawn& drawn) {
   for (size_t reader = 0; reader < ranks; ++reader) {
     text += "\n" + pad_left(std::to_string(reader), label.size());
     for (size_t owner = 0; owner < ranks; ++owner) {
-      const int64_t count = reader == owner ? 0 : num_positions(drawn.seen[reader][owner]);
+      const int64_t count = reader == owner ? 0 : num_positions(stats.seen[reader][owner]);
       text += "  " + pad_left(count == 0 ? "." : std::to_string(count), width);
     }
   }
@@ -128,7 +128,7 @@ KeyTraffic key_traffic(const plan::SequenceCut& cut, const std::vector<std::vect
 }
 
 std::string draw_text(const SequencePicture& picture, int columns) {
-  const Drawn drawn(picture);
+  const SequenceStats stats(picture);
   const plan::SequenceCut& cut = picture.cut;
   const int64_t wide = std::min<int64_t>(columns, cut.length);
   const size_t digits = std::to_string(cut.ranks.size() - 1).size();
@@ -138,17 +138,17 @@ std::string draw_text(const SequencePicture& picture, int columns) {
   std::string text = headline(picture) + "\n" + std::string(digits + 6, ' ') + documents + "\n";
   for (size_t rank = 0; rank < cut.ranks.size(); ++rank) {
     text += "rank " + pad_left(std::to_string(rank), digits) + " " + bar(cut.ranks[rank], cut.length, wide) +
-            base::concat(" ", drawn.load.tokens[rank], " tokens, area ") +
-            format("%.2f %%, gets ", share(drawn.load.area[rank], drawn.area)) +
-            base::concat(drawn.received(rank), " keys\n");
+            base::concat(" ", stats.load.tokens[rank], " tokens, area ") +
+            format("%.2f %%, gets ", share(stats.load.area[rank], stats.area)) +
+            base::concat(stats.received(rank), " keys\n");
   }
-  text += summary(drawn) + "\n";
-  if (cut.ranks.size() > 1 && cut.ranks.size() <= kMostInTable && drawn.traffic.seen > 0) text += table(drawn);
+  text += summary(stats) + "\n";
+  if (cut.ranks.size() > 1 && cut.ranks.size() <= kMaxTableRanks && stats.traffic.seen > 0) text += table(stats);
   return text;
 }
 
 std::string draw_svg(const SequencePicture& picture) {
-  const Drawn drawn(picture);
+  const SequenceStats stats(picture);
   const plan::SequenceCut& cut = picture.cut;
   const double scale = kSequenceWidth / static_cast<double>(cut.length);
   const double height = kSequenceTop + kSequenceRow * static_cast<double>(cut.ranks.size()) + 26;
@@ -161,7 +161,7 @@ std::string draw_svg(const SequencePicture& picture) {
     svg += svg_text(kSequenceLeft - 8, y + 15, " text-anchor=\"end\"", "rank " + std::to_string(rank));
     svg += svg_box(kSequenceLeft, y, kSequenceWidth, 22, "#f2f2f2");
     for (size_t owner = 0; owner < cut.ranks.size(); ++owner) {
-      for (const plan::PositionRun& run : drawn.seen[rank][owner]) {
+      for (const plan::PositionRun& run : stats.seen[rank][owner]) {
         svg += svg_box(kSequenceLeft + static_cast<double>(run.first) * scale, y + 6,
                        static_cast<double>(run.count) * scale, 10, owner == rank ? "#4d8fd1" : "#e3c27a");
       }
@@ -171,12 +171,12 @@ std::string draw_svg(const SequencePicture& picture) {
                      static_cast<double>(run.count) * scale, 22, "#4d8fd1");
     }
     svg += svg_text(kSequenceLeft + kSequenceWidth + 8, y + 15, "",
-                    base::concat(drawn.load.tokens[rank], " tokens, area ") +
-                        format("%.2f %%", share(drawn.load.area[rank], drawn.area)));
+                    base::concat(stats.load.tokens[rank], " tokens, area ") +
+                        format("%.2f %%", share(stats.load.area[rank], stats.area)));
   }
   return svg +
          svg_text(kSequenceLeft, height - 8, " fill=\"#555\"",
-                  "grey: documents; blue: own tokens; yellow: keys from other ranks; " + summary(drawn)) +
+                  "grey: documents; blue: own tokens; yellow: keys from other ranks; " + summary(stats)) +
          "</svg>\n";
 }
 

@@ -12,10 +12,10 @@ namespace metroplex::forecast {
 namespace {
 
 // Maximum number of actions that are replayed, in about a tenth of a second.
-constexpr int64_t kLargestReplay = 100'000;
+constexpr int64_t kMaxReplay = 100'000;
 
 // Returns the first rank of every pipeline rank.
-std::vector<const RankFigures*> stages_of(const Fit& fit) {
+std::vector<const RankFigures*> find_stages(const Fit& fit) {
   std::vector<const RankFigures*> stages;
   for (const RankFigures& rank : fit.ranks) {
     if (!rank.last && !rank.between) stages.push_back(&rank);
@@ -25,7 +25,7 @@ std::vector<const RankFigures*> stages_of(const Fit& fit) {
 
 // The time of a stage is proportional to its rank's FLOPs. The ratio of backward to forward is the average over all
 // ranks.
-replay::TimelineCosts costs_of(const std::vector<const RankFigures*>& stages, int chunks) {
+replay::TimelineCosts stage_costs(const std::vector<const RankFigures*>& stages, int chunks) {
   double all = 0, forward = 0;
   for (const RankFigures* stage : stages) {
     all += stage->prediction.flops;
@@ -40,16 +40,16 @@ replay::TimelineCosts costs_of(const std::vector<const RankFigures*>& stages, in
   return costs;
 }
 
-PipelineOutlook pipeline_of(const DryRun& run) {
-  const config::Config& c = run.request.config;
+PipelineOutlook predict_pipeline(const DryRun& run) {
+  const config::Config& config = run.request.config;
   PipelineOutlook out;
-  out.microbatches = most_microbatches(c, run.request.world_size);
-  const auto chunks = static_cast<int>(c.parallel.vpp());
-  const auto request = plan::schedule_request(c.parallel, chunks, static_cast<int>(out.microbatches));
-  out.formula_bubble_share = formula_bubble_share(c, out.microbatches);
-  if (c.parallel.pp() * chunks * out.microbatches > kLargestReplay) return out;
-  const replay::Timeline timeline = replay::replay(plan::build_schedule(c.parallel.pipeline_schedule, request),
-                                                   costs_of(stages_of(run.fit), chunks));
+  out.microbatches = max_microbatches(config, run.request.world_size);
+  const auto chunks = static_cast<int>(config.parallel.vpp());
+  const auto request = plan::schedule_request(config.parallel, chunks, static_cast<int>(out.microbatches));
+  out.formula_bubble_share = formula_bubble_share(config, out.microbatches);
+  if (config.parallel.pp() * chunks * out.microbatches > kMaxReplay) return out;
+  const replay::Timeline timeline = replay::replay(plan::build_schedule(config.parallel.pipeline_schedule, request),
+                                                   stage_costs(find_stages(run.fit), chunks));
   out.bubble_share = timeline.total_bubble_share;
   for (const int live : timeline.peak_live_activations) out.live_microbatches.push_back(double(live) / chunks);
   return out;
@@ -68,15 +68,15 @@ double formula_bubble_share(const config::Config& config, int64_t microbatches) 
 RankPrediction whole_model(const FitRequest& request, const Predictor& predict) {
   RankRequest alone{request.config, 1, 0, request.vocab_size, 1};
   alone.eager = true;  // parameters and FLOPs are those of any step
-  config::Config& c = alone.config;
-  c.model.make_vocab_size_divisible_by *= c.parallel.tp();  // as many rows as the ranks pad to
-  const int64_t bucket_size = c.parallel.ddp_bucket_size;
-  c.parallel = {};
-  c.parallel.virtual_pipeline_model_parallel_size = 1;
-  c.parallel.pipeline_schedule = config::Schedule::none;
-  c.parallel.ddp_bucket_size = bucket_size;
-  c.memory = {};
-  c.train.micro_batch_size = 1;
+  config::Config& config = alone.config;
+  config.model.make_vocab_size_divisible_by *= config.parallel.tp();  // as many rows as the ranks pad to
+  const int64_t bucket_size = config.parallel.ddp_bucket_size;
+  config.parallel = {};
+  config.parallel.virtual_pipeline_model_parallel_size = 1;
+  config.parallel.pipeline_schedule = config::Schedule::none;
+  config.parallel.ddp_bucket_size = bucket_size;
+  config.memory = {};
+  config.train.micro_batch_size = 1;
   return predict(alone);
 }
 
@@ -86,24 +86,25 @@ std::optional<double> DryRun::epochs(const data::SourceTokens& source) const {
 }
 
 static void count_active(DryRun& run) {
-  const config::Config& c = run.request.config;
+  const config::Config& config = run.request.config;
   const plan::ModelShape shape = plan::model_shape(
-      c, config::padded_vocab_size(run.request.vocab_size, c.model.make_vocab_size_divisible_by, c.parallel.tp()));
-  const auto tokens = static_cast<double>(c.train.seq_length);
+      config, config::padded_vocab_size(run.request.vocab_size, config.model.make_vocab_size_divisible_by,
+                                        config.parallel.tp()));
+  const auto tokens = static_cast<double>(config.train.seq_length);
   run.active_params = run.num_params - plan::idle_parameters(shape);
   run.token_flops_active = plan::step_flops(shape, {.batch_size = 1}) / tokens;
   run.token_flops_all = plan::step_flops(plan::with_all_experts(shape), {.batch_size = 1}) / tokens;
 }
 
 DryRun dry_run(const FitRequest& request, files::FileSystem& disk, const Predictor& predict) {
-  const config::Config& c = request.config;
-  const int64_t dp = config::data_parallel_size(c.parallel, request.world_size);
+  const config::Config& config = request.config;
+  const int64_t dp = config::data_parallel_size(config.parallel, request.world_size);
   DryRun run;
   run.request = request;
   run.request.domains.only.reset();
   run.fit = fit(run.request, predict);
   run.num_params = whole_model(request, predict).num_params;
-  const std::vector<const RankFigures*> stages = stages_of(run.fit);
+  const std::vector<const RankFigures*> stages = find_stages(run.fit);
   const double ranks_of_a_stage = static_cast<double>(request.world_size) / static_cast<double>(stages.size());
   for (const RankFigures* stage : stages) {
     run.step_flops += ranks_of_a_stage * stage->prediction.flops;
@@ -113,11 +114,13 @@ DryRun dry_run(const FitRequest& request, files::FileSystem& disk, const Predict
   }
   std::sort(run.exchanges.begin(), run.exchanges.end(),
             [](const auto& a, const auto& b) { return a.layer < b.layer; });
-  run.step_tokens = most_microbatches(c, request.world_size) * dp * c.train.micro_batch_size * c.train.seq_length;
-  if (c.model.has_experts()) count_active(run);
-  run.length = step::run_length(c, step::microbatch_schedule(c, dp));
-  run.pipeline = pipeline_of(run);
-  run.sources = data::training_tokens(c.data, disk, {c.train.seq_length, static_cast<uint64_t>(c.run.seed)});
+  run.step_tokens =
+      max_microbatches(config, request.world_size) * dp * config.train.micro_batch_size * config.train.seq_length;
+  if (config.model.has_experts()) count_active(run);
+  run.length = step::run_length(config, step::microbatch_schedule(config, dp));
+  run.pipeline = predict_pipeline(run);
+  run.sources =
+      data::training_tokens(config.data, disk, {config.train.seq_length, static_cast<uint64_t>(config.run.seed)});
   if (!run.fits()) run.memory_options = memory_options(run.request, run.fit, predict);
   return run;
 }

@@ -17,7 +17,7 @@ OrderedJson or_null(const std::optional<T>& value) {
   return value ? OrderedJson(*value) : OrderedJson(nullptr);
 }
 
-OrderedJson value_of(const config::Field& field) {
+OrderedJson field_json(const config::Field& field) {
   if (const auto* flag = std::get_if<bool*>(&field.member)) return **flag;
   if (const auto* whole = std::get_if<int64_t*>(&field.member)) return **whole;
   if (const auto* list = std::get_if<std::vector<std::string>*>(&field.member)) return **list;
@@ -25,36 +25,36 @@ OrderedJson value_of(const config::Field& field) {
   return config::to_text(field);
 }
 
-OrderedJson config_of(config::Config config) {
+OrderedJson config_json(config::Config config) {
   OrderedJson out = OrderedJson::object();
-  for (const config::Field& field : config::fields(config)) out[field.section][field.name] = value_of(field);
+  for (const config::Field& field : config::fields(config)) out[field.section][field.name] = field_json(field);
   return out;
 }
 
-OrderedJson layout_of(const DryRun& run) {
-  const config::Parallel& p = run.request.config.parallel;
-  return {{"tp", p.tp()},
-          {"pp", p.pp()},
-          {"vpp", p.vpp()},
-          {"cp", p.cp()},
-          {"dp", config::data_parallel_size(p, run.request.world_size)},
-          {"sharding", p.data_parallel_sharding_strategy.text()}};
+OrderedJson layout_json(const DryRun& run) {
+  const config::Parallel& parallel = run.request.config.parallel;
+  return {{"tp", parallel.tp()},
+          {"pp", parallel.pp()},
+          {"vpp", parallel.vpp()},
+          {"cp", parallel.cp()},
+          {"dp", config::data_parallel_size(parallel, run.request.world_size)},
+          {"sharding", parallel.data_parallel_sharding_strategy.text()}};
 }
 
 OrderedJson context_json(const DryRun& run) {
-  const config::Parallel& p = run.request.config.parallel;
+  const config::Parallel& parallel = run.request.config.parallel;
   if (run.exchanges.empty()) return nullptr;
   OrderedJson layers = OrderedJson::array();
-  for (const ContextExchange& e : run.exchanges) {
-    layers.push_back({{"layer", e.layer},
-                      {"exchange", config::text_of(e.exchange)},
-                      {"bytes", {{"forward", e.forward_bytes}, {"backward", e.backward_bytes}}},
-                      {"operations", {{"forward", e.forward_flops}, {"backward", e.backward_flops}}}});
+  for (const ContextExchange& exchange : run.exchanges) {
+    layers.push_back({{"layer", exchange.layer},
+                      {"exchange", config::text_of(exchange.exchange)},
+                      {"bytes", {{"forward", exchange.forward_bytes}, {"backward", exchange.backward_bytes}}},
+                      {"operations", {{"forward", exchange.forward_flops}, {"backward", exchange.backward_flops}}}});
   }
-  return {{"cut", p.context_parallel_cut.text()}, {"layers", layers}};
+  return {{"cut", parallel.context_parallel_cut.text()}, {"layers", layers}};
 }
 
-OrderedJson rank_of(const RankFigures& figures) {
+OrderedJson rank_json(const RankFigures& figures) {
   OrderedJson out{{"rank", figures.rank}, {"pp", figures.pp}, {"last_of_shards", figures.last}};
   out["parameters"] = figures.prediction.num_params;
   out["operations"] = figures.prediction.flops;
@@ -74,11 +74,11 @@ OrderedJson memory_json(const DryRun& run) {
                   {"have_from", domains.from},
                   {"worst_rank", run.fit.worst_rank().rank}};
   OrderedJson& ranks = out["ranks"] = OrderedJson::array();
-  for (const RankFigures& figures : run.fit.ranks) ranks.push_back(rank_of(figures));
+  for (const RankFigures& figures : run.fit.ranks) ranks.push_back(rank_json(figures));
   return out;
 }
 
-OrderedJson data_of(const DryRun& run) {
+OrderedJson data_json(const DryRun& run) {
   OrderedJson sources = OrderedJson::array();
   for (const data::SourceTokens& source : run.sources) {
     sources.push_back({{"prefix", source.prefix},
@@ -109,11 +109,11 @@ OrderedJson options_json(const DryRun& run) {
 }  // namespace
 
 std::string json(const DryRun& run) {
-  const config::Config& c = run.request.config;
-  OrderedJson out{{"run", c.run.name}, {"ranks", run.request.world_size}};
+  const config::Config& config = run.request.config;
+  OrderedJson out{{"run", config.run.name}, {"ranks", run.request.world_size}};
   out["fits"] = run.fit.have ? OrderedJson(run.fits()) : OrderedJson(nullptr);
   out["refused"] = run.refused.empty() ? OrderedJson(nullptr) : OrderedJson(run.refused);
-  out["layout"] = layout_of(run);
+  out["layout"] = layout_json(run);
   out["parameters"] = {{"all", run.num_params}};
   out["operations"] = {{"step", run.step_flops},
                        {"step_by_formula", run.model_flops},
@@ -123,7 +123,7 @@ std::string json(const DryRun& run) {
     out["operations"]["token_by_formula"] = {{"active", run.token_flops_active}, {"all", run.token_flops_all}};
   }
   out["context_parallel"] = context_json(run);
-  out["pipeline"] = {{"schedule", c.parallel.pipeline_schedule.text()},
+  out["pipeline"] = {{"schedule", config.parallel.pipeline_schedule.text()},
                      {"microbatches", run.pipeline.microbatches},
                      {"bubble_share", or_null(run.pipeline.bubble_share)},
                      {"formula_bubble_share", run.pipeline.formula_bubble_share},
@@ -132,11 +132,11 @@ std::string json(const DryRun& run) {
                    {"steps", run.length.iterations},
                    {"samples", run.length.samples},
                    {"all", run.all_tokens()}};
-  out["data"] = data_of(run);
+  out["data"] = data_json(run);
   out["memory"] = memory_json(run);
   out["memory_options"] = options_json(run);
   out["notes"] = run.notes;
-  out["config"] = config_of(c);
+  out["config"] = config_json(config);
   return out.dump(2, ' ', false, OrderedJson::error_handler_t::replace);
 }
 

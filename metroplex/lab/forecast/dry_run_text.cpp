@@ -39,7 +39,7 @@ std::string percent(double share) {
 }
 
 // Pads columns to their widest cell; the first column is left-aligned, the others right-aligned.
-std::string aligned(const std::vector<std::vector<std::string>>& rows) {
+std::string align_columns(const std::vector<std::vector<std::string>>& rows) {
   std::vector<size_t> widths;
   for (const auto& row : rows) {
     widths.resize(std::max(widths.size(), row.size()));
@@ -57,10 +57,10 @@ std::string aligned(const std::vector<std::vector<std::string>>& rows) {
   return out;
 }
 
-std::string name_of(const RankFigures& figures) { return concat("rank ", figures.rank, " (pp ", figures.pp, ")"); }
+std::string rank_name(const RankFigures& figures) { return concat("rank ", figures.rank, " (pp ", figures.pp, ")"); }
 
 // Returns the rows of the table: all if there are few, else both ends and the worst.
-std::set<size_t> shown(const Fit& fit) {
+std::set<size_t> rows_to_show(const Fit& fit) {
   constexpr size_t kMost = 16, kEnd = 3;
   std::set<size_t> rows{fit.worst};
   for (size_t i = 0; i < fit.ranks.size(); ++i) {
@@ -81,10 +81,10 @@ std::string memory_table(const Fit& fit) {
   for (const replay::MemoryCategory& column : columns) rows[0].emplace_back(column.name);
   rows[0].emplace_back("peak");
   size_t before = 0;
-  for (const size_t i : shown(fit)) {
+  for (const size_t i : rows_to_show(fit)) {
     if (i > before + 1) rows.push_back({"..."});
     before = i;
-    std::vector<std::string> row{name_of(fit.ranks[i])};
+    std::vector<std::string> row{rank_name(fit.ranks[i])};
     for (const replay::MemoryCategory& column : columns)
       row.push_back(bytes(fit.ranks[i].prediction.memory.use.*column.bytes));
     row.push_back(bytes(fit.ranks[i].peak));
@@ -92,33 +92,33 @@ std::string memory_table(const Fit& fit) {
         fit.ranks[i].last && std::equal(row.begin() + 1, row.end(), rows.back().begin() + 1, rows.back().end());
     if (!same) rows.push_back(row);
   }
-  return aligned(rows);
+  return align_columns(rows);
 }
 
 // "rank 3 (pp 1) is predicted to hold 1.2 GiB at most", or the total of the ranks of one domain.
-std::string needed(const FitRequest& request, const Fit& fit) {
+std::string format_need(const FitRequest& request, const Fit& fit) {
   if (fit.domain_ranks == 1)
-    return concat(name_of(fit.worst_rank()), " is predicted to hold ", bytes(fit.need), " at most");
+    return concat(rank_name(fit.worst_rank()), " is predicted to hold ", bytes(fit.need), " at most");
   return concat("the ", fit.domain_ranks, " ranks of a ", request.domains.gpu ? "GPU" : "machine",
                 " are predicted to hold ", bytes(fit.need), " at most together");
 }
 
-std::string there_is(const FitRequest& request, const Fit& fit) {
+std::string format_capacity(const FitRequest& request, const Fit& fit) {
   const char* const place = request.domains.gpu ? "a GPU" : "the machine";
   if (!fit.have) return concat("the memory of ", place, " is not known: give --device-memory");
   return concat(place, request.domains.gpu ? " has " : " has ", bytes(*fit.have), " (", request.domains.from, ")");
 }
 
-std::string settings_of(const MemoryOption& option) {
+std::string format_settings(const MemoryOption& option) {
   std::string text;
   for (const std::string& setting : option.settings) text += " --" + setting;
   return text.substr(1);
 }
 
-std::string lines_of(const MemoryOption& option) {
+std::string format_option(const MemoryOption& option) {
   return concat("  ", option.what, ": saves ", bytes(option.saves), ", then ", bytes(option.need),
                 option.fits ? ", which fits" : ", still too much", "; costs about ", percent(option.cost),
-                " of a step\n    ", settings_of(option), "\n");
+                " of a step\n    ", format_settings(option), "\n");
 }
 
 std::string options_text(const MemoryOptions& options) {
@@ -128,11 +128,11 @@ std::string options_text(const MemoryOptions& options) {
   const bool enough = options.single.front().fits;
   text +=
       enough ? "settings that fit, the cheapest first:\n" : "settings that save most, none of them enough alone:\n";
-  if (enough && options.together) text += lines_of(*options.together);
-  for (const MemoryOption& option : options.single) text += lines_of(option);
+  if (enough && options.together) text += format_option(*options.together);
+  for (const MemoryOption& option : options.single) text += format_option(option);
   if (enough) return text;
   if (options.together)
-    text += (options.together->fits ? "together:\n" : "all settings together:\n") + lines_of(*options.together);
+    text += (options.together->fits ? "together:\n" : "all settings together:\n") + format_option(*options.together);
   if (!options.together || !options.together->fits)
     text += "otherwise use more ranks for tensor and pipeline parallelism, or a smaller model\n";
   return text;
@@ -142,7 +142,7 @@ std::string options_text(const MemoryOptions& options) {
 std::string exchanges_text(const DryRun& run) {
   std::string out;
   for (const auto& [type, word] : config::kWords<config::CpCommType>) {
-    const auto is = [&, wanted = type](const ContextExchange& e) { return e.exchange == wanted; };
+    const auto is = [&, wanted = type](const ContextExchange& exchange) { return exchange.exchange == wanted; };
     const auto first = std::find_if(run.exchanges.begin(), run.exchanges.end(), is);
     if (first == run.exchanges.end()) continue;
     out += concat(out.empty() ? "" : "; ", word, " (", std::count_if(run.exchanges.begin(), run.exchanges.end(), is),
@@ -155,21 +155,22 @@ std::string exchanges_text(const DryRun& run) {
 }
 
 std::string layout_text(const DryRun& run) {
-  const config::Config& c = run.request.config;
-  const config::Parallel& p = c.parallel;
-  const std::string vpp = p.vpp() > 1 ? concat(" x ", p.vpp(), " virtual") : "";
-  const std::string experts = c.model.has_experts() ? concat(", experts ", p.ep(), " x tensor ", p.etp()) : "";
-  return concat("tensor ", p.tp(), p.sequence_parallel ? " with sequence" : "", ", pipeline ", p.pp(), vpp, ", data ",
-                config::data_parallel_size(p, run.request.world_size), experts, ", sharding ",
-                p.data_parallel_sharding_strategy, " (ZeRO-", p.sharding().stage(), ")");
+  const config::Config& config = run.request.config;
+  const config::Parallel& parallel = config.parallel;
+  const std::string vpp = parallel.vpp() > 1 ? concat(" x ", parallel.vpp(), " virtual") : "";
+  const std::string experts =
+      config.model.has_experts() ? concat(", experts ", parallel.ep(), " x tensor ", parallel.etp()) : "";
+  return concat("tensor ", parallel.tp(), parallel.sequence_parallel ? " with sequence" : "", ", pipeline ",
+                parallel.pp(), vpp, ", data ", config::data_parallel_size(parallel, run.request.world_size), experts,
+                ", sharding ", parallel.data_parallel_sharding_strategy, " (ZeRO-", parallel.sharding().stage(), ")");
 }
 
 std::string pipeline_text(const DryRun& run) {
   const PipelineOutlook& pipeline = run.pipeline;
-  const config::Config& c = run.request.config;
-  std::string text =
-      concat(c.parallel.pipeline_schedule, ", ", pipeline.microbatches, " microbatches of ", c.train.micro_batch_size,
-             ", bubble ", percent(pipeline.bubble_share.value_or(pipeline.formula_bubble_share)));
+  const config::Config& config = run.request.config;
+  std::string text = concat(config.parallel.pipeline_schedule, ", ", pipeline.microbatches, " microbatches of ",
+                            config.train.micro_batch_size, ", bubble ",
+                            percent(pipeline.bubble_share.value_or(pipeline.formula_bubble_share)));
   if (!pipeline.bubble_share) return text + " by formula (the table is too large to replay)";
   text += concat(" (by formula ", percent(pipeline.formula_bubble_share), ")");
   const auto most = std::max_element(pipeline.live_microbatches.begin(), pipeline.live_microbatches.end());
@@ -186,15 +187,15 @@ std::string data_text(const DryRun& run, const data::SourceTokens& source) {
                 source.chats ? " chats" : " documents", " to train on", epochs ? std::string(", ") + text : "");
 }
 
-int64_t most_params(const Fit& fit) {
+int64_t max_params(const Fit& fit) {
   int64_t most = 0;
   for (const RankFigures& figures : fit.ranks) most = std::max(most, figures.prediction.num_params);
   return most;
 }
 
-std::string verdict(const DryRun& run) {
+std::string fit_text(const DryRun& run) {
   const Fit& fit = run.fit;
-  std::string text = needed(run.request, fit) + "; " + there_is(run.request, fit);
+  std::string text = format_need(run.request, fit) + "; " + format_capacity(run.request, fit);
   if (!fit.have) return text;
   const double share = static_cast<double>(fit.need) / static_cast<double>(std::max<int64_t>(1, *fit.have));
   return concat(text, ": ", share < 2 ? percent(share) : concat(std::llround(share), " times that"),
@@ -209,7 +210,7 @@ std::string text(const DryRun& run) {
       {"layout",
        concat(run.request.world_size, run.request.world_size == 1 ? " rank: " : " ranks: ", layout_text(run))},
       {"parameters", concat(count_text(as_double(run.num_params)), " in all, ",
-                            count_text(as_double(most_params(run.fit))), " a rank at most")},
+                            count_text(as_double(max_params(run.fit))), " a rank at most")},
       {"operations", concat(count_text(run.step_flops), " a step (", count_text(run.model_flops), " by formula), ",
                             count_text(run.step_flops / as_double(run.step_tokens)), " a token")},
       {"pipeline", pipeline_text(run)},
@@ -226,38 +227,39 @@ std::string text(const DryRun& run) {
   for (const std::string& note : run.notes) lines.push_back({"note", note});
   std::string out = "dry run of " + run.request.config.run.name + ": nothing was started or written\n";
   for (const auto& [name, value] : lines) out += "  " + name + std::string(12 - name.size(), ' ') + value + "\n";
-  out += "memory\n" + memory_table(run.fit) + "  " + verdict(run) + "\n";
+  out += "memory\n" + memory_table(run.fit) + "  " + fit_text(run) + "\n";
   if (run.request.domains.gpu) out += "  (without CUDA's context, the allocator's gaps and NCCL's buffers)\n";
   if (run.memory_options) out += options_text(*run.memory_options);
   return run.refused.empty() ? out : out + "a start would be refused: " + run.refused + "\n";
 }
 
 std::vector<std::string> summary(const FitRequest& request, const Fit& fit, int64_t most, const Predictor& predict) {
-  const config::Config& c = request.config;
+  const config::Config& config = request.config;
   const RankPrediction model = whole_model(request, predict);
-  const int64_t microbatches = most_microbatches(c, request.world_size);
+  const int64_t microbatches = max_microbatches(config, request.world_size);
   const int64_t samples =
-      microbatches * c.train.micro_batch_size * config::data_parallel_size(c.parallel, request.world_size);
-  const double tokens = static_cast<double>(samples * c.train.seq_length);
+      microbatches * config.train.micro_batch_size * config::data_parallel_size(config.parallel, request.world_size);
+  const double tokens = static_cast<double>(samples * config.train.seq_length);
   std::vector<std::string> lines;
-  const int64_t idle = plan::idle_parameters(plan::model_shape(c, request.vocab_size));
+  const int64_t idle = plan::idle_parameters(plan::model_shape(config, request.vocab_size));
   const std::string active =
       idle == 0 ? "" : concat(" (", count_text(static_cast<double>(model.num_params - idle)), " for a token)");
   lines.push_back(concat(" model: ", count_text(static_cast<double>(model.num_params)), " parameters", active, ", ",
-                         count_text(static_cast<double>(most_params(fit))), " a rank; ",
+                         count_text(static_cast<double>(max_params(fit))), " a rank; ",
                          count_text(model.model_flops * static_cast<double>(samples)),
                          " operations by formula a step of ", count_text(tokens), " tokens"));
-  if (c.parallel.pp() > 1) {
-    lines.push_back(concat(" pipeline: ", c.parallel.pipeline_schedule, ", ", microbatches, " microbatches, bubble ",
-                           percent(formula_bubble_share(c, microbatches)), " by formula"));
+  if (config.parallel.pp() > 1) {
+    lines.push_back(concat(" pipeline: ", config.parallel.pipeline_schedule, ", ", microbatches,
+                           " microbatches, bubble ", percent(formula_bubble_share(config, microbatches)),
+                           " by formula"));
   }
   const std::string others = most > fit.need ? concat(" (elsewhere up to ", bytes(most), ")") : "";
-  lines.push_back(" memory: " + needed(request, fit) + others + "; " + there_is(request, fit));
+  lines.push_back(" memory: " + format_need(request, fit) + others + "; " + format_capacity(request, fit));
   return lines;
 }
 
 std::string refusal(const FitRequest& request, const Fit& fit, const MemoryOptions& options) {
-  return concat("this run cannot fit: ", needed(request, fit), ", and ", there_is(request, fit), "\n",
+  return concat("this run cannot fit: ", format_need(request, fit), ", and ", format_capacity(request, fit), "\n",
                 memory_table(fit), options_text(options),
                 "set memory.check_fit = warn to start it anyway; metroplex train --dry-run shows details");
 }

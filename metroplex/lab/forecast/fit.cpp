@@ -24,18 +24,18 @@ int64_t shard_size(const config::Parallel& parallel, const topology::RankGrid& g
 // Peak bytes of the ranks of a pipeline rank that share state, by index in the shard group.
 using Peaks = std::map<int, std::vector<int64_t>>;  // by pp
 
-class Sum {
+class DomainSum {
  public:
-  Sum(const FitRequest& request, const topology::RankGrid& grid, const Peaks& peaks)
+  DomainSum(const FitRequest& request, const topology::RankGrid& grid, const Peaks& peaks)
       : request_(request), grid_(grid), size_(shard_size(request.config.parallel, grid)), peaks_(peaks) {}
 
   int64_t domain(int64_t number) const {
     int64_t sum = 0;
     const int64_t begin = number * request_.domains.ranks_each;
-    for (int64_t rank = begin; rank < begin + ranks_of(number); ++rank) sum += peak(static_cast<int>(rank));
+    for (int64_t rank = begin; rank < begin + num_ranks(number); ++rank) sum += peak(static_cast<int>(rank));
     return sum;
   }
-  int64_t ranks_of(int64_t number) const {
+  int64_t num_ranks(int64_t number) const {
     const int64_t begin = number * request_.domains.ranks_each;
     return std::min(request_.domains.ranks_each, request_.world_size - begin);
   }
@@ -56,7 +56,7 @@ class Sum {
 struct Range {
   int64_t begin = 0, end = 0;
 };
-Range memory_domains_of(const FitRequest& request) {
+Range domains_to_check(const FitRequest& request) {
   const int64_t each = request.domains.ranks_each;
   if (!request.domains.only) return {0, (request.world_size + each - 1) / each};
   const int64_t number = *request.domains.only / each;
@@ -73,19 +73,19 @@ std::set<int> pipeline_ranks(const FitRequest& request, const topology::RankGrid
 
 void find_fullest(const FitRequest& request, const topology::RankGrid& grid, const Range& domains, const Peaks& peaks,
                   Fit& out) {
-  const Sum sum(request, grid, peaks);
+  const DomainSum sum(request, grid, peaks);
   for (int64_t number = domains.begin; number < domains.end; ++number) {
     const int64_t need = sum.domain(number);
     if (need <= out.need && number > domains.begin) continue;
     out.need = need;
     out.domain = number;
-    out.domain_ranks = sum.ranks_of(number);
+    out.domain_ranks = sum.num_ranks(number);
   }
 }
 
 }  // namespace
 
-int64_t most_microbatches(const config::Config& config, int world_size) {
+int64_t max_microbatches(const config::Config& config, int world_size) {
   const plan::MicrobatchSchedule schedule =
       step::microbatch_schedule(config, config::data_parallel_size(config.parallel, world_size));
   int64_t most = 0;
@@ -96,7 +96,7 @@ int64_t most_microbatches(const config::Config& config, int world_size) {
   return most;
 }
 
-RankFigures figures_of(const FitRequest& request, int rank, const Predictor& predict) {
+RankFigures predict_figures(const FitRequest& request, int rank, const Predictor& predict) {
   const topology::RankGrid grid(request.world_size, request.config.parallel);
   const int64_t size = shard_size(request.config.parallel, grid);
   RankFigures out;
@@ -106,7 +106,7 @@ RankFigures figures_of(const FitRequest& request, int rank, const Predictor& pre
   out.last = size > 1 && index == size - 1;
   out.between = index > 0 && !out.last;
   out.prediction = predict({request.config, request.world_size, rank, request.vocab_size,
-                            most_microbatches(request.config, request.world_size),
+                            max_microbatches(request.config, request.world_size),
                             request.domains.gpu ? at::Device(at::kCUDA, 0) : at::Device(at::kCPU)});
   out.peak = out.prediction.memory.peak - (request.domains.gpu ? out.prediction.memory.use.host : 0);
   return out;
@@ -117,23 +117,25 @@ Fit fit(const FitRequest& request, const Predictor& predict) {
   const int64_t size = shard_size(request.config.parallel, grid);
   Fit out;
   out.have = request.domains.bytes;
-  const Range domains = memory_domains_of(request);
+  const Range domains = domains_to_check(request);
   Peaks peaks;
   for (const int pp : pipeline_ranks(request, grid, domains)) {
-    const topology::Ranks group = grid.group_of(grid.rank({.pp = pp}), {Axis::dp, Axis::cp});
-    const auto ask = [&](int64_t index) { return figures_of(request, group[static_cast<size_t>(index)], predict); };
-    const RankFigures first = ask(0);
+    const topology::Ranks group = grid.group_ranks(grid.rank({.pp = pp}), {Axis::dp, Axis::cp});
+    const auto predict_index = [&](int64_t index) {
+      return predict_figures(request, group[static_cast<size_t>(index)], predict);
+    };
+    const RankFigures first = predict_index(0);
     out.ranks.push_back(first);
     std::vector<int64_t>& of_pp = peaks[pp];
     of_pp.assign(static_cast<size_t>(size), first.peak);
     if (size == 1) continue;
-    const RankFigures last = ask(size - 1);
+    const RankFigures last = predict_index(size - 1);
     const int64_t smaller = std::min(first.peak, last.peak);
     std::optional<RankFigures> most;
     for (int64_t index = 1; index + 1 < size; ++index) {
       int64_t& peak = of_pp[static_cast<size_t>(index)] = smaller;
-      if (size > kAskedOfEach) continue;
-      const RankFigures between = ask(index);
+      if (size > kMaxPredicted) continue;
+      const RankFigures between = predict_index(index);
       peak = between.peak;
       if (peak > std::max(first.peak, last.peak) && (!most || peak > most->peak)) most = between;
     }

@@ -35,10 +35,10 @@ struct RankFigures {
   int64_t peak = 0;  // bytes in its domain; on a GPU without host memory
 };
 
-// Ranks of one pipeline rank differ by their shards. In a shard group of at most kAskedOfEach ranks, all are
+// Ranks of one pipeline rank differ by their shards. In a shard group of at most kMaxPredicted ranks, all are
 // predicted. In a larger group, only both ends are, and every other rank counts as the smaller of them. The error is
 // padding between parameters, which is small in large groups.
-inline constexpr int64_t kAskedOfEach = 8;
+inline constexpr int64_t kMaxPredicted = 8;
 struct Fit {
   // Predicted ranks in order of pp; for each pp the first rank and, with sharding, the last one. If a rank between
   // them holds more than both, it precedes the last one.
@@ -53,12 +53,12 @@ struct Fit {
   bool fits() const { return !have || need <= *have; }
 };
 
-// Calls `predict` at most kAskedOfEach times per pipeline rank.
+// Calls `predict` at most kMaxPredicted times per pipeline rank.
 Fit fit(const FitRequest& request, const Predictor& predict = predict_rank);
 
 // Microbatches per data-parallel rank in the largest step of the run.
-int64_t most_microbatches(const config::Config& config, int world_size);
+int64_t max_microbatches(const config::Config& config, int world_size);
 
-RankFigures figures_of(const FitRequest& request, int rank, const Predictor& predict);
+RankFigures predict_figures(const FitRequest& request, int rank, const Predictor& predict);
 
 }  // namespace metroplex::forecast

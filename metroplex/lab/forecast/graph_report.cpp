@@ -26,17 +26,17 @@ void add(Total& total, const pipeline::GraphSizes& part) {
   total.pool.reserved += part.pools.reserved;
 }
 
-Total total_of(const step::Assembly& a) {
+Total sum_graphs(const step::Assembly& assembly) {
   Total total;
-  if (a.graphs) {
-    const step::StepGraphs::Sizes sizes = a.graphs->sizes();
+  if (assembly.graphs) {
+    const step::StepGraphs::Sizes sizes = assembly.graphs->sizes();
     total.graphs = (sizes.training.nodes > 0) + (sizes.evaluation.nodes > 0);
     total.nodes = sizes.training.nodes + sizes.evaluation.nodes;
     total.graph_bytes = sizes.training.bytes + sizes.evaluation.bytes;
     total.static_bytes = sizes.static_inputs;
     total.pool = sizes.pool;
-  } else if (a.partial_graphs) {
-    const step::PartialGraphs::Sizes sizes = a.partial_graphs->sizes();
+  } else if (assembly.partial_graphs) {
+    const step::PartialGraphs::Sizes sizes = assembly.partial_graphs->sizes();
     add(total, sizes.training);
     add(total, sizes.evaluation);
   }
@@ -44,11 +44,11 @@ Total total_of(const step::Assembly& a) {
 }
 
 // Lists the segments of a block, in their graphs: "[self_attention > mlp]".
-std::string text_of_block(const nn::Block& block, const pipeline::StageIslands& islands, size_t& island) {
+std::string format_block(const nn::Block& block, const pipeline::StageRegions& regions, size_t& region) {
   std::string text;
-  for (size_t segment = 0; segment < block.segments.size(); ++island) {
-    const pipeline::StageIslands::Place& place = islands.places[island];
-    const size_t end = segment + place.island.segments.size();
+  for (size_t segment = 0; segment < block.segments.size(); ++region) {
+    const pipeline::StageRegions::Entry& place = regions.entries[region];
+    const size_t end = segment + place.region.segments.size();
     std::string inside;
     for (; segment < end; ++segment) {
       const std::string& name = block.segments[segment]->name();
@@ -60,11 +60,11 @@ std::string text_of_block(const nn::Block& block, const pipeline::StageIslands& 
   return text;
 }
 
-std::string text_of_stage(const pipeline::Stage& stage) {
+std::string format_stage(const pipeline::Stage& stage) {
   std::vector<std::pair<std::string, int>> alike;
-  size_t island = 0;
+  size_t region = 0;
   for (const nn::Block& block : stage.blocks()) {
-    const std::string text = text_of_block(block, stage.islands(), island);
+    const std::string text = format_block(block, stage.regions(), region);
     if (!alike.empty() && alike.back().first == text) ++alike.back().second;
     else alike.emplace_back(text, 1);
   }
@@ -76,9 +76,9 @@ std::string text_of_stage(const pipeline::Stage& stage) {
   return all;
 }
 
-int64_t predicted_pools(const step::Assembly& a, int64_t num_microbatches) {
-  return predict_memory(
-             {a.config, a.world->size(), a.world->rank(), a.vocab_size, num_microbatches, a.world->device()})
+int64_t predicted_pools(const step::Assembly& assembly, int64_t num_microbatches) {
+  return predict_memory({assembly.config, assembly.world->size(), assembly.world->rank(), assembly.vocab_size,
+                         num_microbatches, assembly.world->device()})
       .graph_pools;
 }
 
@@ -86,11 +86,11 @@ double mib(int64_t bytes) { return static_cast<double>(bytes) / 1048576; }
 
 }  // namespace
 
-int64_t captured_graphs(const step::Assembly& a) { return total_of(a).graphs; }
+int64_t captured_graphs(const step::Assembly& assembly) { return sum_graphs(assembly).graphs; }
 
-std::vector<std::string> graph_lines(const step::Assembly& a, int64_t num_microbatches) {
-  if (!a.graph_device) return {};
-  const Total total = total_of(a);
+std::vector<std::string> graph_lines(const step::Assembly& assembly, int64_t num_microbatches) {
+  if (!assembly.graph_device) return {};
+  const Total total = sum_graphs(assembly);
   char text[256];
   std::snprintf(
       text, sizeof text,
@@ -99,22 +99,22 @@ std::vector<std::string> graph_lines(const step::Assembly& a, int64_t num_microb
       static_cast<long long>(total.graphs), static_cast<long long>(total.nodes), mib(total.graph_bytes),
       mib(total.static_bytes), mib(total.pool.reserved), mib(total.pool.peak));
   std::string line = text;
-  if (a.graphs) {
-    std::snprintf(text, sizeof text, " (%.2f)", mib(step_bytes(predicted_memory(a, num_microbatches))));
+  if (assembly.graphs) {
+    std::snprintf(text, sizeof text, " (%.2f)", mib(step_bytes(predicted_memory(assembly, num_microbatches))));
     line += text;
   } else {
-    std::snprintf(text, sizeof text, " (%.2f), handed on %.2f", mib(predicted_pools(a, num_microbatches)),
+    std::snprintf(text, sizeof text, " (%.2f), handed on %.2f", mib(predicted_pools(assembly, num_microbatches)),
                   mib(total.results));
     line += text;
   }
   return {line};
 }
 
-std::vector<std::string> scope_lines(const step::Assembly& a) {
+std::vector<std::string> scope_lines(const step::Assembly& assembly) {
   std::vector<std::string> lines;
-  if (!a.partial_graphs) return lines;
-  for (size_t chunk = 0; chunk < a.stages.size(); ++chunk)
-    lines.push_back(" captured in chunk " + std::to_string(chunk) + ": " + text_of_stage(*a.stages[chunk]));
+  if (!assembly.partial_graphs) return lines;
+  for (size_t chunk = 0; chunk < assembly.stages.size(); ++chunk)
+    lines.push_back(" captured in chunk " + std::to_string(chunk) + ": " + format_stage(*assembly.stages[chunk]));
   return lines;
 }
 

@@ -15,8 +15,8 @@
 namespace metroplex::forecast {
 
 // The part of `use` that this rank's device meter counts.
-static int64_t counted(const replay::MemoryUse& use, const step::Assembly& a) {
-  return use.total() - (a.world->device().is_cpu() ? 0 : use.host);
+static int64_t metered_bytes(const replay::MemoryUse& use, const step::Assembly& assembly) {
+  return use.total() - (assembly.world->device().is_cpu() ? 0 : use.host);
 }
 
 static constexpr const char* kReportListener = "memory report";
@@ -25,8 +25,8 @@ static constexpr const char* kReportListener = "memory report";
 class MemoryReport::Sampler final : public nn::StageObserver {
  public:
   explicit Sampler(MemoryReport& report) : report_(report) {}
-  void before(const nn::IslandEvent&) override { report_.sample(); }
-  void after(const nn::IslandEvent&) override { report_.sample(); }
+  void before(const nn::RegionEvent&) override { report_.sample(); }
+  void after(const nn::RegionEvent&) override { report_.sample(); }
 
  private:
   MemoryReport& report_;
@@ -37,19 +37,19 @@ MemoryReport::MemoryReport(step::Assembly& assembly, device::MemoryMeter& meter)
   MPX_ASSERT(a_.optimizer != nullptr, "a forward-only assembly has no training step");
   a_.executor->observers().add(kReportListener, [this](const plan::Action& action, double) { after_action(action); });
   if (!a_.sharding.transient_gradients()) return;
-  for (const auto& stage : a_.stages) stage->listen(kReportListener, *sampler_);
+  for (const auto& stage : a_.stages) stage->add_observer(kReportListener, *sampler_);
   for (nn::Param* param : a_.params) param->on_use.add(kReportListener, [this] { sample(); });
 }
 
 MemoryReport::~MemoryReport() {
   a_.executor->observers().remove(kReportListener);
-  for (const auto& stage : a_.stages) stage->unlisten(kReportListener);
+  for (const auto& stage : a_.stages) stage->remove_observer(kReportListener);
   for (nn::Param* param : a_.params) param->on_use.remove(kReportListener);
 }
 
 void MemoryReport::sample() {
-  most_gathered_ = std::max(most_gathered_, a_.families.gathered_bytes());
-  most_transient_ = std::max(most_transient_, a_.families.transient_bytes());
+  max_gathered_ = std::max(max_gathered_, a_.families.gathered_bytes());
+  max_transient_ = std::max(max_transient_, a_.families.transient_bytes());
 }
 
 int64_t MemoryReport::rest() const {
@@ -57,16 +57,16 @@ int64_t MemoryReport::rest() const {
 }
 
 // Triggers cuBLAS's workspace allocation on the current stream, which would otherwise count in an action of the step.
-static void multiply_once(at::Device device) {
+static void warm_up_cublas(at::Device device) {
   if (device.is_cpu()) return;
   const at::Tensor one = at::zeros({1, 1}, at::TensorOptions().device(device));
   at::mm(one, one);
 }
 
 void MemoryReport::begin_step() {
-  multiply_once(a_.world->device());
+  warm_up_cublas(a_.world->device());
   begun_ = true;
-  most_gathered_ = most_transient_ = 0;
+  max_gathered_ = max_transient_ = 0;
   at_ = 0;
   meter_.reset_peak();
   last_ = rest();
@@ -98,15 +98,16 @@ MeasuredMemory MemoryReport::end_step() const {
     out.borders = action.borders;
   }
   use.activations = most + out.borders;
-  use.communication = most_gathered_ + most_transient_;
-  out.gathered = most_gathered_;
+  use.communication = max_gathered_ + max_transient_;
+  out.gathered = max_gathered_;
   out.peak = meter_.peak_bytes();
-  use.workspace = std::max<int64_t>(0, out.peak - counted(use, a_));
+  use.workspace = std::max<int64_t>(0, out.peak - metered_bytes(use, a_));
   return out;
 }
 
-replay::MemoryPrediction predicted_memory(const step::Assembly& a, int64_t num_microbatches) {
-  RankRequest request{a.config, a.world->size(), a.world->rank(), a.vocab_size, num_microbatches, a.world->device()};
+replay::MemoryPrediction predicted_memory(const step::Assembly& assembly, int64_t num_microbatches) {
+  RankRequest request{assembly.config,     assembly.world->size(), assembly.world->rank(),
+                      assembly.vocab_size, num_microbatches,       assembly.world->device()};
   request.eager = true;  // the report covers a step before the capture
   return predict_memory(request);
 }
@@ -146,21 +147,21 @@ std::string allocator_line() {
 
 }  // namespace
 
-std::vector<std::string> memory_lines(const step::Assembly& a, const MeasuredMemory& measured,
+std::vector<std::string> memory_lines(const step::Assembly& assembly, const MeasuredMemory& measured,
                                       int64_t num_microbatches) {
-  const replay::MemoryPrediction predicted = predicted_memory(a, num_microbatches);
+  const replay::MemoryPrediction predicted = predicted_memory(assembly, num_microbatches);
   at::Tensor mine = at::zeros({2, static_cast<int64_t>(kColumns)}, at::kDouble);
   double* values = mine.mutable_data_ptr<double>();
   write(measured.use, measured.peak, values);
-  const int64_t elsewhere = a.world->device().is_cpu() ? 0 : predicted.use.host;
+  const int64_t elsewhere = assembly.world->device().is_cpu() ? 0 : predicted.use.host;
   write(predicted.use, predicted.peak - elsewhere, values + kColumns);
   at::Tensor most = mine.clone();
-  comm::all_reduce(most, a.groups().world, comm::ReduceOp::max);
+  comm::all_reduce(most, assembly.groups().world, comm::ReduceOp::max);
   const double* all = most.const_data_ptr<double>();
   std::vector<std::string> lines = {" memory in MiB after two steps: measured (predicted)",
                                     line("rank 0", values, values + kColumns),
                                     line("maximum over ranks", all, all + kColumns)};
-  if (!a.world->device().is_cpu()) lines.push_back(allocator_line());
+  if (!assembly.world->device().is_cpu()) lines.push_back(allocator_line());
   return lines;
 }
 

@@ -53,7 +53,7 @@ class MemoryReport {
   };
   std::vector<Action> actions_;
   size_t at_ = 0;
-  int64_t most_gathered_ = 0, most_transient_ = 0;
+  int64_t max_gathered_ = 0, max_transient_ = 0;
 };
 
 // Collective. Lines for rank 0 and for the maximum over ranks, as measured (predicted) MiB.

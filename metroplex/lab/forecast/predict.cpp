@@ -13,7 +13,7 @@
 namespace metroplex::forecast {
 namespace {
 
-int64_t microbatches_of(const RankRequest& request) {
+int64_t count_microbatches(const RankRequest& request) {
   const config::Train& train = request.config.train;
   if (request.num_microbatches > 0) return request.num_microbatches;
   if (request.config.parallel.hybrid_context_parallel) {
@@ -30,23 +30,23 @@ int64_t microbatches_of(const RankRequest& request) {
 }
 
 // Samples per step and data-parallel rank.
-double samples_of(const RankRequest& request) {
+double count_samples(const RankRequest& request) {
   const config::Config& config = request.config;
   if (!config.parallel.hybrid_context_parallel)
-    return static_cast<double>(microbatches_of(request) * config.train.micro_batch_size);
+    return static_cast<double>(count_microbatches(request) * config.train.micro_batch_size);
   return static_cast<double>(config.train.global_batch_size) /
          static_cast<double>(config::data_parallel_size(config.parallel, request.world_size));
 }
 
-double flops_of(const replay::IslandTrace& island) {
+double sum_flops(const replay::IslandTrace& region) {
   double sum = 0;
-  for (const replay::TraceOperation& operation : island.operations) sum += operation.flops;
+  for (const replay::TraceOperation& operation : region.operations) sum += operation.flops;
   return sum;
 }
 
-double flops_of(const replay::ActionTrace& action) {
+double sum_flops(const replay::ActionTrace& action) {
   double sum = 0;
-  for (const replay::IslandTrace& island : action.islands) sum += flops_of(island);
+  for (const replay::IslandTrace& region : action.regions) sum += sum_flops(region);
   return sum;
 }
 
@@ -75,13 +75,13 @@ double model_flops(const RankRequest& request, const replay::RankTrace& trace) {
   return sum / static_cast<double>(config.parallel.tp() * config.parallel.cp());
 }
 
-replay::MemoryPrediction memory_of(const RankRequest& request, const replay::RankTrace& trace) {
+replay::MemoryPrediction predict_from_trace(const RankRequest& request, const replay::RankTrace& trace) {
   const config::Config& config = request.config;
   const topology::RankGrid grid(request.world_size, config.parallel);
   const plan::PipelineTable table =
       plan::build_schedule(config.parallel.pipeline_schedule,
                            plan::schedule_request(config.parallel, static_cast<int>(trace.chunks.size()),
-                                                  static_cast<int>(microbatches_of(request))));
+                                                  static_cast<int>(count_microbatches(request))));
   return replay::predict_memory(trace, table, static_cast<int>(grid.coordinates(request.rank).pp),
                                 predict_graphs(request, trace, table));
 }
@@ -108,27 +108,27 @@ struct AttentionTrace {
   int64_t bytes = 0;
   double flops = 0;
 };
-std::map<int, AttentionTrace> attention_of(const replay::ActionTrace& action, const GroupSizes& sizes) {
+std::map<int, AttentionTrace> trace_attention(const replay::ActionTrace& action, const GroupSizes& sizes) {
   std::map<int, AttentionTrace> blocks;
-  for (const replay::IslandTrace& island : action.islands) {
-    for (const replay::TraceOperation& operation : island.operations) {
+  for (const replay::IslandTrace& region : action.regions) {
+    for (const replay::TraceOperation& operation : region.operations) {
       const auto group = sizes.find(operation.group);
-      if (group != sizes.end()) blocks[island.block].bytes += sent_bytes(operation, group->second);
-      if (operation.name.starts_with("attention_")) blocks[island.block].flops += operation.flops;
+      if (group != sizes.end()) blocks[region.block].bytes += sent_bytes(operation, group->second);
+      if (operation.name.starts_with("attention_")) blocks[region.block].flops += operation.flops;
     }
   }
   return blocks;
 }
 
-std::vector<ContextExchange> exchanges_of(const RankRequest& request, const replay::RankTrace& trace) {
+std::vector<ContextExchange> context_exchanges(const RankRequest& request, const replay::RankTrace& trace) {
   const config::Parallel& parallel = request.config.parallel;
   std::vector<ContextExchange> all;
   if (parallel.cp() == 1 && !parallel.hybrid_context_parallel) return all;
   const std::vector<config::CpCommType> types = config::cp_comm_types(parallel);
   const GroupSizes sizes = context_groups(parallel, request.world_size);
   for (const replay::ChunkTrace& chunk : trace.chunks) {
-    const auto forward = attention_of(chunk.forward, sizes);
-    auto backward = attention_of(chunk.backward, sizes);
+    const auto forward = trace_attention(chunk.forward, sizes);
+    auto backward = trace_attention(chunk.backward, sizes);
     int64_t layer = chunk.layers.first_layer;
     for (const auto& [block, there] : forward) {
       const AttentionTrace& back = backward[block];
@@ -143,28 +143,28 @@ std::vector<ContextExchange> exchanges_of(const RankRequest& request, const repl
 }  // namespace
 
 replay::MemoryPrediction predict_memory(const RankRequest& request) {
-  return memory_of(request, trace_rank(request));
+  return predict_from_trace(request, trace_rank(request));
 }
 
 RankPrediction predict_rank(const RankRequest& request) {
   const replay::RankTrace trace = trace_rank(request);
   RankPrediction out;
-  out.memory = memory_of(request, trace);
+  out.memory = predict_from_trace(request, trace);
   for (const replay::TraceParam& param : trace.params) out.num_params += param.numel();
-  const auto count = static_cast<double>(microbatches_of(request));
+  const auto count = static_cast<double>(count_microbatches(request));
   for (const replay::ChunkTrace& chunk : trace.chunks) {
-    out.forward_flops += count * flops_of(chunk.forward);
-    out.flops += count * (flops_of(chunk.forward) + flops_of(chunk.backward));
+    out.forward_flops += count * sum_flops(chunk.forward);
+    out.flops += count * (sum_flops(chunk.forward) + sum_flops(chunk.backward));
   }
-  out.flops += flops_of(trace.update);
-  out.model_flops = samples_of(request) * model_flops(request, trace);
-  out.exchanges = exchanges_of(request, trace);
+  out.flops += sum_flops(trace.update);
+  out.model_flops = count_samples(request) * model_flops(request, trace);
+  out.exchanges = context_exchanges(request, trace);
   return out;
 }
 
-int64_t step_bytes(const replay::MemoryPrediction& p) {
-  return p.peak - p.batches - p.tables - p.libraries - p.use.graphs - p.use.parameters - p.use.gradients -
-         p.use.optimizer();
+int64_t step_bytes(const replay::MemoryPrediction& prediction) {
+  return prediction.peak - prediction.batches - prediction.tables - prediction.libraries - prediction.use.graphs -
+         prediction.use.parameters - prediction.use.gradients - prediction.use.optimizer();
 }
 
 }  // namespace metroplex::forecast

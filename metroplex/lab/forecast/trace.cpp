@@ -30,9 +30,9 @@ using replay::TraceStep;
 constexpr const char* kListener = "trace";
 constexpr int64_t kGpuBlock = 512;  // c10/cuda/CUDACachingAllocator: kMinBlockSize
 
-int64_t net_of(const std::vector<replay::IslandTrace>& islands) {
+int64_t sum_net(const std::vector<replay::IslandTrace>& regions) {
   int64_t sum = 0;
-  for (const replay::IslandTrace& island : islands) sum += island.net();
+  for (const replay::IslandTrace& region : regions) sum += region.net();
   return sum;
 }
 
@@ -46,16 +46,16 @@ struct OwnActions {
   std::vector<bool> output_in_pool = {};  // [chunk]; empty: no output is in a pool
 };
 
-plan::PipelineTable own_actions(const step::Assembly& a, const OwnActions& form) {
+plan::PipelineTable own_actions(const step::Assembly& assembly, const OwnActions& form) {
   using plan::ActionKind;
   plan::PipelineTable table;
-  table.num_stages = a.placement.ranks;
-  table.num_chunks = a.placement.chunks;
-  table.v_shaped = a.placement.v_shaped;
+  table.num_stages = assembly.placement.ranks;
+  table.num_chunks = assembly.placement.chunks;
+  table.v_shaped = assembly.placement.v_shaped;
   table.num_microbatches = form.num_microbatches;
   table.forward_only = form.forward_only;
   table.ranks.resize(static_cast<size_t>(table.num_stages));
-  const int rank = a.groups().pp.index();
+  const int rank = assembly.groups().pp.index();
   std::vector<plan::Action>& actions = table.ranks[static_cast<size_t>(rank)];
   const auto add = [&](bool exists, ActionKind kind, int microbatch, int chunk, int peer) {
     if (exists) actions.push_back({kind, microbatch, chunk, peer, -1});
@@ -87,43 +87,44 @@ plan::PipelineTable own_actions(const step::Assembly& a, const OwnActions& form)
 
 class Tracer final : public nn::StageObserver {
  public:
-  Tracer(step::Assembly& a, TraceRecorder& recorder) : a_(a), recorder_(recorder) {
-    for (size_t i = 0; i < a.params.size(); ++i) {
-      a.params[i]->before_use.add(kListener, [this, i] { recorder_.end_step(TraceStep::End::opens, i); });
-      a.params[i]->on_use.add(kListener, [this, i] { recorder_.end_step(TraceStep::End::used, i); });
+  Tracer(step::Assembly& assembly, TraceRecorder& recorder) : a_(assembly), recorder_(recorder) {
+    for (size_t i = 0; i < assembly.params.size(); ++i) {
+      assembly.params[i]->before_use.add(kListener, [this, i] { recorder_.end_step(TraceStep::End::opens, i); });
+      assembly.params[i]->on_use.add(kListener, [this, i] { recorder_.end_step(TraceStep::End::used, i); });
     }
-    for (const auto& stage : a.stages) stage->listen(kListener, *this);
-    a.executor->observers().add(kListener, [this](const plan::Action& action, double) { after_action(action); });
-    chunks.resize(a.stages.size());
+    for (const auto& stage : assembly.stages) stage->add_observer(kListener, *this);
+    assembly.executor->observers().add(kListener,
+                                       [this](const plan::Action& action, double) { after_action(action); });
+    chunks.resize(assembly.stages.size());
   }
   ~Tracer() override {
     a_.executor->observers().remove(kListener);
-    for (const auto& stage : a_.stages) stage->unlisten(kListener);
+    for (const auto& stage : a_.stages) stage->remove_observer(kListener);
     for (nn::Param* param : a_.params) {
       param->before_use.remove(kListener);
       param->on_use.remove(kListener);
     }
   }
 
-  void before(const nn::IslandEvent& event) override {
-    recorder_.begin_island({event.block, event.segment, event.pass == nn::Pass::backward, {}, {}});
-    see_gathered();
+  void before(const nn::RegionEvent& event) override {
+    recorder_.begin_region({event.block, event.segment, event.pass == nn::Pass::backward, {}, {}});
+    sample_gathered();
   }
-  void after(const nn::IslandEvent& /*event*/) override {
-    see_gathered();
-    recorder_.begin_island({});
+  void after(const nn::RegionEvent& /*event*/) override {
+    sample_gathered();
+    recorder_.begin_region({});
   }
 
   std::vector<replay::ChunkTrace> chunks;  // of the last microbatch
 
  private:
-  void see_gathered() { gathered_ = std::max(gathered_, a_.families.gathered_bytes()); }
+  void sample_gathered() { gathered_ = std::max(gathered_, a_.families.gathered_bytes()); }
   void after_action(const plan::Action& action) {
     const int64_t border = a_.executor->border_bytes([&](const at::Tensor&x) { return !recorder_.in_pool(x); }),
                   crossed = border - std::exchange(border_, border);
     replay::ActionTrace trace;
-    trace.islands = recorder_.take();
-    trace.added = net_of(trace.islands) - crossed;
+    trace.regions = recorder_.take();
+    trace.added = sum_net(trace.regions) - crossed;
     trace.gathered = std::exchange(gathered_, 0);
     replay::ChunkTrace& chunk = chunks.at(static_cast<size_t>(action.chunk));
     if (action.kind == plan::ActionKind::forward) chunk.forward = std::move(trace);
@@ -138,10 +139,10 @@ class Tracer final : public nn::StageObserver {
 // Builds this rank's rows of a microbatch, for the largest memory use. With a token slack, every rank gets the
 // maximum number of rows. With hybrid context parallelism, the rank shares the longest document and holds as many of
 // its tokens as allowed. The document is split over the fewest ranks.
-nn::Microbatch largest_part(const RankRequest& request, const comm::World& world, at::ScalarType float_type) {
+nn::Microbatch largest_batch(const RankRequest& request, const comm::World& world, at::ScalarType float_type) {
   const config::Config& config = request.config;
   const config::Parallel& parallel = config.parallel;
-  step::SequenceParts parts = step::sequence_parts(parallel, world.groups().cp);
+  step::SequenceSharding parts = step::sequence_sharding(parallel, world.groups().cp);
   int64_t tokens = parallel.context_parallel_token_slack > 0 ? config::most_context_tokens(config) * parallel.cp()
                                                              : config.train.seq_length;
   if (parallel.hybrid_context_parallel) {
@@ -157,16 +158,16 @@ nn::Microbatch largest_part(const RankRequest& request, const comm::World& world
   const nn::Microbatch whole =
       nn::empty_microbatch({config.train.micro_batch_size, tokens, config.data.reset_attention_mask, float_type,
                             world.device(), documents.per_sample});
-  if (!parallel.hybrid_context_parallel) return part_of(whole, parts);
-  nn::Microbatch part = part_of_pieces(whole, {{0, tokens}}, parts);
-  part.context_ranks = parts.ranks;
-  part.samples_of_step = 1;
+  if (!parallel.hybrid_context_parallel) return shard_sequence(whole, parts);
+  nn::Microbatch part = shard_documents(whole, {{0, tokens}}, parts);
+  part.sequence.context_ranks = parts.ranks;
+  part.sequence.step_samples = 1;
   return part;
 }
 
-std::vector<replay::TransientFamily> transient_families(const step::Assembly& a) {
+std::vector<replay::TransientFamily> transient_families(const step::Assembly& assembly) {
   std::vector<replay::TransientFamily> all;
-  for (const distributed::ParamFamily& family : a.families.all()) {
+  for (const distributed::ParamFamily& family : assembly.families.all()) {
     if (!family.gradients) continue;
     const distributed::GradBufferOptions& options = family.gradients->options();
     if (!options.transient_buckets) continue;
@@ -175,8 +176,9 @@ std::vector<replay::TransientFamily> transient_families(const step::Assembly& a)
       transient.bytes.push_back((bucket.end - bucket.begin) * static_cast<int64_t>(c10::elementSize(options.dtype)));
       std::vector<size_t>& params = transient.buckets.emplace_back();
       for (const size_t i : bucket.params) {
-        const auto at = std::find(a.params.begin(), a.params.end(), family.gradients->layout().params()[i]);
-        params.push_back(static_cast<size_t>(at - a.params.begin()));
+        const auto at =
+            std::find(assembly.params.begin(), assembly.params.end(), family.gradients->layout().params()[i]);
+        params.push_back(static_cast<size_t>(at - assembly.params.begin()));
       }
     }
   }
@@ -186,22 +188,22 @@ std::vector<replay::TransientFamily> transient_families(const step::Assembly& a)
 // The second of two microbatches is recorded; the first makes the one-time allocations.
 constexpr int kMicrobatches = 2;
 
-std::vector<replay::ChunkTrace> trace_chunks(step::Assembly& a, TraceRecorder& recorder,
+std::vector<replay::ChunkTrace> trace_chunks(step::Assembly& assembly, TraceRecorder& recorder,
                                              const std::vector<nn::Microbatch>& batches, const OwnActions& form,
                                              const plan::GraphPlan* graphs) {
-  Tracer tracer(a, recorder);
-  const at::TensorOptions doubles = at::TensorOptions().dtype(at::kDouble).device(a.world->device());
+  Tracer tracer(assembly, recorder);
+  const at::TensorOptions doubles = at::TensorOptions().dtype(at::kDouble).device(assembly.world->device());
   const at::Tensor factors = form.forward_only ? at::Tensor() : at::empty({form.num_microbatches}, doubles);
-  const pipeline::BorderShape border = a.border(batches[0]);
-  a.executor->run({own_actions(a, form), batches, factors, border, graphs});
+  const pipeline::BorderShape border = assembly.border(batches[0]);
+  assembly.executor->run({own_actions(assembly, form), batches, factors, border, graphs});
   size_t next = 0;
-  for (size_t stage = 0; stage < a.layers.size(); ++stage) {
-    if (a.layers[stage].pp_rank != a.groups().pp.index()) continue;
+  for (size_t stage = 0; stage < assembly.layers.size(); ++stage) {
+    if (assembly.layers[stage].pp_rank != assembly.groups().pp.index()) continue;
     replay::ChunkTrace& chunk = tracer.chunks.at(next++);
     const auto number = static_cast<int>(stage);
-    chunk.layers = a.layers[stage];
+    chunk.layers = assembly.layers[stage];
     chunk.input = stage > 0 ? border.bytes(number - 1) : 0;
-    chunk.output = stage + 1 < a.layers.size() ? border.bytes(number) : 0;
+    chunk.output = stage + 1 < assembly.layers.size() ? border.bytes(number) : 0;
   }
   recorder.take();
   return std::move(tracer.chunks);
@@ -215,35 +217,35 @@ std::map<std::string, int64_t> rounded_sizes(const pipeline::StaticBuffers& buff
 
 // Runs the stages with graphs as a real run does, but with one instance per chunk. Evaluation also has one instance
 // per microbatch, because a real run reuses an instance only after its output has been sent.
-replay::GraphTrace trace_graphs(step::Assembly& a, TraceRecorder& recorder, MetaGraphs& device,
+replay::GraphTrace trace_graphs(step::Assembly& assembly, TraceRecorder& recorder, MetaGraphs& device,
                                 std::vector<nn::Microbatch> batches) {
   replay::GraphTrace out;
-  const auto instances = std::make_shared<pipeline::GraphInstances>(device, a.world->device());
+  const auto instances = std::make_shared<pipeline::GraphInstances>(device, assembly.world->device());
   plan::GraphPlan plan, evaluation;
   OwnActions form{kMicrobatches};
-  for (const auto& stage : a.stages) {
-    stage->capture_in(instances, pipeline::graph_scope(a.config.train));
+  for (const auto& stage : assembly.stages) {
+    stage->enable_capture(instances, pipeline::graph_scope(assembly.config.train));
     plan.instance_of.emplace_back(kMicrobatches, plan.num_instances++);
     auto& of_microbatches = evaluation.instance_of.emplace_back();
     for (int m = 0; m < kMicrobatches; ++m) of_microbatches.push_back(evaluation.num_instances++);
-    form.output_in_pool.push_back(stage->islands().ends_captured());
+    form.output_in_pool.push_back(stage->regions().is_last_captured());
   }
-  out.chunks = trace_chunks(a, recorder, batches, form, &plan);
+  out.chunks = trace_chunks(assembly, recorder, batches, form, &plan);
   for (const auto& [form_of_gradient, bytes] : rounded_sizes(instances->gradients(), recorder))
     out.gradients += bytes;
-  const bool evaluates = a.config.train.cuda_graph_impl == config::CudaGraphImpl::local;
+  const bool evaluates = assembly.config.train.cuda_graph_impl == config::CudaGraphImpl::local;
   for (nn::Microbatch& batch : batches) batch.training = false;
-  if (evaluates) trace_chunks(a, recorder, batches, {kMicrobatches, true}, &evaluation);
-  for (size_t chunk = 0; chunk < a.stages.size(); ++chunk) {
-    const pipeline::Stage& stage = *a.stages[chunk];
+  if (evaluates) trace_chunks(assembly, recorder, batches, {kMicrobatches, true}, &evaluation);
+  for (size_t chunk = 0; chunk < assembly.stages.size(); ++chunk) {
+    const pipeline::Stage& stage = *assembly.stages[chunk];
     out.chunks[chunk].output_in_pool = form.output_in_pool[chunk];
     const auto number = static_cast<int>(chunk);
-    const int rank = a.groups().pp.index();
-    const auto previous = a.placement.neighbour({rank, number}, -1);
+    const int rank = assembly.groups().pp.index();
+    const auto previous = assembly.placement.neighbour({rank, number}, -1);
     out.chunks[chunk].input_gradient_in_pool =
-        stage.islands().begins_captured() && previous && previous->rank == rank;
+        stage.regions().is_first_captured() && previous && previous->rank == rank;
     const pipeline::GraphInstance& training = instances->at(number, false);
-    out.graphs.push_back({static_cast<int>(stage.captured_islands().size()), training.pool_bytes().peak,
+    out.graphs.push_back({static_cast<int>(stage.captured_regions().size()), training.pool_bytes().peak,
                           evaluates ? instances->at(evaluation.instance_of[chunk].back(), true).pool_bytes().peak : 0,
                           rounded_sizes(training.inputs(), recorder)});
   }
@@ -269,37 +271,38 @@ replay::RankTrace trace_rank(const RankRequest& request) {
   const comm::World world = comm::make_meta_world(request.rank, grid, request.device, &recorder);
   const device::MetaMemory meter(recorder);
   MetaGraphs graphs(recorder);
-  const auto a = step::assemble(config, world, request.vocab_size, false, request.build);
+  const auto assembly = step::assemble(config, world, request.vocab_size, false, request.build);
 
   replay::RankTrace out;
-  out.parameters = a->families.values_bytes();
-  out.gradients = a->families.gradients_bytes();
-  const optim::Optimizer::Bytes state = a->optimizer->bytes();
+  out.parameters = assembly->families.values_bytes();
+  out.gradients = assembly->families.gradients_bytes();
+  const optim::Optimizer::Bytes state = assembly->optimizer->bytes();
   out.main_parameters = state.main_params;
   out.moments = state.moments;
   out.host = state.host;
-  if (a->experts && a->experts->stash) out.host += a->experts->stash->host_bytes();
+  if (assembly->experts && assembly->experts->stash) out.host += assembly->experts->stash->host_bytes();
   out.tables = recorder.live() - out.parameters - out.gradients - out.main_parameters - out.moments - out.host;
-  out.host += step::copy_bytes(*a);  // not allocated during tracing
+  out.host += step::copy_bytes(*assembly);  // not allocated during tracing
   out.libraries = library_bytes(request);
-  out.transient = transient_families(*a);
+  out.transient = transient_families(*assembly);
   out.overlaps = config.parallel.overlap_grad_reduce;
-  for (const nn::Param* param : a->params)
+  for (const nn::Param* param : assembly->params)
     out.params.push_back({param->name, param->local_shape, param->uses_per_microbatch});
 
   const bool wide = config.precision.params_dtype == config::ParamsDtype::fp64;
   const std::vector<nn::Microbatch> batches(kMicrobatches,
-                                            largest_part(request, world, wide ? at::kDouble : at::kFloat));
+                                            largest_batch(request, world, wide ? at::kDouble : at::kFloat));
   out.batch = step::batch_bytes(batches[0]);
   recorder.start();
-  for (const distributed::ParamFamily& family : a->families.all()) {
+  for (const distributed::ParamFamily& family : assembly->families.all()) {
     if (family.gradients) family.gradients->detach_params();
   }
-  out.chunks = trace_chunks(*a, recorder, batches, {kMicrobatches}, nullptr);
-  if (config.train.captures_parts() && !request.eager) out.graphs = trace_graphs(*a, recorder, graphs, batches);
+  out.chunks = trace_chunks(*assembly, recorder, batches, {kMicrobatches}, nullptr);
+  if (config.train.captures_parts() && !request.eager)
+    out.graphs = trace_graphs(*assembly, recorder, graphs, batches);
   recorder.start();
-  a->optimizer->step(a->step);
-  a->families.updated();
+  assembly->optimizer->step(assembly->step);
+  assembly->families.updated();
   for (replay::IslandTrace& part : recorder.take()) out.update = std::move(part);
   return out;
 }

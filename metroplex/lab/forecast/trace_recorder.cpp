@@ -74,7 +74,7 @@ void TraceRecorder::issued(const device::Operation& operation) {
   if (!on_) return;
   const int64_t bytes = operation.group.empty() ? device::bytes_of(operation)
                                                 : std::max(bytes_of(operation.reads), bytes_of(operation.writes));
-  island_.operations.push_back({operation.name, operation.group, operation.flops, bytes});
+  region_.operations.push_back({operation.name, operation.group, operation.flops, bytes});
 }
 
 void TraceRecorder::start() {
@@ -83,19 +83,19 @@ void TraceRecorder::start() {
 }
 
 void TraceRecorder::end_step(TraceStep::End end, size_t param) {
-  if (net_ != 0 || most_ != 0 || end != TraceStep::End::nothing) island_.steps.push_back({net_, most_, end, param});
+  if (net_ != 0 || most_ != 0 || end != TraceStep::End::nothing) region_.steps.push_back({net_, most_, end, param});
   net_ = most_ = 0;
 }
 
-void TraceRecorder::begin_island(replay::IslandTrace next) {
+void TraceRecorder::begin_region(replay::IslandTrace next) {
   end_step(TraceStep::End::nothing, 0);
-  if (!island_.steps.empty() || !island_.operations.empty()) islands_.push_back(std::move(island_));
-  island_ = std::move(next);
+  if (!region_.steps.empty() || !region_.operations.empty()) regions_.push_back(std::move(region_));
+  region_ = std::move(next);
 }
 
 std::vector<replay::IslandTrace> TraceRecorder::take() {
-  begin_island({});
-  return std::exchange(islands_, {});
+  begin_region({});
+  return std::exchange(regions_, {});
 }
 
 std::unique_ptr<graph::Graph> MetaGraphs::make_graph(std::shared_ptr<graph::GraphPool> pool) {

@@ -1,6 +1,6 @@
 // Records the allocations and operations of a rank on the meta device, per autograd region. Allocations during a
 // graph capture count in the graph's pool, not in the record. MetaGraphs creates such graphs: the stages run their
-// own capture code (pipeline/graphed_island.h), and every pass is captured again.
+// own capture code (pipeline/graphed_region.h), and every pass is captured again.
 #pragma once
 
 #include <cstdint>
@@ -41,7 +41,7 @@ class TraceRecorder final : public device::MetaMemory::Listener, public device::
   // Ends the current TraceStep at a gradient event of parameter `param`.
   void end_step(replay::TraceStep::End end, size_t param);
   // Assigns later events to `next`.
-  void begin_island(replay::IslandTrace next);
+  void begin_region(replay::IslandTrace next);
   std::vector<replay::IslandTrace> take();
 
   // Between these calls, allocations belong to `pool` until they are freed.
@@ -54,8 +54,8 @@ class TraceRecorder final : public device::MetaMemory::Listener, public device::
   int64_t block_;
   bool on_ = false;
   int64_t live_ = 0, net_ = 0, most_ = 0;
-  replay::IslandTrace island_;
-  std::vector<replay::IslandTrace> islands_;
+  replay::IslandTrace region_;
+  std::vector<replay::IslandTrace> regions_;
   std::shared_ptr<TracePool> pool_;                                      // of the current capture
   std::unordered_map<const void*, std::shared_ptr<TracePool>> pool_of_;  // by block of MetaMemory
 };

@@ -51,37 +51,40 @@ KeyRows key_rows(const plan::DocumentLengths& documents, const plan::SequenceCut
 }  // namespace
 
 ContextTraffic context_traffic(const plan::DocumentLengths& documents, const plan::SequenceCut& cut,
-                               const ContextTrafficRequest& r) {
+                               const ContextTrafficRequest& request) {
   const auto ranks = static_cast<int64_t>(cut.ranks.size());
-  const bool by_heads = r.exchange == CpCommType::a2a || r.exchange == CpCommType::a2a_p2p;
-  const int64_t sharing = r.exchange == CpCommType::a2a       ? ranks
-                          : r.exchange == CpCommType::a2a_p2p ? r.neighbours
-                                                              : 1;
-  MPX_ASSERT(ranks % sharing == 0 && r.heads % sharing == 0 && (r.groups % sharing == 0 || sharing % r.groups == 0),
-             r.heads, " heads in ", r.groups, " groups for ", sharing, " of ", ranks, " ranks");
+  const bool by_heads = request.exchange == CpCommType::a2a || request.exchange == CpCommType::a2a_p2p;
+  const int64_t sharing = request.exchange == CpCommType::a2a       ? ranks
+                          : request.exchange == CpCommType::a2a_p2p ? request.neighbours
+                                                                    : 1;
+  MPX_ASSERT(ranks % sharing == 0 && request.heads % sharing == 0 &&
+                 (request.groups % sharing == 0 || sharing % request.groups == 0),
+             request.heads, " heads in ", request.groups, " groups for ", sharing, " of ", ranks, " ranks");
   ContextTraffic out;
   out.forward.assign(cut.ranks.size(), 0);
   out.backward = out.forward;
-  const int64_t rows = cut.length / ranks, copies = r.groups % sharing == 0 ? 1 : sharing / r.groups;
-  const int64_t head = r.samples * (r.head_dim + r.v_head_dim);  // elements per row: q and out, or k and v
+  const int64_t rows = cut.length / ranks, copies = request.groups % sharing == 0 ? 1 : sharing / request.groups;
+  const int64_t head =
+      request.samples * (request.head_dim + request.v_head_dim);  // elements per row: q and out, or k and v
   if (by_heads) {  // forward: q, k, v and the result; backward: the same again, the result's gradient and three input
                    // gradients
-    const int64_t once = rows * head * (r.heads + copies * r.groups) * r.element_bytes / sharing * (sharing - 1);
+    const int64_t once =
+        rows * head * (request.heads + copies * request.groups) * request.element_bytes / sharing * (sharing - 1);
     for (int64_t& bytes : out.forward) bytes = once;
     for (int64_t& bytes : out.backward) bytes = 2 * once;
   }
-  if (r.exchange == CpCommType::a2a) return out;
+  if (request.exchange == CpCommType::a2a) return out;
   if (ranks == sharing) return out;
-  const KeyRows keys = key_rows(documents, cut, static_cast<int>(sharing), r.documents);
-  const int64_t kv = head * r.groups * copies / sharing;
-  const bool gathered = r.exchange == CpCommType::all_gather, ring = !gathered && !r.documents;
+  const KeyRows keys = key_rows(documents, cut, static_cast<int>(sharing), request.documents);
+  const int64_t kv = head * request.groups * copies / sharing;
+  const bool gathered = request.exchange == CpCommType::all_gather, ring = !gathered && !request.documents;
   for (size_t rank = 0; rank < cut.ranks.size(); ++rank) {
-    const int64_t sent = keys.sent[rank] * kv * r.element_bytes;
+    const int64_t sent = keys.sent[rank] * kv * request.element_bytes;
     // In a ring the gradients of keys travel with them back to the owner. Otherwise every receiver of keys sends
     // their gradients directly.
     const int64_t gradients = ring ? keys.groups * keys.own : keys.received[rank];
     out.forward[rank] += sent;
-    out.backward[rank] += sent + gradients * kv * (gathered ? r.element_bytes : r.wide_bytes);
+    out.backward[rank] += sent + gradients * kv * (gathered ? request.element_bytes : request.wide_bytes);
   }
   return out;
 }

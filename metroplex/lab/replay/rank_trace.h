@@ -48,7 +48,7 @@ struct IslandTrace {
 };
 
 struct ActionTrace {
-  std::vector<IslandTrace> islands;
+  std::vector<IslandTrace> regions;
   int64_t added = 0;     // change of the bytes held between actions, without border tensors; negative for a backward
   int64_t gathered = 0;  // maximum of gathered units (ZeRO-3)
 };
@@ -63,7 +63,7 @@ struct ChunkTrace {
 
 // The graphs of a chunk in a graph instance (plan/graph_plan.h).
 struct ChunkGraphs {
-  int islands = 0;                        // captured autograd regions
+  int regions = 0;                        // captured autograd regions
   int64_t pool = 0, evaluation_pool = 0;  // maximum bytes of a pass in the pool; 0: evaluation is not captured
   std::map<std::string, int64_t> inputs;  // bytes of static input buffers, by form and index
 };

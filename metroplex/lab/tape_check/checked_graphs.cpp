@@ -123,7 +123,7 @@ RankCalls CheckedGraphs::calls() const {
   all.groups = recorder_.groups();
   for (const auto& graph : graphs_) {
     if (graph->all.empty()) continue;
-    for (TapeCall& call : calls_of(graph->all.back().tape)) all.calls.push_back(std::move(call));
+    for (TapeCall& call : list_calls(graph->all.back().tape)) all.calls.push_back(std::move(call));
   }
   return all;
 }

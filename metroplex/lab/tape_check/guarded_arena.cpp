@@ -21,7 +21,7 @@ std::atomic<pthread_t> handling = 0;           // thread in the handler; 0: none
 size_t page_size() { return static_cast<size_t>(sysconf(_SC_PAGESIZE)); }
 
 // Decodes the fault. On other processors every access counts as a read by an unknown instruction.
-MemoryFault fault_of(const siginfo_t* info, const void* context) {
+MemoryFault read_fault(const siginfo_t* info, const void* context) {
   MemoryFault fault{info->si_addr};
 #if defined(__x86_64__)
   constexpr greg_t kWrite = 2;  // bit of the error code
@@ -113,7 +113,7 @@ void GuardedArena::before(const graph::TapeOperation& operation) {
   for (int p = 0; p < 2; ++p) before_[p] = pools_[p]->allocations();
   named_.clear();
   for (const auto* tensors : {&operation.reads, &operation.writes}) {
-    for (const at::Tensor& x : *tensors) named_.push_back(graph::span_of(x));
+    for (const at::Tensor& x : *tensors) named_.push_back(graph::to_span(x));
   }
   running_ = &operation;
 }
@@ -153,7 +153,7 @@ void GuardedArena::on_fault(int /*signal*/, siginfo_t* info, void* context) {
     return;
   }
   for (pthread_t nobody = 0; !handling.compare_exchange_weak(nobody, self); nobody = 0) {}
-  const bool ours = arena != nullptr && arena->opened(fault_of(info, context));
+  const bool ours = arena != nullptr && arena->opened(read_fault(info, context));
   if (!ours && arena != nullptr) sigaction(SIGSEGV, &arena->previous_, nullptr);
   handling = 0;
 }

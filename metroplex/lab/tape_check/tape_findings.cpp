@@ -8,7 +8,7 @@
 
 namespace metroplex::tape_check {
 
-const char* words_of(FindingKind kind) {
+const char* kind_name(FindingKind kind) {
   switch (kind) {
     case FindingKind::other_address:
       return "another address";
@@ -39,7 +39,7 @@ const char* words_of(FindingKind kind) {
 }
 
 std::string text_of(const Finding& finding) {
-  return base::concat(words_of(finding.kind), ": ", finding.operation,
+  return base::concat(kind_name(finding.kind), ": ", finding.operation,
                       finding.place.empty() ? "" : " of " + finding.place, ": ", finding.text);
 }
 
@@ -74,7 +74,7 @@ std::vector<graph::TapeSpan> pieces_of(const at::Tensor& x) {
     run += (dims[first].size - 1) * dims[first].stride;
   size_t count = 1;
   for (size_t d = first; d < dims.size(); ++d) count *= static_cast<size_t>(dims[d].size);
-  if (count > kTooMany) return {graph::span_of(x)};
+  if (count > kTooMany) return {graph::to_span(x)};
   const auto base = reinterpret_cast<uintptr_t>(x.const_data_ptr());
   const auto element = static_cast<uintptr_t>(x.element_size());
   std::vector<graph::TapeSpan> pieces{{base, base + static_cast<uintptr_t>(run) * element}};
@@ -90,7 +90,7 @@ std::vector<graph::TapeSpan> pieces_of(const at::Tensor& x) {
 
 FindingKind kind_of_external(const graph::Tape& tape, const graph::TapeExternal& external) {
   for (const at::Tensor& x : tape.operations.at(external.first_used).reads) {
-    if (graph::span_of(x).overlaps(external.span)) return FindingKind::input_not_copied;
+    if (graph::to_span(x).overlaps(external.span)) return FindingKind::input_not_copied;
   }
   return FindingKind::outside_pool;
 }

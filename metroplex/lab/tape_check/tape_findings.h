@@ -28,7 +28,7 @@ enum class FindingKind {
   other_order,
 };
 // "another address"
-const char* words_of(FindingKind kind);
+const char* kind_name(FindingKind kind);
 
 struct Finding {
   FindingKind kind;
@@ -91,7 +91,7 @@ struct TapeCall {
   std::vector<int64_t> rows_to, rows_from;  // of an all_to_all, by member
 };
 // Returns the tape's communication calls except "wait".
-std::vector<TapeCall> calls_of(const graph::Tape& tape);
+std::vector<TapeCall> list_calls(const graph::Tape& tape);
 
 struct RankCalls {
   std::vector<TapeCall> calls;

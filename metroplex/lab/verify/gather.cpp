@@ -50,7 +50,7 @@ std::vector<int64_t> take_ints(Reader& in) {
   return values;
 }
 
-void put_slice(std::string& out, const SliceOfParam& slice, at::ScalarType dtype) {
+void put_shard(std::string& out, const ParamShard& slice, at::ScalarType dtype) {
   const at::Tensor values = slice.values.to(at::kCPU, dtype).contiguous();
   const auto element = static_cast<int64_t>(values.element_size());
   for (const topology::BoxRange& box : step::box_ranges(*slice.param, slice.begin, slice.end)) {
@@ -65,7 +65,7 @@ void put_slice(std::string& out, const SliceOfParam& slice, at::ScalarType dtype
   }
 }
 
-void place_slice(Reader& in, at::ScalarType dtype, std::map<std::string, at::Tensor>& whole) {
+void copy_shard(Reader& in, at::ScalarType dtype, std::map<std::string, at::Tensor>& whole) {
   const std::string name = in.text();
   const std::vector<int64_t> shape = take_ints(in), offset = take_ints(in), size = take_ints(in),
                              range = take_ints(in);
@@ -78,27 +78,27 @@ void place_slice(Reader& in, at::ScalarType dtype, std::map<std::string, at::Ten
 
 }  // namespace
 
-std::map<std::string, at::Tensor> gather_slices(const step::Assembly& a, const std::vector<SliceOfParam>& slices,
+std::map<std::string, at::Tensor> gather_shards(const step::Assembly& assembly, const std::vector<ParamShard>& slices,
                                                 at::ScalarType dtype) {
   std::string mine;
-  for (const SliceOfParam& slice : slices) {
-    if (a.families.data_parallel(slice.param->placement.grid).replicas.first() &&
-        slice.param->counts(a.world->coordinates()))
-      put_slice(mine, slice, dtype);
+  for (const ParamShard& slice : slices) {
+    if (assembly.families.data_parallel(slice.param->placement.grid).replicas.first() &&
+        slice.param->counts(assembly.world->coordinates()))
+      put_shard(mine, slice, dtype);
   }
   std::map<std::string, at::Tensor> whole;
-  for (const std::string& bytes : comm::gather_strings(mine, a.groups().world)) {
-    for (Reader in(bytes); !in.done();) place_slice(in, dtype, whole);
+  for (const std::string& bytes : comm::gather_strings(mine, assembly.groups().world)) {
+    for (Reader in(bytes); !in.done();) copy_shard(in, dtype, whole);
   }
   return whole;
 }
 
-std::map<std::string, at::Tensor> gather_whole(const step::Assembly& a, Gathered what) {
-  std::vector<SliceOfParam> slices;
-  for (const distributed::Slice& slice : what == Gathered::data ? a.slices : a.trained)
-    slices.push_back({slice.param, slice.begin, slice.end, what == Gathered::data ? slice.values : slice.gradient});
-  const bool narrow = what == Gathered::data || a.dtype == at::kDouble;
-  return gather_slices(a, slices, narrow ? a.dtype : at::kFloat);
+std::map<std::string, at::Tensor> gather_whole(const step::Assembly& assembly, GatherKind what) {
+  std::vector<ParamShard> slices;
+  for (const distributed::Shard& slice : what == GatherKind::data ? assembly.slices : assembly.trained)
+    slices.push_back({slice.param, slice.begin, slice.end, what == GatherKind::data ? slice.values : slice.gradient});
+  const bool narrow = what == GatherKind::data || assembly.dtype == at::kDouble;
+  return gather_shards(assembly, slices, narrow ? assembly.dtype : at::kFloat);
 }
 
 }  // namespace metroplex::verify

@@ -13,10 +13,10 @@
 
 namespace metroplex::verify {
 
-enum class Gathered { data, main_grad };
+enum class GatherKind { data, main_grad };
 
 // A shard of a parameter-shaped tensor: [begin, end) of the flattened local tensor.
-struct SliceOfParam {
+struct ParamShard {
   const nn::NamedTensor* param;
   int64_t begin, end;
   at::Tensor values;  // [end - begin]
@@ -24,10 +24,10 @@ struct SliceOfParam {
 
 // Returns name -> unsharded, unpadded tensor on rank 0; an empty map on other ranks. Collective over the world. Uses
 // the first replica of each shard, and the owner of a shared tensor. All shards have dtype `dtype`.
-std::map<std::string, at::Tensor> gather_slices(const step::Assembly& assembly,
-                                                const std::vector<SliceOfParam>& slices, at::ScalarType dtype);
+std::map<std::string, at::Tensor> gather_shards(const step::Assembly& assembly, const std::vector<ParamShard>& slices,
+                                                at::ScalarType dtype);
 // Gathers parameters, or the final gradients of trainable parameters. Gradients need a training assembly after the
 // step's reduction.
-std::map<std::string, at::Tensor> gather_whole(const step::Assembly& assembly, Gathered what);
+std::map<std::string, at::Tensor> gather_whole(const step::Assembly& assembly, GatherKind what);
 
 }  // namespace metroplex::verify

@@ -16,16 +16,17 @@ constexpr const char* kAround = "the step around its segments";
 
 // Sets the recorder's current location to the running segment, for diagnostics. For whole-step graphs it listens with
 // cuts, so that every segment is its own autograd region.
-class OperationPlaces final : public nn::StageObserver {
+class OperationLocations final : public nn::StageObserver {
  public:
-  OperationPlaces(graph::TapeRecorder& recorder, const nn::Blocks& blocks) : recorder_(recorder), blocks_(blocks) {}
-  void before(const nn::IslandEvent& event) override {
+  OperationLocations(graph::TapeRecorder& recorder, const nn::Blocks& blocks)
+      : recorder_(recorder), blocks_(blocks) {}
+  void before(const nn::RegionEvent& event) override {
     const nn::Block& block = blocks_.at(static_cast<size_t>(event.block));
     const nn::Segment& segment = *block.segments.at(static_cast<size_t>(event.segment));
     recorder_.set_place(base::concat(event.pass == nn::Pass::forward ? "forward" : "backward", " of ", block.name,
                                      ", ", segment.name()));
   }
-  void after(const nn::IslandEvent&) override { recorder_.set_place(kAround); }
+  void after(const nn::RegionEvent&) override { recorder_.set_place(kAround); }
 
  private:
   graph::TapeRecorder& recorder_;
@@ -58,47 +59,47 @@ config::Config graph_check_config(config::Config config) {
   return config;
 }
 
-GraphCheck check_graphs(const config::Config& asked, const comm::World& world, int64_t vocab_size,
+GraphCheck check_graphs(const config::Config& requested, const comm::World& world, int64_t vocab_size,
                         const GraphCheckOptions& options, const step::StageBuilder& build) {
   MPX_CHECK(world.device().is_cpu(), "cuda graph", "captures are checked on the CPU; set run.device: cpu");
   MPX_CHECK(options.way == tape_check::CheckedGraphs::Way::compared || world.size() == 1, "cuda graph",
             "a closed arena of tensors needs one rank, not ", world.size());
-  config::Config config = asked;
+  config::Config config = requested;
   config.train.cuda_graph_impl = config::CudaGraphImpl::none;  // the check makes its own captures
   config.train.cuda_graph_warmup_steps = 1;
   tape_check::CheckedGraphs device(options.way);
   const graph::TapeHooks hooks(nullptr, device.outside());
-  const comm::World told = world.recorded(*device.recorder());
-  const step::StageBuilder build_captured = [&](models::ModelContext context, const models::StageSlice& slice) {
-    context.experts.captures_shared_expert = moe::captures_shared_expert(asked.train);
+  const comm::World recorded_world = world.recorded(*device.recorder());
+  const step::StageBuilder build_captured = [&](models::ModelContext context, const models::StageSpec& slice) {
+    context.experts.captures_shared_expert = moe::captures_shared_expert(requested.train);
     return build(context, slice);
   };
-  const auto a = step::assemble(config, told, vocab_size, /*forward_only=*/false, build_captured);
-  std::vector<std::unique_ptr<OperationPlaces>> places;
-  const bool parts = asked.train.captures_parts();
-  for (const auto& stage : a->stages) {
-    places.push_back(std::make_unique<OperationPlaces>(*device.recorder(), stage->blocks()));
-    stage->listen("places of operations", *places.back(), /*cuts=*/!parts);
+  const auto assembly = step::assemble(config, recorded_world, vocab_size, /*forward_only=*/false, build_captured);
+  std::vector<std::unique_ptr<OperationLocations>> locations;
+  const bool parts = requested.train.captures_parts();
+  for (const auto& stage : assembly->stages) {
+    locations.push_back(std::make_unique<OperationLocations>(*device.recorder(), stage->blocks()));
+    stage->add_observer("places of operations", *locations.back(), /*cuts=*/!parts);
   }
   device.recorder()->set_place(kAround);
   if (parts) {
-    a->config.train.cuda_graph_impl = asked.train.cuda_graph_impl;
-    a->partial_graphs = std::make_unique<step::PartialGraphs>(*a, device);
+    assembly->config.train.cuda_graph_impl = requested.train.cuda_graph_impl;
+    assembly->partial_graphs = std::make_unique<step::PartialGraphs>(*assembly, device);
   } else {
-    a->graphs = std::make_unique<step::StepGraphs>(*a, device);
+    assembly->graphs = std::make_unique<step::StepGraphs>(*assembly, device);
   }
-  const at::ScalarType floats = a->dtype == at::kDouble ? at::kDouble : at::kFloat;
+  const at::ScalarType floats = assembly->dtype == at::kDouble ? at::kDouble : at::kFloat;
   const auto take = [&](const config::Config& of, int64_t step) {
     const auto batches = [&](int64_t number) { return synthetic_batches(of, world, vocab_size, number, floats); };
-    step::train_step(*a, {batches(2 * step), step + 1, step * of.train.global_batch_size, false, {}});
-    step::evaluate_step(*a, batches(2 * step + 1));
+    step::train_step(*assembly, {batches(2 * step), step + 1, step * of.train.global_batch_size, false, {}});
+    step::evaluate_step(*assembly, batches(2 * step + 1));
   };
   const int64_t steps = 1 + options.captures;
   for (int64_t step = 0; step < steps; ++step) take(config, step);
   GraphCheck check;
   check.calls = device.calls();
   if (parts) {
-    const step::PartialGraphs::Sizes sizes = a->partial_graphs->sizes();
+    const step::PartialGraphs::Sizes sizes = assembly->partial_graphs->sizes();
     check.findings = device.findings();
     check.training = static_cast<size_t>(sizes.training.size.nodes);
     check.evaluation = static_cast<size_t>(sizes.evaluation.size.nodes);
@@ -113,7 +114,7 @@ GraphCheck check_graphs(const config::Config& asked, const comm::World& world, i
       for (tape_check::Finding& finding : device.findings()) check.findings.push_back(std::move(finding));
     }
   }
-  for (const auto& stage : a->stages) stage->unlisten("places of operations");
+  for (const auto& stage : assembly->stages) stage->remove_observer("places of operations");
   return check;
 }
 

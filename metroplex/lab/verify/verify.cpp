@@ -69,11 +69,11 @@ step::HostBatch synthetic_batch(const config::Config& config, int64_t first_samp
 }
 
 // Returns the larger value. NaN counts as the largest and is sticky.
-double worse(double so_far, double seen) { return std::isnan(so_far) || seen <= so_far ? so_far : seen; }
+double larger_error(double so_far, double seen) { return std::isnan(so_far) || seen <= so_far ? so_far : seen; }
 
 double relative(double a, double b) { return std::abs(a - b) / std::max(std::abs(b), 1e-300); }
 
-void experts_dependent(const config::Config& config, int64_t world_size, std::vector<std::string>& found) {
+void find_expert_settings(const config::Config& config, int64_t world_size, std::vector<std::string>& found) {
   const config::Model& m = config.model;
   const std::vector<config::AuxLoss> losses = config::aux_losses(m);
   const bool global = std::any_of(losses.begin(), losses.end(), [](const config::AuxLoss& loss) {
@@ -120,8 +120,8 @@ std::string parameter_without_gradient(const config::Model& m) {
   if (m.window_size == 0 && plain_softmax)
     return "all that makes queries and keys where the window is one key (model.window_size = 0)";
   if (!plain_softmax || m.attn_logit_softcapping > 0) return "";
-  const bool turned = m.position_embedding_type == config::PositionEmbedding::rope && m.rotary_percent == 1;
-  if (turned) return "";
+  const bool is_rotary = m.position_embedding_type == config::PositionEmbedding::rope && m.rotary_percent == 1;
+  if (is_rotary) return "";
   if (m.qk_layernorm) {
     const bool bias = m.normalization == config::Normalization::LayerNorm;
     return bias ? "k_layernorm.bias (model.qk_layernorm = true, model.normalization = LayerNorm)" : "";
@@ -170,16 +170,18 @@ config::Config verification_config(config::Config config, int64_t steps) {
 }
 
 config::Config with_running_batch(config::Config config, int64_t world_size) {
-  config::Train& t = config.train;
-  if (!t.decrease_batch_size_if_needed || t.global_batch_size == 0) return config;  // 0: one microbatch per rank
+  config::Train& train = config.train;
+  if (!train.decrease_batch_size_if_needed || train.global_batch_size == 0)
+    return config;  // 0: one microbatch per rank
   const int64_t dp = config::data_parallel_size(config.parallel, world_size);
-  const auto schedule = plan::MicrobatchSchedule::constant(t.global_batch_size, {t.micro_batch_size, dp, true});
-  t.global_batch_size = schedule.at(0).running_global_batch_size;
+  const auto schedule =
+      plan::MicrobatchSchedule::constant(train.global_batch_size, {train.micro_batch_size, dp, true});
+  train.global_batch_size = schedule.at(0).running_global_batch_size;
   return config;
 }
 
-std::vector<std::string> left_out(const config::Config& asked, const config::Config& compared) {
-  static constexpr const char* kNoMatter[] = {
+std::vector<std::string> dropped_settings(const config::Config& original, const config::Config& compared) {
+  static constexpr const char* kIgnoredKeys[] = {
       "run.",
       "checkpoint.",
       "data.",
@@ -197,15 +199,16 @@ std::vector<std::string> left_out(const config::Config& asked, const config::Con
       "optim.lr_wsd_decay_iters",
       "optim.lr_wsd_decay_samples",
   };
-  config::Config here = asked, there = compared;
+  config::Config here = original, there = compared;
   const std::vector<config::Field> asked_fields = config::fields(here), compared_fields = config::fields(there);
   std::vector<std::string> lines;
   for (size_t i = 0; i < asked_fields.size(); ++i) {
     const std::string key = asked_fields[i].key(), value = config::to_text(asked_fields[i]),
                       other = config::to_text(compared_fields[i]);
-    const bool told = std::none_of(std::begin(kNoMatter), std::end(kNoMatter),
-                                   [&](const char* start) { return key.compare(0, std::strlen(start), start) == 0; });
-    if (told && value != other)
+    const bool is_listed = std::none_of(std::begin(kIgnoredKeys), std::end(kIgnoredKeys), [&](const char* start) {
+      return key.compare(0, std::strlen(start), start) == 0;
+    });
+    if (is_listed && value != other)
       lines.push_back(key + ": " + value + " (" + (other.empty() ? "none" : other) + " in the comparison)");
   }
   return lines;
@@ -213,7 +216,7 @@ std::vector<std::string> left_out(const config::Config& asked, const config::Con
 
 std::vector<std::string> layout_dependent(const config::Config& config, int64_t world_size) {
   std::vector<std::string> found;
-  if (config.model.has_experts()) experts_dependent(config, world_size, found);
+  if (config.model.has_experts()) find_expert_settings(config, world_size, found);
   const std::string noise = parameter_without_gradient(config.model);
   const config::OptimizerTraits* optimizer = config::find_optimizer(config.optim.optimizer);
   // Splitting by pp alone is bitwise identical.
@@ -226,7 +229,7 @@ std::vector<std::string> layout_dependent(const config::Config& config, int64_t 
   return found;
 }
 
-config::Config one_rank_config(config::Config config) {
+config::Config single_rank_config(config::Config config) {
   const int64_t global_batch_size = config.train.global_batch_size;
   config.parallel = {};
   config.memory = {};
@@ -241,42 +244,42 @@ config::Config one_rank_config(config::Config config) {
 
 std::vector<nn::Microbatch> synthetic_batches(const config::Config& config, const comm::World& world,
                                               int64_t vocab_size, int64_t step, at::ScalarType float_type) {
-  const config::Train& t = config.train;
+  const config::Train& train = config.train;
   const comm::Group& dp = world.groups().dp;
-  const int64_t count = t.global_batch_size / (t.micro_batch_size * dp.size());
-  const step::SequenceParts parts = step::sequence_parts(config.parallel, world.groups().cp);
+  const int64_t count = train.global_batch_size / (train.micro_batch_size * dp.size());
+  const step::SequenceSharding parts = step::sequence_sharding(config.parallel, world.groups().cp);
   std::vector<nn::Microbatch> batches;
   if (config.parallel.hybrid_context_parallel) {
-    for (int64_t s = 0; s < t.global_batch_size; ++s) {
-      const step::HostBatch sample = synthetic_batch(config, step * t.global_batch_size + s, step, vocab_size);
+    for (int64_t s = 0; s < train.global_batch_size; ++s) {
+      const step::HostBatch sample = synthetic_batch(config, step * train.global_batch_size + s, step, vocab_size);
       batches.push_back(stack_samples(sample, float_type));
     }
-    batches = step::hybrid_batches(batches, step::hybrid_parts(config, vocab_size, world.groups().dp_cp));
+    batches = step::hybrid_batches(batches, step::hybrid_sharding(config, vocab_size, world.groups().dp_cp));
     for (nn::Microbatch& batch : batches) batch = step::on_device(batch, world.device());
     return batches;
   }
   for (int64_t m = 0; m < count; ++m) {
-    const int64_t first = step * t.global_batch_size + (m * dp.size() + dp.index()) * t.micro_batch_size;
+    const int64_t first = step * train.global_batch_size + (m * dp.size() + dp.index()) * train.micro_batch_size;
     const nn::Microbatch whole = stack_samples(synthetic_batch(config, first, step, vocab_size), float_type);
-    batches.push_back(step::on_device(part_of(whole, parts), world.device()));
+    batches.push_back(step::on_device(shard_sequence(whole, parts), world.device()));
   }
   return batches;
 }
 
 LayoutRun run_layout(const config::Config& config, const comm::World& world, int64_t vocab_size, int64_t steps) {
-  auto a = step::assemble(config, world, vocab_size);
+  auto assembly = step::assemble(config, world, vocab_size);
   LayoutRun run;
   for (int64_t step = 0; step < steps; ++step) {
     const step::StepOutcome outcome =
-        step::train_step(*a, {synthetic_batches(config, world, vocab_size, step, at::kDouble),
-                              step + 1,
-                              step * config.train.global_batch_size,
-                              false,
-                              {}});
+        step::train_step(*assembly, {synthetic_batches(config, world, vocab_size, step, at::kDouble),
+                                     step + 1,
+                                     step * config.train.global_batch_size,
+                                     false,
+                                     {}});
     run.losses.push_back(outcome.loss);
     run.grad_norms.push_back(outcome.grad_norm);
   }
-  run.params = gather_whole(*a, Gathered::data);
+  run.params = gather_whole(*assembly, GatherKind::data);
   return run;
 }
 
@@ -284,8 +287,8 @@ LayoutDifference compare_runs(const LayoutRun& run, const LayoutRun& reference) 
   MPX_ASSERT(run.losses.size() == reference.losses.size(), "runs of different length");
   LayoutDifference worst;
   for (size_t i = 0; i < run.losses.size(); ++i) {
-    worst.loss = worse(worst.loss, relative(run.losses[i], reference.losses[i]));
-    worst.grad_norm = worse(worst.grad_norm, relative(run.grad_norms[i], reference.grad_norms[i]));
+    worst.loss = larger_error(worst.loss, relative(run.losses[i], reference.losses[i]));
+    worst.grad_norm = larger_error(worst.grad_norm, relative(run.grad_norms[i], reference.grad_norms[i]));
   }
   MPX_ASSERT(run.params.size() == reference.params.size(), "runs with different parameters");
   for (const auto& [name, tensor] : reference.params) {

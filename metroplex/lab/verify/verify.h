@@ -27,11 +27,11 @@ config::Config verification_config(config::Config config, int64_t steps);
 config::Config with_running_batch(config::Config config, int64_t world_size);
 // Lists settings of `asked` that the comparison drops or changes: "key: its value (VALUE in the comparison)". Files,
 // logs and the number of steps are not listed, because no layout can change them.
-std::vector<std::string> left_out(const config::Config& asked, const config::Config& compared);
+std::vector<std::string> dropped_settings(const config::Config& asked, const config::Config& compared);
 // Lists settings whose result depends on the layout, by definition or through rounding: "key = value: reason;
 // suggested fix".
 std::vector<std::string> layout_dependent(const config::Config& config, int64_t world_size);
-config::Config one_rank_config(config::Config config);
+config::Config single_rank_config(config::Config config);
 
 // Collective; uses synthetic_batches.
 LayoutRun run_layout(const config::Config& config, const comm::World& world, int64_t vocab_size, int64_t steps);

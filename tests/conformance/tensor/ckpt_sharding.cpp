@@ -21,14 +21,14 @@ namespace {
 using topology::Axis;
 using topology::RowRange;
 
-struct Slice {
+struct KeyShard {
   std::string key;
   std::vector<int64_t> local, global, offset, fragments;
   int prepended = 0;
 };
 
 // Adds an axis with one local entry.
-void prepend(Slice& slice, int64_t entries, int64_t entry) {
+void prepend(KeyShard& slice, int64_t entries, int64_t entry) {
   const auto at = slice.global.begin() + slice.prepended;
   slice.offset.insert(slice.offset.begin() + slice.prepended, entry);
   slice.fragments.insert(slice.fragments.begin() + slice.prepended, entries);
@@ -36,7 +36,7 @@ void prepend(Slice& slice, int64_t entries, int64_t entry) {
   ++slice.prepended;
 }
 
-void add_dim(Slice& slice, int64_t size, const RowRange& held) {
+void add_dim(KeyShard& slice, int64_t size, const RowRange& held) {
   slice.local.push_back(held.size);
   slice.global.push_back(size);
   slice.offset.push_back(held.global);
@@ -44,8 +44,8 @@ void add_dim(Slice& slice, int64_t size, const RowRange& held) {
 }
 
 // The rows of `dim` that are contiguous in the whole tensor.
-std::vector<RowRange> ranges_of(const nn::NamedTensor& tensor, size_t dim) {
-  const topology::Cut* cut = topology::cut_of(tensor.placement, static_cast<int>(dim));
+std::vector<RowRange> dim_ranges(const nn::NamedTensor& tensor, size_t dim) {
+  const topology::DimShard* cut = topology::find_shard(tensor.placement, static_cast<int>(dim));
   std::vector<RowRange> ranges =
       cut == nullptr ? std::vector<RowRange>{{0, 0, tensor.global_shape[dim]}} : cut->ranges;
   for (size_t i = 1; i < ranges.size();) {
@@ -74,30 +74,30 @@ void replace(std::string& text, const std::string& from, const std::string& to) 
 }
 
 // In Megatron the norm before a linear layer is a part of that layer.
-std::string key_of(std::string name) {
+std::string megatron_key(std::string name) {
   replace(name, "input_layernorm.", "self_attention.linear_qkv.layer_norm_");
   replace(name, "pre_mlp_layernorm.", "mlp.linear_fc1.layer_norm_");
   replace(name, ".mlp.experts.", ".mlp.experts.experts.");
   return name;
 }
 
-std::vector<Slice> slices_of(const nn::NamedTensor& tensor, const config::Model& model) {
+std::vector<KeyShard> tensor_shards(const nn::NamedTensor& tensor, const config::Model& model) {
   const bool experts = tensor.placement.grid == topology::Grid::expert;
   std::string name = tensor.name;
   const int64_t layer = take_layer(name);
   const size_t first = experts ? 1 : 0;
-  std::vector<RowRange> rows = ranges_of(tensor, first);
+  std::vector<RowRange> rows = dim_ranges(tensor, first);
   const bool gated = model.gated_linear_unit && name.find("linear_fc1.") != std::string::npos;
   if (gated && rows.size() == 1) rows = {{0, 0, rows[0].size / 2}, {0, rows[0].size / 2, rows[0].size / 2}};
-  std::vector<Slice> slices;
-  for (const RowRange& held : experts ? ranges_of(tensor, 0) : std::vector<RowRange>{{0, 0, 1}}) {
+  std::vector<KeyShard> slices;
+  for (const RowRange& held : experts ? dim_ranges(tensor, 0) : std::vector<RowRange>{{0, 0, 1}}) {
     for (int64_t expert = held.global; expert < held.global + held.size; ++expert) {
       for (const RowRange& range : rows) {
-        Slice slice;
-        slice.key = key_of(name);
+        KeyShard slice;
+        slice.key = megatron_key(name);
         add_dim(slice, tensor.global_shape[first], range);
         for (size_t dim = first + 1; dim < tensor.global_shape.size(); ++dim)
-          add_dim(slice, tensor.global_shape[dim], ranges_of(tensor, dim).at(0));
+          add_dim(slice, tensor.global_shape[dim], dim_ranges(tensor, dim).at(0));
         if (layer >= 0) prepend(slice, model.num_layers, layer);
         if (experts) prepend(slice, model.num_moe_experts, expert);
         slices.push_back(slice);
@@ -107,26 +107,26 @@ std::vector<Slice> slices_of(const nn::NamedTensor& tensor, const config::Model&
   return slices;
 }
 
-Json replica_of(const nn::NamedTensor& tensor, const topology::Coordinates& at) {
+Json replica_id(const nn::NamedTensor& tensor, const topology::Coordinates& at) {
   const bool experts = tensor.placement.grid == topology::Grid::expert;
-  const topology::AxisSet cut = topology::cut_axes(tensor.placement);
+  const topology::AxisSet cut = topology::sharded_axes(tensor.placement);
   const Axis tensor_axis = experts ? Axis::etp : Axis::tp;
   const int same = cut.contains(tensor_axis) ? 0 : at.at(tensor_axis);
   return {tensor.owner ? 0 : 1, same, at.at(experts ? Axis::edp : Axis::dp)};
 }
 
-Json saved_by_rank(const step::Assembly& assembly) {
+Json rank_entries(const step::Assembly& assembly) {
   const topology::Coordinates at = assembly.world->grid().coordinates(assembly.world->rank());
   std::vector<const nn::NamedTensor*> tensors(assembly.params.begin(), assembly.params.end());
   tensors.insert(tensors.end(), assembly.buffers.begin(), assembly.buffers.end());
   Json list = Json::array();
   for (const nn::NamedTensor* tensor : tensors) {
-    const Json replica = replica_of(*tensor, at);
+    const Json replica = replica_id(*tensor, at);
     // The rank that saves here is Megatron's main replica.
     const bool main = replica == Json{0, 0, 0}, first = replica.at(2) == 0;
     MPX_CHECK(main == (first && tensor->counts(at)), "conformance", tensor->name, " on rank ", assembly.world->rank(),
               " would be saved twice or not at all");
-    for (const Slice& slice : slices_of(*tensor, assembly.config.model)) {
+    for (const KeyShard& slice : tensor_shards(*tensor, assembly.config.model)) {
       Json entry = {{"rank", assembly.world->rank()}, {"key", slice.key},
                     {"local_shape", slice.local},     {"global_shape", slice.global},
                     {"global_offset", slice.offset},  {"axis_fragmentations", slice.fragments},
@@ -140,21 +140,21 @@ Json saved_by_rank(const step::Assembly& assembly) {
 }
 
 // As the key's text; several kinds of balancing, and their coefficients, are separated by commas.
-std::string text_of(const std::string& name, const Json& value) {
+std::string format_setting(const std::string& name, const Json& value) {
   if (value.is_string()) return value;
   if (!value.is_array() || name == "moe_layer_freq") return value.dump();
   std::string list;
-  for (const Json& entry : value) list += (list.empty() ? "" : ",") + text_of(name, entry);
+  for (const Json& entry : value) list += (list.empty() ? "" : ",") + format_setting(name, entry);
   return list;
 }
 
 // Fields of section model under Megatron's names.
-void set_model(config::Config& c, const Json& model) {
-  c.model.untie_embeddings_and_output_weights = !model.value("tied", true);
+void set_model(config::Config& config, const Json& model) {
+  config.model.untie_embeddings_and_output_weights = !model.value("tied", true);
   for (const auto& [name, value] : model.items()) {
     if (name == "tied" || name == "kind") continue;
-    const std::string text = text_of(name, value);
-    const auto fields = config::fields(c);
+    const std::string text = format_setting(name, value);
+    const auto fields = config::fields(config);
     const auto field = std::find_if(fields.begin(), fields.end(),
                                     [&, &key = name](const auto& f) { return f.key() == "model." + key; });
     MPX_CHECK(field != fields.end() && config::assign_scalar(*field, text), "conformance", "config.model.", name,
@@ -162,7 +162,7 @@ void set_model(config::Config& c, const Json& model) {
   }
 }
 
-int64_t rows_of(const Json& tensors, const std::string& key, int64_t otherwise) {
+int64_t find_rows(const Json& tensors, const std::string& key, int64_t otherwise) {
   for (const Json& tensor : tensors) {
     if (tensor.at("key") == key) return tensor.at("global_shape").at(0);
   }
@@ -172,32 +172,32 @@ int64_t rows_of(const Json& tensors, const std::string& key, int64_t otherwise) 
 std::string ckpt_sharding_case(const Json& run) {
   const Json& given = run.at("config");
   const Json& tensors = run.at("tensors");
-  config::Config c;
-  set_model(c, given.at("model"));
+  config::Config config;
+  set_model(config, given.at("model"));
   for (const auto& [name, value] : given.items()) {
-    if (name == "tp") c.parallel.tensor_model_parallel_size = value;
-    else if (name == "pp") c.parallel.pipeline_model_parallel_size = value;
-    else if (name == "vpp" && !value.is_null()) c.parallel.virtual_pipeline_model_parallel_size = value;
-    else if (name == "ep") c.parallel.expert_model_parallel_size = value;
-    else if (name == "etp" && !value.is_null()) c.parallel.expert_tensor_parallel_size = value;
+    if (name == "tp") config.parallel.tensor_model_parallel_size = value;
+    else if (name == "pp") config.parallel.pipeline_model_parallel_size = value;
+    else if (name == "vpp" && !value.is_null()) config.parallel.virtual_pipeline_model_parallel_size = value;
+    else if (name == "ep") config.parallel.expert_model_parallel_size = value;
+    else if (name == "etp" && !value.is_null()) config.parallel.expert_tensor_parallel_size = value;
     else
       MPX_CHECK(name == "model" || name == "vpp" || name == "etp", "conformance", "config.", name, " is not known");
   }
-  c.parallel.sequence_parallel = c.parallel.tp() > 1;
-  c.train.train_iters = 1;
-  c.train.seq_length = rows_of(tensors, "embedding.position_embeddings.weight", 16);
-  c.data.mock_data = true;
-  c.model.make_vocab_size_divisible_by = 1;
-  c.model.vocab_size = rows_of(tensors, "embedding.word_embeddings.weight", 64);
+  config.parallel.sequence_parallel = config.parallel.tp() > 1;
+  config.train.train_iters = 1;
+  config.train.seq_length = find_rows(tensors, "embedding.position_embeddings.weight", 16);
+  config.data.mock_data = true;
+  config.model.make_vocab_size_divisible_by = 1;
+  config.model.vocab_size = find_rows(tensors, "embedding.word_embeddings.weight", 64);
   int ranks = 1;
   for (const Json& tensor : tensors) ranks = std::max(ranks, tensor.at("rank").get<int>() + 1);
-  config::check(c, ranks);
-  c = config::resolved(c, ranks);
+  config::check(config, ranks);
+  config = config::resolved(config, ranks);
   Json got = Json::array(), expected = tensors;
   std::mutex mutex;
-  comm::run_threads(ranks, topology::RankGrid(ranks, c.parallel), {}, [&](const comm::World& world) {
-    const auto assembly = step::assemble(c, world, c.model.vocab_size, /*forward_only=*/true);
-    const Json mine = saved_by_rank(*assembly);
+  comm::run_threads(ranks, topology::RankGrid(ranks, config.parallel), {}, [&](const comm::World& world) {
+    const auto assembly = step::assemble(config, world, config.model.vocab_size, /*forward_only=*/true);
+    const Json mine = rank_entries(*assembly);
     const std::lock_guard lock(mutex);
     got.insert(got.end(), mine.begin(), mine.end());
   });

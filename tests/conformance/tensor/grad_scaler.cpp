@@ -9,7 +9,7 @@ namespace metroplex::conformance {
 
 namespace {
 
-optim::GradScalerArgs args_of(const Json& args) {
+optim::GradScalerArgs read_args(const Json& args) {
   optim::GradScalerArgs out;
   out.initial_scale = args.at("initial_scale");
   out.min_scale = args.at("min_scale");
@@ -21,7 +21,7 @@ optim::GradScalerArgs args_of(const Json& args) {
 }
 
 std::string history(const Json& recorded) {
-  const optim::GradScaler scaler(args_of(recorded.at("args")));
+  const optim::GradScaler scaler(read_args(recorded.at("args")));
   test::ScaleHistory history{scaler.rule(), {}, {}};
   optim::set_scaler_state(history.values, scaler.start());
   Json got = Json::array();
@@ -35,7 +35,7 @@ std::string history(const Json& recorded) {
 
 std::string refusal(const Json& test) {
   try {
-    const optim::GradScaler scaler(args_of(test.at("args")));
+    const optim::GradScaler scaler(read_args(test.at("args")));
   } catch (const base::Error&) { return ""; }
   return "accepted, expected " + test.at("error").dump();
 }

@@ -12,7 +12,7 @@
 namespace metroplex::conformance {
 
 // Lists of one depth have one length; an empty one has no depth below.
-inline at::Tensor tensor_of(const Json& nested, at::ScalarType dtype) {
+inline at::Tensor to_tensor(const Json& nested, at::ScalarType dtype) {
   std::vector<int64_t> sizes;
   std::vector<double> values;
   for (const Json* level = &nested; level->is_array(); level = &level->front()) {

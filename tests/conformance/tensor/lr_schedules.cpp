@@ -11,23 +11,23 @@ namespace {
 // The recorded numbers passed through the same double formulas in another order: a few ulp.
 constexpr double kRelative = 1e-12;
 
-optim::ScheduleArgs read_args(const Json& j) {
-  optim::ScheduleArgs a;
-  a.init_lr = j.value("init_lr", 0.0);
-  a.max_lr = j.at("max_lr");
-  a.min_lr = j.at("min_lr");
-  a.lr_warmup_steps = j.at("lr_warmup_steps");
-  a.lr_decay_steps = j.at("lr_decay_steps");
-  a.lr_decay_style = j.at("lr_decay_style").get<std::string>();
-  a.start_wd = j.value("start_wd", a.start_wd);
-  a.end_wd = j.value("end_wd", a.end_wd);
-  a.wd_incr_steps = j.value("wd_incr_steps", a.wd_incr_steps);
-  a.wd_incr_style = j.value("wd_incr_style", a.wd_incr_style.text());
+optim::ScheduleArgs read_schedule_args(const Json& j) {
+  optim::ScheduleArgs args;
+  args.init_lr = j.value("init_lr", 0.0);
+  args.max_lr = j.at("max_lr");
+  args.min_lr = j.at("min_lr");
+  args.lr_warmup_steps = j.at("lr_warmup_steps");
+  args.lr_decay_steps = j.at("lr_decay_steps");
+  args.lr_decay_style = j.at("lr_decay_style").get<std::string>();
+  args.start_wd = j.value("start_wd", args.start_wd);
+  args.end_wd = j.value("end_wd", args.end_wd);
+  args.wd_incr_steps = j.value("wd_incr_steps", args.wd_incr_steps);
+  args.wd_incr_style = j.value("wd_incr_style", args.wd_incr_style.text());
   if (j.contains("wsd_decay_steps") && !j.at("wsd_decay_steps").is_null())
-    a.wsd_decay_steps = j.at("wsd_decay_steps");
+    args.wsd_decay_steps = j.at("wsd_decay_steps");
   if (j.contains("lr_wsd_decay_style") && !j.at("lr_wsd_decay_style").is_null())
-    a.lr_wsd_decay_style = j.at("lr_wsd_decay_style").get<std::string>();
-  return a;
+    args.lr_wsd_decay_style = j.at("lr_wsd_decay_style").get<std::string>();
+  return args;
 }
 
 optim::GroupFactors read_group(const Json& j) {
@@ -57,7 +57,7 @@ std::string check_schedule(const Json& item) {
   if (is_refused(item)) {
     if (both) return "";  // config/validate rejects the pair of options (tests/config)
     try {
-      const optim::LrSchedule schedule(read_args(args));
+      const optim::LrSchedule schedule(read_schedule_args(args));
       for (const Json& group : cases(item, "groups")) {
         for (const int64_t steps : {int64_t{0}, schedule.args().lr_decay_steps}) {
           schedule.lr(steps, read_group(group));
@@ -67,7 +67,7 @@ std::string check_schedule(const Json& item) {
     } catch (const std::exception&) { return ""; }
     return "accepted, but must be refused";
   }
-  const optim::LrSchedule schedule(read_args(args));
+  const optim::LrSchedule schedule(read_schedule_args(args));
   for (const Json& value : item.at("values")) {
     for (size_t g = 0; g < value.at("lr").size(); ++g) {
       const auto group = read_group(g < item.at("groups").size() ? item.at("groups").at(g) : Json::object());
@@ -98,7 +98,7 @@ Json modern_state(Json state, const Json& args) {
 }
 
 // By default the recorded class uses the checkpoint's values; our runs require an explicit choice.
-optim::ScheduleSource source_of(const Json& args) {
+optim::ScheduleSource schedule_source(const Json& args) {
   if (args.value("override_opt_param_scheduler", false)) return optim::ScheduleSource::override_checkpoint;
   return args.value("use_checkpoint_opt_param_scheduler", true) ? optim::ScheduleSource::use_checkpoint
                                                                 : optim::ScheduleSource::must_agree;
@@ -106,8 +106,8 @@ optim::ScheduleSource source_of(const Json& args) {
 
 std::string check_load(const Json& item) {
   const Json state = modern_state(item.at("state_dict"), item.at("args"));
-  const optim::ScheduleSource source = source_of(item.at("args"));
-  const auto merged = optim::merge_schedules(read_args(item.at("args")), read_args(state), source);
+  const optim::ScheduleSource source = schedule_source(item.at("args"));
+  const auto merged = optim::merge_schedules(read_schedule_args(item.at("args")), read_schedule_args(state), source);
   for (const auto& [key, got] :
        std::initializer_list<std::pair<const char*, Json>>{{"max_lr", merged.max_lr},
                                                            {"min_lr", merged.min_lr},

@@ -19,15 +19,15 @@ namespace {
 // Probabilities and sums of a few dozen numbers of size 1, in units of 2^-24.
 constexpr double kRounding = 2e-6;
 
-at::Tensor floats(const Json& json) { return tensor_of(json, at::kFloat); }
-at::Tensor integers(const Json& json) { return tensor_of(json, at::kLong); }
-at::Tensor map_of(const Json& json) { return tensor_of(json, at::kBool); }
+at::Tensor floats(const Json& json) { return to_tensor(json, at::kFloat); }
+at::Tensor integers(const Json& json) { return to_tensor(json, at::kLong); }
+at::Tensor to_routing_map(const Json& json) { return to_tensor(json, at::kBool); }
 
 config::ScoreFunction score_function(const Json& json) {
   return config::Choice<config::ScoreFunction>(json.get<std::string>());
 }
 
-std::string first_of(std::initializer_list<std::string> problems) {
+std::string first_problem(std::initializer_list<std::string> problems) {
   for (const std::string& problem : problems) {
     if (!problem.empty()) return problem;
   }
@@ -35,7 +35,7 @@ std::string first_of(std::initializer_list<std::string> problems) {
 }
 
 // [T, k] from a map [T, E], k the maximum over the tokens; -1 if a token has fewer.
-at::Tensor experts_of(const at::Tensor& map) {
+at::Tensor select_experts(const at::Tensor& map) {
   const int64_t k = std::max<int64_t>(1, map.sum(1).max().item<int64_t>());
   at::Tensor experts = at::full({map.size(0), k}, -1, at::kLong);
   for (int64_t t = 0; t < map.size(0); ++t) {
@@ -48,8 +48,8 @@ at::Tensor experts_of(const at::Tensor& map) {
 }
 
 // The probabilities [T, E] at the chosen experts.
-moe::Routing routing_of(const at::Tensor& probs, const at::Tensor& map) {
-  const at::Tensor experts = experts_of(map);
+moe::Routing make_routing(const at::Tensor& probs, const at::Tensor& map) {
+  const at::Tensor experts = select_experts(map);
   return {experts, probs.gather(1, experts.clamp_min(0)).masked_fill(experts.eq(-1), 0)};
 }
 
@@ -71,14 +71,14 @@ std::string routing(const Json& test) {
   const at::Tensor logits = floats(test.at("logits"));
   const moe::Routing got = moe::route({}, logits, rule, {bias.is_null() ? at::Tensor() : floats(bias), {}});
   const int64_t experts = logits.size(1);
-  return first_of(
-      {compare_tensors("routing_map", moe::dense_map(got.experts, experts), map_of(test.at("routing_map")), 0),
-       compare_tensors("top_indices", std::get<0>(got.experts.sort(-1)),
-                       std::get<0>(integers(test.at("top_indices")).sort(-1)), 0),
-       compare_tensors("probs", moe::dense_probs(got, experts), floats(test.at("probs")),
-                       kRounding * std::max(1.0, rule.scaling_factor)),
-       compare_tensors("tokens_per_expert", moe::tokens_per_expert(got.experts, experts),
-                       integers(test.at("tokens_per_expert")), 0)});
+  return first_problem({compare_tensors("routing_map", moe::dense_map(got.experts, experts),
+                                        to_routing_map(test.at("routing_map")), 0),
+                        compare_tensors("top_indices", std::get<0>(got.experts.sort(-1)),
+                                        std::get<0>(integers(test.at("top_indices")).sort(-1)), 0),
+                        compare_tensors("probs", moe::dense_probs(got, experts), floats(test.at("probs")),
+                                        kRounding * std::max(1.0, rule.scaling_factor)),
+                        compare_tensors("tokens_per_expert", moe::tokens_per_expert(got.experts, experts),
+                                        integers(test.at("tokens_per_expert")), 0)});
 }
 
 std::string group_limited(const Json& test) {
@@ -87,8 +87,8 @@ std::string group_limited(const Json& test) {
   rule.num_groups = test.at("num_groups");
   rule.group_topk = test.at("group_topk");
   const at::Tensor scores = floats(test.at("scores")), got = moe::choose(scores, rule);
-  return first_of({compare_tensors("indices", got, integers(test.at("indices")), 0),
-                   compare_tensors("probs", scores.gather(1, got), floats(test.at("probs")), 0)});
+  return first_problem({compare_tensors("indices", got, integers(test.at("indices")), 0),
+                        compare_tensors("probs", scores.gather(1, got), floats(test.at("probs")), 0)});
 }
 
 // The value of the only term and its gradient: with a loss mask of one token a term is the loss itself.
@@ -103,12 +103,12 @@ AuxLoss aux_loss(const config::Model& model, const at::Tensor& logits, int64_t s
   nn::SegmentContext context{batch, false, {}};
   const at::Tensor x = logits.clone().requires_grad_(true);
   losses.add_terms(x, {}, samples, context);
-  MPX_CHECK(context.terms.size() == 1, "conformance", "one loss is asked for, ", context.terms.size(), " came");
+  MPX_CHECK(context.terms.size() == 1, "conformance", "one loss is requested, ", context.terms.size(), " came");
   const at::Tensor loss = context.terms.front().sum;
   return {loss.detach(), torch::autograd::grad({loss}, {x})[0]};
 }
 
-config::Model model_of(const Json& test, const at::Tensor& logits, const char* type) {
+config::Model make_model(const Json& test, const at::Tensor& logits, const char* type) {
   config::Model model;
   model.num_moe_experts = logits.size(-1);
   model.moe_router_topk = test.at("topk");
@@ -120,7 +120,7 @@ config::Model model_of(const Json& test, const at::Tensor& logits, const char* t
 std::string aux(const Json& test) {
   const at::Tensor logits = floats(test.at("logits"));
   const int64_t experts = logits.size(1), k = test.at("topk"), tokens = test.at("total_num_tokens");
-  config::Model model = model_of(test, logits, "aux_loss");
+  config::Model model = make_model(test, logits, "aux_loss");
   model.moe_router_score_function = score_function(test.at("score_function"));
   // Every token is its own sample.
   const kernels::BalanceShape shape{logits.size(0), experts, logits.size(0),
@@ -133,9 +133,9 @@ std::string aux(const Json& test) {
   const double coeff = test.at("coeff"), recorded = test.at("loss");
   const double share = moe::balance_factor(coeff, experts, k, static_cast<double>(tokens)) /
                        moe::balance_factor(coeff, experts, k, static_cast<double>(logits.size(0)));
-  return first_of(
+  return first_problem(
       {compare_tensors("scores", scores, floats(test.at("scores")), kRounding),
-       compare_tensors("routing_map", moe::dense_map(best, experts), map_of(test.at("routing_map")), 0),
+       compare_tensors("routing_map", moe::dense_map(best, experts), to_routing_map(test.at("routing_map")), 0),
        compare_tensors("tokens_per_expert", moe::tokens_per_expert(best, experts),
                        integers(test.at("tokens_per_expert")), 0),
        compare_near(got.loss.item<double>() * share, recorded, 0, kRounding),
@@ -147,9 +147,9 @@ std::string seq_aux(const Json& test) {
   const int64_t experts = logits.size(1), samples = logits.size(0) / test.at("seq").get<int64_t>();
   const at::Tensor best = moe::choose(logits, {.k = test.at("topk")});
   const at::Tensor counts = moe::tokens_per_expert(best, experts, samples).reshape({-1});
-  const double loss = aux_loss(model_of(test, logits, "seq_aux_loss"), logits, samples).loss.item<double>();
-  return first_of({compare_tensors("tokens_per_expert", counts, integers(test.at("tokens_per_expert")), 0),
-                   compare_near(loss, test.at("loss"), 0, kRounding)});
+  const double loss = aux_loss(make_model(test, logits, "seq_aux_loss"), logits, samples).loss.item<double>();
+  return first_problem({compare_tensors("tokens_per_expert", counts, integers(test.at("tokens_per_expert")), 0),
+                        compare_near(loss, test.at("loss"), 0, kRounding)});
 }
 
 std::string z_loss(const Json& test) {
@@ -158,7 +158,7 @@ std::string z_loss(const Json& test) {
   const Json& padding = test.at("padding_mask_true_is_pad");
   if (!padding.is_null()) {
     // None of our tokens is padding: the mean is over the tokens that are not padding.
-    const at::Tensor valid = logits.index({tensor_of(padding, at::kBool).eq(false)});
+    const at::Tensor valid = logits.index({to_tensor(padding, at::kBool).eq(false)});
     const kernels::BalanceShape shape{valid.size(0), valid.size(1), 1, kernels::BalanceScore::none, true};
     const double sum = moe::balance_sums({}, valid, shape)[valid.size(1)].item<double>();
     return compare_near(sum / std::max<double>(1, static_cast<double>(valid.size(0))) * coeff, recorded, 0,
@@ -175,9 +175,9 @@ std::string z_loss(const Json& test) {
 
 std::string sinkhorn(const Json& test) {
   const at::Tensor got = moe::sinkhorn({}, floats(test.at("logits")), test.at("tol"));
-  return first_of({compare_tensors("norm_logits", got, floats(test.at("norm_logits")), kRounding),
-                   compare_tensors("top1", moe::choose(got, {.k = 1}), integers(test.at("top1")), 0),
-                   compare_tensors("top2", moe::choose(got, {.k = 2}), integers(test.at("top2")), 0)});
+  return first_problem({compare_tensors("norm_logits", got, floats(test.at("norm_logits")), kRounding),
+                        compare_tensors("top1", moe::choose(got, {.k = 1}), integers(test.at("top1")), 0),
+                        compare_tensors("top2", moe::choose(got, {.k = 2}), integers(test.at("top2")), 0)});
 }
 
 std::string capacity(const Json& test) {
@@ -191,7 +191,7 @@ std::string capacity(const Json& test) {
 // Upstream's choice is arbitrary where the recorded map is undefined: padding to the capacity with unchosen tokens of
 // probability 0, or, by position, which of too many. Then only the number of tokens per expert is compared.
 std::string dropping(const Json& test) {
-  const at::Tensor probs = floats(test.at("probs")), map = map_of(test.at("routing_map")),
+  const at::Tensor probs = floats(test.at("probs")), map = to_routing_map(test.at("routing_map")),
                    final_probs = floats(test.at("final_probs"));
   config::Model model;
   model.num_moe_experts = map.size(1);
@@ -201,26 +201,26 @@ std::string dropping(const Json& test) {
   const std::string wrong_capacity = compare(limit, test.at("capacity"));
   if (!wrong_capacity.empty()) return "capacity: " + wrong_capacity;
   const config::DropPolicy policy = config::Choice<config::DropPolicy>(test.at("policy").get<std::string>());
-  const moe::Routing kept = moe::drop(routing_of(probs, map), map.size(1), limit, policy);
+  const moe::Routing kept = moe::drop(make_routing(probs, map), map.size(1), limit, policy);
   const at::Tensor got = moe::dense_map(kept.experts, map.size(1));
   const std::string wrong_probs = compare_tensors("probs", moe::dense_probs(kept, map.size(1)), probs * got, 0);
   if (!wrong_probs.empty()) return wrong_probs;
-  const at::Tensor recorded = map_of(test.at("final_map")).logical_and(map);
+  const at::Tensor recorded = to_routing_map(test.at("final_map")).logical_and(map);
   if (test.at("final_map_defined").get<bool>() || policy == config::DropPolicy::probs) {
-    return first_of({compare_tensors("final_map", got, recorded, 0),
-                     compare_tensors("final_probs", moe::dense_probs(kept, map.size(1)), final_probs, 0)});
+    return first_problem({compare_tensors("final_map", got, recorded, 0),
+                          compare_tensors("final_probs", moe::dense_probs(kept, map.size(1)), final_probs, 0)});
   }
   return compare_tensors("tokens kept of each expert", got.sum(0), map.sum(0).clamp_max(limit), 0);
 }
 
 std::string permute(const Json& test) {
-  const at::Tensor tokens = floats(test.at("tokens")), map = map_of(test.at("routing_map"));
-  const moe::Routing routing = routing_of(floats(test.at("probs")), map);
+  const at::Tensor tokens = floats(test.at("tokens")), map = to_routing_map(test.at("routing_map"));
+  const moe::Routing routing = make_routing(floats(test.at("probs")), map);
   const int64_t rows = map.sum().item<int64_t>();
   if (rows != test.at("num_out_tokens")) return base::concat("num_out_tokens is not the ", rows, " of the map");
   const moe::Permutation p = moe::permutation({}, routing.experts, {.num_experts = map.size(1), .num_rows = rows});
   const at::Tensor x = moe::permute({}, tokens, p), probs = moe::permute_probs({}, routing.probs, p);
-  return first_of(
+  return first_problem(
       {compare_tensors("sorted_indices", p.source.div(p.divisor, "floor"), integers(test.at("sorted_indices")), 0),
        compare_tensors("permuted", x, floats(test.at("permuted")), 0),
        compare_tensors("permuted_probs", probs, floats(test.at("permuted_probs")), 0),
@@ -233,9 +233,9 @@ std::string permute(const Json& test) {
 // Upstream pads with rows of tokens that were not sent there, of probability 0; our padding rows belong to no token.
 // The probabilities are not recorded: those of a token's rows add up to the ratio of output and input.
 std::string permute_drop_and_pad(const Json& test) {
-  const at::Tensor tokens = floats(test.at("tokens")), map = map_of(test.at("routing_map"));
+  const at::Tensor tokens = floats(test.at("tokens")), map = to_routing_map(test.at("routing_map"));
   const int64_t limit = test.at("capacity"), experts = map.size(1), rows = limit * experts;
-  const at::Tensor chosen = experts_of(map), back = floats(test.at("unpermuted_with_probs"));
+  const at::Tensor chosen = select_experts(map), back = floats(test.at("unpermuted_with_probs"));
   const moe::Permutation p =
       moe::permutation({}, chosen, {.num_experts = experts, .capacity = limit, .num_rows = rows});
   const at::Tensor real = p.source.ge(0), indices = p.source.div(p.divisor, "floor").masked_select(real);
@@ -243,7 +243,7 @@ std::string permute_drop_and_pad(const Json& test) {
   const at::Tensor x = moe::permute({}, tokens, p);
   const at::Tensor weights = at::zeros({rows}).masked_scatter_(real, share.index_select(0, indices));
   const at::Tensor weighted = at::where(real.unsqueeze(1), x, at::zeros({})) * weights.unsqueeze(1);
-  return first_of(
+  return first_problem(
       {compare_tensors("counts", p.counts, map.sum(0), 0),
        compare_tensors("sorted_indices", indices, integers(test.at("sorted_indices")).masked_select(real), 0),
        compare_tensors("permuted", x.index({real}), floats(test.at("permuted")).index({real}), 0),
@@ -263,9 +263,9 @@ std::string sort_chunks(const Json& test) {
 }
 
 std::string pad_routing_map(const Json& test) {
-  const at::Tensor got = moe::padded_map(map_of(test.at("routing_map")), test.at("pad_multiple"));
-  return first_of({compare_tensors("output", got, map_of(test.at("output")), 0),
-                   compare_tensors("counts", got.sum(0), integers(test.at("counts")), 0)});
+  const at::Tensor got = moe::padded_map(to_routing_map(test.at("routing_map")), test.at("pad_multiple"));
+  return first_problem({compare_tensors("output", got, to_routing_map(test.at("output")), 0),
+                        compare_tensors("counts", got.sum(0), integers(test.at("counts")), 0)});
 }
 
 std::string expert_bias_update(const Json& test) {
@@ -301,7 +301,7 @@ void run_router(const Json& file, Report& report) {
   for (const Json& test : cases(file, "capacity")) {
     const std::string name = "capacity of " + test.dump();
     if (test.at("min_capacity").is_null()) report.check(name, test, [&] { return capacity(test); });
-    else report.wait(name, "a least capacity, which no key asks for");
+    else report.wait(name, "a minimum capacity, for which there is no key");
   }
   for (const Json& test : cases(file, "qb_dual_update"))
     report.wait("qb_dual_update " + test.dump().substr(0, 60), "quantile balancing");

@@ -22,18 +22,18 @@ double tolerance(const Json& test) { return 1e-6 * std::sqrt(test.at("vocab").ge
 
 std::string cross_entropy(const Json& test, const comm::Group& tp) {
   const int64_t vocab = test.at("vocab");
-  const at::Tensor logits = tensor_of(test.at("logits"), at::kFloat),
-                   targets = tensor_of(test.at("target"), at::kLong);
-  const nn::VocabularyPart part = nn::vocabulary_part(vocab, vocab, tp.size(), tp.index());
+  const at::Tensor logits = to_tensor(test.at("logits"), at::kFloat),
+                   targets = to_tensor(test.at("target"), at::kLong);
+  const nn::VocabularyShard part = nn::make_vocabulary_shard(vocab, vocab, tp.size(), tp.index());
   const at::Tensor mine = logits.narrow(2, part.begin, part.local_rows).clone().requires_grad_(true);
   const at::Tensor loss = nn::vocab_parallel_cross_entropy(
       mine, targets, {tp, part, vocab, test.at("label_smoothing").get<double>(), {}});
-  std::string problem = compare_tensors("loss", loss, tensor_of(test.at("loss"), at::kFloat), tolerance(test));
+  std::string problem = compare_tensors("loss", loss, to_tensor(test.at("loss"), at::kFloat), tolerance(test));
   if (!problem.empty()) return problem;
   const at::Tensor gradient =
-      torch::autograd::grad({loss}, {mine}, {tensor_of(test.at("grad_output"), at::kFloat)})[0];
+      torch::autograd::grad({loss}, {mine}, {to_tensor(test.at("grad_output"), at::kFloat)})[0];
   return compare_tensors("gradient", gradient,
-                         tensor_of(test.at("grad_logits"), at::kFloat).narrow(2, part.begin, part.local_rows),
+                         to_tensor(test.at("grad_logits"), at::kFloat).narrow(2, part.begin, part.local_rows),
                          tolerance(test));
 }
 
@@ -57,7 +57,7 @@ std::string clip(const Json& test) {
 }
 
 std::string seeds(const Json& test) {
-  const nn::RngPlace place{test.at("tp_rank"), test.at("pp_rank"), test.at("ep_rank"), test.at("etp_rank")};
+  const nn::RngRanks place{test.at("tp_rank"), test.at("pp_rank"), test.at("ep_rank"), test.at("etp_rank")};
   const nn::RngSeeds got = nn::rng_seeds(test.at("arg_seed").get<uint64_t>(), place);
   return compare({got.data_parallel, got.data_parallel, got.model_parallel, got.expert_parallel},
                  {test.at("base_seed_after_pp"), test.at("default_data_parallel_seed"),
@@ -69,7 +69,7 @@ std::string vocab_ranges(const Json& test) {
   const int tp = test.at("tp");
   Json got = Json::array();
   for (int index = 0; index < tp; ++index) {
-    const nn::VocabularyPart part = nn::vocabulary_part(vocab, vocab, tp, index);
+    const nn::VocabularyShard part = nn::make_vocabulary_shard(vocab, vocab, tp, index);
     got.push_back({part.begin, part.begin + part.local_rows});
   }
   return compare_list(got, test, "ranges");

@@ -88,7 +88,7 @@ struct Packet {
 
 std::string& last_finding();
 
-inline void sync_warp(const Meeting& meeting) {
+inline void sync_warp(const WarpMeeting& meeting) {
   warp_meets(meeting, 0xFFFFFFFFU, nullptr, [](void* const*) {});
 }
 
@@ -99,7 +99,7 @@ struct Shuffled {
 };
 // This code is not watched: lanes are on the stacks of other threads.
 template <class T>
-__attribute__((no_sanitize("thread"))) T shuffle(const Meeting& meeting, unsigned mask, T value, unsigned from) {
+__attribute__((no_sanitize("thread"))) T shuffle(const WarpMeeting& meeting, unsigned mask, T value, unsigned from) {
   Shuffled<T> mine{value, value, from};
   warp_meets(
       meeting, mask, &mine, [](void* const* lanes) __attribute__((no_sanitize("thread"))) {
@@ -114,9 +114,9 @@ __attribute__((no_sanitize("thread"))) T shuffle(const Meeting& meeting, unsigne
   return mine.got;
 }
 
-unsigned ballot(const Meeting& meeting, unsigned mask, bool yes);
-unsigned reduce_max(const Meeting& meeting, unsigned mask, unsigned value);
-unsigned match_any(const Meeting& meeting, unsigned mask, unsigned value);
+unsigned ballot(const WarpMeeting& meeting, unsigned mask, bool yes);
+unsigned reduce_max(const WarpMeeting& meeting, unsigned mask, unsigned value);
+unsigned match_any(const WarpMeeting& meeting, unsigned mask, unsigned value);
 
 }  // namespace metroplex::kernels_on_host
 

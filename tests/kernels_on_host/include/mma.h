@@ -28,18 +28,20 @@ struct fragment {
 };
 
 // Element i of a lane is the one at row * 16 + column; and the inverse.
-constexpr unsigned place_of(unsigned lane, unsigned i) { return (lane * 7 + i * 13) % host::kWarp * kOfLane + i; }
+constexpr unsigned element_index(unsigned lane, unsigned i) {
+  return (lane * 7 + i * 13) % host::kWarp * kOfLane + i;
+}
 struct Holder {
   unsigned lane, i;
 };
-constexpr Holder holder_of(unsigned row, unsigned column) {
+constexpr Holder find_holder(unsigned row, unsigned column) {
   const unsigned at = row * kSide + column, i = at % kOfLane;
   return {(at / kOfLane + 32 * 13 - i * 13) * 23 % host::kWarp, i};  // 7 * 23 is 1 modulo 32
 }
 static_assert([] {
   for (unsigned at = 0; at < kSide * kSide; ++at) {
-    const Holder holder = holder_of(at / kSide, at % kSide);
-    if (place_of(holder.lane, holder.i) != at) return false;
+    const Holder holder = find_holder(at / kSide, at % kSide);
+    if (element_index(holder.lane, holder.i) != at) return false;
   }
   return true;
 }());
@@ -73,7 +75,7 @@ template <class Use, class T, class Layout>
 void load_matrix_sync(fragment<Use, 16, 16, 16, T, Layout>& to, const T* from, unsigned leading) {
   bring(from, leading);
   for (unsigned i = 0; i < kOfLane; ++i) {
-    const unsigned at = place_of(threadIdx.x % host::kWarp, i);
+    const unsigned at = element_index(threadIdx.x % host::kWarp, i);
     to.elements[i] = from[at / kSide * leading + at % kSide];
   }
 }
@@ -81,7 +83,7 @@ template <class T>
 void load_matrix_sync(fragment<accumulator, 16, 16, 16, T>& to, const T* from, unsigned leading, layout_t layout) {
   bring(from, leading);
   for (unsigned i = 0; i < kOfLane; ++i) {
-    const unsigned at = place_of(threadIdx.x % host::kWarp, i), row = at / kSide, column = at % kSide;
+    const unsigned at = element_index(threadIdx.x % host::kWarp, i), row = at / kSide, column = at % kSide;
     to.elements[i] = from[layout == mem_row_major ? row * leading + column : column * leading + row];
   }
 }
@@ -89,7 +91,7 @@ template <class T>
 void store_matrix_sync(T* to, const fragment<accumulator, 16, 16, 16, T>& from, unsigned leading, layout_t layout) {
   bring(to, leading);
   for (unsigned i = 0; i < kOfLane; ++i) {
-    const unsigned at = place_of(threadIdx.x % host::kWarp, i), row = at / kSide, column = at % kSide;
+    const unsigned at = element_index(threadIdx.x % host::kWarp, i), row = at / kSide, column = at % kSide;
     to[layout == mem_row_major ? row * leading + column : column * leading + row] = from.elements[i];
   }
 }
@@ -113,7 +115,7 @@ struct Product {
   template <class Layout, class Fragment>
   static float element(const Fragment* Product::*of, void* const* lanes, unsigned row, unsigned column) {
     const bool by_row = std::is_same_v<Layout, row_major>;
-    const Holder holder = by_row ? holder_of(row, column) : holder_of(column, row);
+    const Holder holder = by_row ? find_holder(row, column) : find_holder(column, row);
     return to_float((static_cast<const Product*>(lanes[holder.lane])->*of)->elements[holder.i]);
   }
   // Lanes are on the stacks of other threads: not watched.
@@ -124,7 +126,7 @@ struct Product {
     }
     for (unsigned row = 0; row < kSide; ++row) {
       for (unsigned column = 0; column < kSide; ++column) {
-        const Holder holder = holder_of(row, column);
+        const Holder holder = find_holder(row, column);
         left[row][column] = element<LayoutA>(&Product::a, lanes, row, column);
         right[row][column] = element<LayoutB>(&Product::b, lanes, row, column);
         sums[row][column] = static_cast<const Product*>(lanes[holder.lane])->c->elements[holder.i];
@@ -132,7 +134,7 @@ struct Product {
     }
     for (unsigned row = 0; row < kSide; ++row) {
       for (unsigned column = 0; column < kSide; ++column) {
-        const Holder holder = holder_of(row, column);
+        const Holder holder = find_holder(row, column);
         float sum = sums[row][column];
         for (unsigned k = 0; k < kSide; ++k) sum += left[row][k] * right[k][column];
         static_cast<const Product*>(lanes[holder.lane])->d->elements[holder.i] = sum;

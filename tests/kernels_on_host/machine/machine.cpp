@@ -17,7 +17,7 @@
 namespace metroplex::kernels_on_host {
 namespace {
 
-constexpr unsigned kMostThreads = 1024;
+constexpr unsigned kMaxThreads = 1024;
 constexpr size_t kSharedBytes = size_t{48} << 10;  // the default limit of every GPU
 
 enum class State { ready, at_barrier, in_warp, ended };
@@ -44,7 +44,7 @@ class Machine {
     const uint64_t blocks = uint64_t{launch.grid.x} * launch.grid.y * launch.grid.z;
     num_threads_ = launch.block.x * launch.block.y * launch.block.z;
     while (threads_.size() < num_threads_) threads_.push_back(std::make_unique<Thread>());
-    ask_for(launch.dynamic_bytes);
+    request_launch(launch.dynamic_bytes);
     watch_launch({launch.name, launch.packet, launch.packet_bytes, room_.data(), launch.dynamic_bytes});
     std::mt19937_64 random(order_.seed);
     std::vector<uint64_t> which = order_.only;
@@ -71,7 +71,7 @@ class Machine {
     me.fiber.leave(false);
   }
 
-  void meet(const Meeting& meeting, unsigned mask, void* mine, void (*all)(void* const*)) {
+  void meet(const WarpMeeting& meeting, unsigned mask, void* mine, void (*all)(void* const*)) {
     Thread& me = *current_;
     if (mask != 0xFFFFFFFFU) fail("a warp meets by a mask of some of its threads, which this machine does not know");
     me.file = meeting.file;
@@ -105,17 +105,19 @@ class Machine {
   alignas(32) std::array<unsigned char, kSharedBytes> room_{};
 
  private:
-  static std::string refusal(const Launch& l) {
-    const uint64_t threads = uint64_t{l.block.x} * l.block.y * l.block.z;
-    if (l.grid.x == 0 || l.grid.y == 0 || l.grid.z == 0 || threads == 0) return "a grid without blocks or threads";
-    if (l.grid.x > 0x7FFFFFFFU || l.grid.y > 65535 || l.grid.z > 65535) return "a grid that is too large";
-    if (threads > kMostThreads) return "more than 1024 threads in a block";
-    if (l.dynamic_bytes > kSharedBytes) return "more shared memory than a GPU gives without being asked";
+  static std::string refusal(const Launch& launch) {
+    const uint64_t threads = uint64_t{launch.block.x} * launch.block.y * launch.block.z;
+    if (launch.grid.x == 0 || launch.grid.y == 0 || launch.grid.z == 0 || threads == 0)
+      return "a grid without blocks or threads";
+    if (launch.grid.x > 0x7FFFFFFFU || launch.grid.y > 65535 || launch.grid.z > 65535)
+      return "a grid that is too large";
+    if (threads > kMaxThreads) return "more than 1024 threads in a block";
+    if (launch.dynamic_bytes > kSharedBytes) return "more shared memory than a GPU gives by default";
     return "";
   }
 
   // Lets AddressSanitizer detect accesses beyond `bytes`.
-  void ask_for([[maybe_unused]] size_t bytes) {
+  void request_launch([[maybe_unused]] size_t bytes) {
 #ifdef __SANITIZE_ADDRESS__
     __asan_unpoison_memory_region(room_.data(), bytes);
     __asan_poison_memory_region(room_.data() + bytes, room_.size() - bytes);
@@ -270,7 +272,7 @@ Index block_size() { return machine().launch_->block; }
 Index grid_size() { return machine().launch_->grid; }
 unsigned char* dynamic_shared() { return machine().room_.data(); }
 void block_barrier(const char* file, int line) { machine().barrier(file, line); }
-void warp_meets(const Meeting& meeting, unsigned mask, void* mine, void (*all)(void* const*)) {
+void warp_meets(const WarpMeeting& meeting, unsigned mask, void* mine, void (*all)(void* const*)) {
   machine().meet(meeting, mask, mine, all);
 }
 void fail(const char* what) { machine().fail(what); }

@@ -51,13 +51,13 @@ void block_barrier(const char* file, int line);
 
 // A warp meets at `line`: the last arriving thread calls all(lanes) with the values of all threads, null for ended
 // ones. `orders`: all threads see each other's earlier writes to memory afterwards.
-struct Meeting {
+struct WarpMeeting {
   const char* file;
   int line;
   bool orders;
 };
 constexpr unsigned kWarp = 32;
-void warp_meets(const Meeting& meeting, unsigned mask, void* mine, void (*all)(void* const* lanes));
+void warp_meets(const WarpMeeting& meeting, unsigned mask, void* mine, void (*all)(void* const* lanes));
 
 // Ends the launch with this error; called by one of its threads.
 [[noreturn]] void fail(const char* what);

@@ -26,21 +26,21 @@ void join(void* const* lanes, const Join& join_two) {
 
 }  // namespace
 
-unsigned ballot(const Meeting& meeting, unsigned mask, bool yes) {
+unsigned ballot(const WarpMeeting& meeting, unsigned mask, bool yes) {
   Vote mine{yes ? 1U << thread_index().x % kWarp : 0, 0};
   warp_meets(meeting, mask, &mine,
              [](void* const* lanes) { join(lanes, [](unsigned a, unsigned b) { return a | b; }); });
   return mine.result;
 }
 
-unsigned reduce_max(const Meeting& meeting, unsigned mask, unsigned value) {
+unsigned reduce_max(const WarpMeeting& meeting, unsigned mask, unsigned value) {
   Vote mine{value, 0};
   warp_meets(meeting, mask, &mine,
              [](void* const* lanes) { join(lanes, [](unsigned a, unsigned b) { return a > b ? a : b; }); });
   return mine.result;
 }
 
-unsigned match_any(const Meeting& meeting, unsigned mask, unsigned value) {
+unsigned match_any(const WarpMeeting& meeting, unsigned mask, unsigned value) {
   Vote mine{value, 0};
   warp_meets(meeting, mask, &mine, [](void* const* lanes) {
     for (unsigned lane = 0; lane < kWarp; ++lane) {

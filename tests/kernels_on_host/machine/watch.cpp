@@ -106,7 +106,7 @@ class Watch {
     }
     if (reinterpret_cast<uintptr_t>(at) % multiple != 0) {
       nothing();
-      found(said(writes, bytes) + element(*region, at) + ", which does not lie at a multiple of that");
+      found(said(writes, bytes) + element(*region, at) + ", which is not aligned to that");
     }
     if (!region->shared) count(bytes);
     const size_t first = region->offset(at) / region->memory.granule,
@@ -177,8 +177,9 @@ class Watch {
 
   const char* write(Cell& cell, const Region& region) {
     if (region.shared) forget_other_blocks(cell);
-    if (cell.wrote_in == launch_ && !before_now(cell.wrote)) return told(cell.wrote, ", which is written by ");
-    if (cell.read_in == launch_ && !before_now(cell.read)) return told(cell.read, ", which is read by ");
+    if (cell.wrote_in == launch_ && !before_now(cell.wrote))
+      return report_access(cell.wrote, ", which is written by ");
+    if (cell.read_in == launch_ && !before_now(cell.read)) return report_access(cell.read, ", which is read by ");
     cell.wrote_in = launch_;
     cell.filled = 1;
     cell.wrote = now();
@@ -188,11 +189,12 @@ class Watch {
   const char* read(Cell& cell, const Region& region) {
     if (region.shared) {
       forget_other_blocks(cell);
-      if (cell.wrote_in != launch_) return told_nobody();
+      if (cell.wrote_in != launch_) return is_unreported();
     } else if (!region.memory.filled && cell.filled == 0) {
-      return told_nobody();
+      return is_unreported();
     }
-    if (cell.wrote_in == launch_ && !before_now(cell.wrote)) return told(cell.wrote, ", which is written by ");
+    if (cell.wrote_in == launch_ && !before_now(cell.wrote))
+      return report_access(cell.wrote, ", which is written by ");
     if (cell.read_in != launch_) {
       cell.read_in = launch_;
       cell.read = now();
@@ -229,12 +231,12 @@ class Watch {
     past.warp_epoch = mine.warp_epoch;
   }
 
-  const char* told_nobody() {
+  const char* is_unreported() {
     nothing();
-    other_ = "that nobody has written yet";
+    other_ = "that no thread has written yet";
     return ", ";
   }
-  const char* told(const Touch& past, const char* how) {
+  const char* report_access(const Touch& past, const char* how) {
     nothing();
     if (past.block == kManyBlocks) {
       other_ = "several blocks";

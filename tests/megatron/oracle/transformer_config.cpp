@@ -91,11 +91,11 @@ class Checker {
         refuse(list_, "offload_modules", module, "is no module whose input is kept", "name another");
     }
     if (among("attn_proj", s_.offload_modules) && !among("core_attn", s_.offload_modules)) {
-      refuse(list_, "offload_modules", "attn_proj", "needs core_attn beside it, whose backward reads the same tensor",
+      refuse(list_, "offload_modules", "attn_proj", "needs core_attn too, whose backward reads the same tensor",
              "add core_attn");
     }
     if (s_.recompute_granularity == "selective" && among("moe", recomputed()) && offloads_experts()) {
-      refuse(list_, "offload_modules", "", "names what lies inside moe, which is recomputed as a whole",
+      refuse(list_, "offload_modules", "", "names a part of moe, which is recomputed as a whole",
              "keep one of the two");
     }
     if (!among("fused_group_mlp", s_.offload_modules)) return;
@@ -217,7 +217,7 @@ class Checker {
 std::vector<config::Violation> violations(const TransformerConfig& given) {
   std::vector<config::Violation> list;
   TransformerConfig settings = given;
-  settings.graphs = settings.cuda_graphs = migrated(given.cuda_graphs, list);
+  settings.graphs = settings.cuda_graphs = migrate_options(given.cuda_graphs, list);
   for (const auto& found :
        {config::transformer_violations(settings), Checker(settings).run(), graph_violations(settings)}) {
     list.insert(list.end(), found.begin(), found.end());
@@ -228,36 +228,37 @@ std::vector<config::Violation> violations(const TransformerConfig& given) {
 // Megatron's local implementation treats routing and preprocessing as one.
 static config::GraphSettings resolved_graphs(const CudaGraphOptions& options) {
   std::vector<config::Violation> none;
-  config::GraphSettings graphs = migrated(options, none);
+  config::GraphSettings graphs = migrate_options(options, none);
   const bool routes = among("moe_router", graphs.modules), prepares = among("moe_preprocess", graphs.modules);
   if (graphs.impl == "local" && prepares && !routes) graphs.modules.emplace_back("moe_router");
   if (graphs.impl == "local" && routes && !prepares) graphs.modules.emplace_back("moe_preprocess");
   return graphs;
 }
 
-TransformerConfig resolved(TransformerConfig s) {
-  if (!s.ffn_hidden_size) s.ffn_hidden_size = 4 * s.hidden_size;
-  if (!s.kv_channels) s.kv_channels = s.hidden_size / s.num_attention_heads;
-  if (!s.num_query_groups) s.num_query_groups = s.num_attention_heads;
-  if (!s.etp) s.etp = s.tp;
-  if (!s.microbatch_group_size_per_vp_stage) s.microbatch_group_size_per_vp_stage = s.pp;
-  if (!s.recompute_modules) s.recompute_modules = {"core_attn"};
-  if (s.expert_options.layer_recompute) {
-    s.recompute_granularity = "selective";
-    if (!among("moe", *s.recompute_modules)) s.recompute_modules->emplace_back("moe");
+TransformerConfig resolve(TransformerConfig config) {
+  if (!config.ffn_hidden_size) config.ffn_hidden_size = 4 * config.hidden_size;
+  if (!config.kv_channels) config.kv_channels = config.hidden_size / config.num_attention_heads;
+  if (!config.num_query_groups) config.num_query_groups = config.num_attention_heads;
+  if (!config.etp) config.etp = config.tp;
+  if (!config.microbatch_group_size_per_vp_stage) config.microbatch_group_size_per_vp_stage = config.pp;
+  if (!config.recompute_modules) config.recompute_modules = {"core_attn"};
+  if (config.expert_options.layer_recompute) {
+    config.recompute_granularity = "selective";
+    if (!among("moe", *config.recompute_modules)) config.recompute_modules->emplace_back("moe");
   }
-  if (!s.experts.num_moe_experts) {
-    s.experts.moe_ffn_hidden_size = {};
-  } else if (!s.experts.moe_ffn_hidden_size) {
-    s.experts.moe_ffn_hidden_size = s.ffn_hidden_size;
+  if (!config.experts.num_moe_experts) {
+    config.experts.moe_ffn_hidden_size = {};
+  } else if (!config.experts.moe_ffn_hidden_size) {
+    config.experts.moe_ffn_hidden_size = config.ffn_hidden_size;
   }
-  s.graphs = resolved_graphs(s.cuda_graphs);
+  config.graphs = resolved_graphs(config.cuda_graphs);
   std::string problem;
-  if (const auto stages = s.layout ? config::unrolled_layout(*s.layout, problem) : std::nullopt; stages && !s.vpp) {
-    const int64_t virtual_stages = static_cast<int64_t>(stages->size()) / s.pp;
-    if (virtual_stages > 1) s.vpp = virtual_stages;
+  if (const auto stages = config.layout ? config::unrolled_layout(*config.layout, problem) : std::nullopt;
+      stages && !config.vpp) {
+    const int64_t virtual_stages = static_cast<int64_t>(stages->size()) / config.pp;
+    if (virtual_stages > 1) config.vpp = virtual_stages;
   }
-  return s;
+  return config;
 }
 
 }  // namespace metroplex::megatron

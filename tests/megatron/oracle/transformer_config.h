@@ -72,6 +72,6 @@ std::vector<config::Violation> violations(const TransformerConfig& settings);
 // Fills ffn_hidden_size (4h, gated or not), kv_channels (the floor of h / heads), num_query_groups, etp,
 // moe_ffn_hidden_size of experts, microbatch_group_size_per_vp_stage, recompute_modules (and granularity, from
 // moe_layer_recompute), graphs, and vpp from a layout. Requires: no violations.
-TransformerConfig resolved(TransformerConfig settings);
+TransformerConfig resolve(TransformerConfig settings);
 
 }  // namespace metroplex::megatron

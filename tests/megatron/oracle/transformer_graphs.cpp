@@ -51,12 +51,12 @@ class GraphChecker {
 
  private:
   void experts() {
-    const config::ExpertSettings& e = s_.experts;
-    const bool capacity = e.capacity_factor.value_or(-1) >= 0;
-    if (e.num_moe_experts.value_or(0) <= 1 || (capacity && e.pad_to_capacity)) return;
+    const config::ExpertSettings& expert = s_.experts;
+    const bool capacity = expert.capacity_factor.value_or(-1) >= 0;
+    if (expert.num_moe_experts.value_or(0) <= 1 || (capacity && expert.pad_to_capacity)) return;
     if (modules_.has(moe))
       refuse(list_, kScope, "moe", "needs experts whose inputs are padded to a capacity", "give both settings");
-    if (modules_.has(moe_preprocess) && e.dispatcher == "alltoall" &&
+    if (modules_.has(moe_preprocess) && expert.dispatcher == "alltoall" &&
         (capacity || s_.expert_options.padding_for_quantization)) {
       refuse(list_, kScope, "moe_preprocess", "cannot hold what is copied to the host with a capacity",
              "leave it out");
@@ -89,7 +89,7 @@ class GraphChecker {
     const bool of_experts =
         std::all_of(moved.begin(), moved.end(), [](const std::string& module) { return among(module, kOfExperts); });
     if (impl_ == CudaGraphImpl::local) {
-      require(of_experts, "moves what lies in experts alone with cuda_graph_impl = local");
+      require(of_experts, "moves expert tensors only, with cuda_graph_impl = local");
       require(!s_.cuda_graphs.modules.empty(), "excludes whole layers with cuda_graph_impl = local");
       require(!moved.empty(), "needs modules with cuda_graph_impl = local");
     }
@@ -109,13 +109,14 @@ class GraphChecker {
 }  // namespace
 
 std::vector<config::Violation> graph_violations(const TransformerConfig& settings) {
-  const CudaGraphOptions& o = settings.cuda_graphs;
-  const auto impl = config::value_of<CudaGraphImpl>(o.impl);
+  const CudaGraphOptions& options = settings.cuda_graphs;
+  const auto impl = config::value_of<CudaGraphImpl>(options.impl);
   std::vector<config::Violation> list;
   if (!impl) return list;  // config::graph_violations reports it
   const Words scopes = impl == CudaGraphImpl::local ? Words{"layer", "block"} : Words{"none"};
-  if (o.inference_scope && !among(*o.inference_scope, scopes))
-    refuse(list, kInference, *o.inference_scope, concat("excludes ", kImpl, " = ", o.impl), "leave it out");
+  if (options.inference_scope && !among(*options.inference_scope, scopes))
+    refuse(list, kInference, *options.inference_scope, concat("excludes ", kImpl, " = ", options.impl),
+           "leave it out");
   if (impl == CudaGraphImpl::none) return list;
   for (config::Violation& violation : GraphChecker(settings).run()) list.push_back(std::move(violation));
   return list;

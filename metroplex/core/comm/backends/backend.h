@@ -59,7 +59,7 @@ class GroupBackend {
   // overflowed, passing the received `out` as `in` returns the rows to their senders.
   //
   // The default implementation is an all-to-all of `capacity` rows per pair, plus one of the counts. It allocates 2 x
-  // members x capacity rows while in flight. On symmetric memory only the actual rows move (symmetric_rows.h).
+  // members x capacity rows while in flight.
   virtual PendingPtr exchange_rows(CountedRows out, CountedRows in, int64_t capacity, at::Tensor overflow);
   // Copies rows to the slots that request them; the owners stay on the device. Every member has h rows (dim 0 of
   // `in`) and s slots (dim 0 of `out`). Row r of member m has number m h + r. owners [size() s] int32, equal on all

@@ -23,7 +23,7 @@ constexpr int64_t kDirectBytes = 1 << 16;  // up to this size an all-reduce is a
 // The members of one group. Operations in flight share it and may outlive the backend.
 struct Mesh {
   std::shared_ptr<GlooState> state;
-  std::string words;  // "group tp (rank 0, rank 1)"
+  std::string description;  // "group tp (rank 0, rank 1)"
   std::vector<int> ranks;
   int index = 0;
   int number = 0;
@@ -36,7 +36,7 @@ struct Mesh {
     return *own;
   }
   // Returns the index of member `peer` within the connections.
-  int place(int peer) const { return key.empty() ? ranks[static_cast<size_t>(peer)] : peer; }
+  int connection_index(int peer) const { return key.empty() ? ranks[static_cast<size_t>(peer)] : peer; }
 
   // 31 bits: group | p2p channel or collective | running number. The number may wrap around long after its last use.
   int tag(int kind, int64_t running) const {
@@ -51,16 +51,18 @@ class Transfers {
   void send(Mesh& mesh, const at::Tensor& tensor, int peer, int tag) {
     if (tensor.numel() == 0) return;
     std::vector<at::Tensor> list{tensor};
-    open_.push_back({start(mesh, peer, [&] { return mesh.connections().send(list, mesh.place(peer), tag); }), peer});
+    open_.push_back(
+        {start(mesh, peer, [&] { return mesh.connections().send(list, mesh.connection_index(peer), tag); }), peer});
   }
   void receive(Mesh& mesh, const at::Tensor& tensor, int peer, int tag) {
     if (tensor.numel() == 0) return;
     std::vector<at::Tensor> list{tensor};
-    open_.push_back({start(mesh, peer, [&] { return mesh.connections().recv(list, mesh.place(peer), tag); }), peer});
+    open_.push_back(
+        {start(mesh, peer, [&] { return mesh.connections().recv(list, mesh.connection_index(peer), tag); }), peer});
   }
   void wait(Mesh& mesh, const std::string& what) {
     for (const auto& [work, peer] : open_) {
-      mesh.state->wait(work, mesh.ranks[static_cast<size_t>(peer)], what + " of " + mesh.words);
+      mesh.state->wait(work, mesh.ranks[static_cast<size_t>(peer)], what + " of " + mesh.description);
     }
     open_.clear();
   }
@@ -74,7 +76,8 @@ class Transfers {
     try {
       return issue();
     } catch (const std::exception&) {
-      mesh.state->lost(rank, "the start of a transfer of " + mesh.words, cause_of(std::current_exception()));
+      mesh.state->throw_transfer_error(rank, "the start of a transfer of " + mesh.description,
+                                       failure_cause(std::current_exception()));
     }
   }
   std::vector<std::pair<c10::intrusive_ptr<c10d::Work>, int>> open_;
@@ -83,8 +86,8 @@ class Transfers {
 constexpr int kCollectiveKind = 2;  // 0 and 1: the p2p channels
 
 // Receives first and nearest neighbor first, so that the members do not all send to the same rank.
-template <class Part>
-void exchange(Mesh& mesh, Transfers& transfers, int tag, const Part& outgoing, const Part& incoming) {
+template <class Select>
+void exchange(Mesh& mesh, Transfers& transfers, int tag, const Select& outgoing, const Select& incoming) {
   for (int step = 1; step < mesh.size(); ++step) {
     const int peer = (mesh.index + mesh.size() - step) % mesh.size();
     transfers.receive(mesh, incoming(peer), peer, tag);
@@ -94,7 +97,7 @@ void exchange(Mesh& mesh, Transfers& transfers, int tag, const Part& outgoing, c
     transfers.send(mesh, outgoing(peer), peer, tag);
   }
 }
-using PartOf = std::function<at::Tensor(int)>;
+using SelectTensor = std::function<at::Tensor(int)>;
 
 class GlooPending final : public Pending {
  public:
@@ -116,8 +119,8 @@ class GlooPending final : public Pending {
   std::function<void()> finish_;
 };
 
-at::Tensor rows(const at::Tensor& flat, int64_t parts, int index) {
-  const int64_t size = flat.numel() / parts;
+at::Tensor rows(const at::Tensor& flat, int64_t num_chunks, int index) {
+  const int64_t size = flat.numel() / num_chunks;
   return flat.view(-1).narrow(0, size * index, size);
 }
 
@@ -133,7 +136,7 @@ class GlooBackend final : public GroupBackend {
     const at::Tensor all = at::empty({mesh_->size(), tensor.numel()}, tensor.options());
     const at::Tensor flat = tensor.view(-1);
     all[mesh_->index].copy_(flat);
-    exchange<PartOf>(
+    exchange<SelectTensor>(
         *mesh_, pending->transfers(), next_tag(), [&](int) { return flat; }, [&](int peer) { return all[peer]; });
     pending->then([all, flat, op] { flat.copy_(reduce_tensors(all.unbind(0), op)); });
     return pending;
@@ -144,7 +147,7 @@ class GlooBackend final : public GroupBackend {
     const at::Tensor own = rows(out, mesh_->size(), mesh_->index);
     const at::Tensor flat = in.view(-1);
     if (own.const_data_ptr() != flat.const_data_ptr()) own.copy_(flat);
-    exchange<PartOf>(
+    exchange<SelectTensor>(
         *mesh_, pending->transfers(), next_tag(), [&](int) { return flat; },
         [&](int peer) { return rows(out, mesh_->size(), peer); });
     return pending;
@@ -152,7 +155,7 @@ class GlooBackend final : public GroupBackend {
 
   PendingPtr reduce_scatter(at::Tensor out, at::Tensor in, ReduceOp op) override {
     auto pending = start("reduce_scatter");
-    const at::Tensor all = scatter_parts(*pending, in);
+    const at::Tensor all = scatter_chunks(*pending, in);
     pending->then([all, out, op] { out.view(-1).copy_(reduce_tensors(all.unbind(0), op)); });
     return pending;
   }
@@ -175,7 +178,7 @@ class GlooBackend final : public GroupBackend {
       return tensor.narrow(0, begin, splits[static_cast<size_t>(index)]);
     };
     part(out, out_splits, mesh_->index).copy_(part(in, in_splits, mesh_->index));
-    exchange<PartOf>(
+    exchange<SelectTensor>(
         *mesh_, pending->transfers(), next_tag(), [&](int peer) { return part(in, in_splits, peer); },
         [&](int peer) { return part(out, out_splits, peer); });
     return pending;
@@ -204,11 +207,11 @@ class GlooBackend final : public GroupBackend {
   int next_tag() { return mesh_->tag(kCollectiveKind, next_number_++); }
 
   // Sends part i of `in` to member i. Row i of the result is the part from member i.
-  at::Tensor scatter_parts(GlooPending& pending, const at::Tensor& in) {
+  at::Tensor scatter_chunks(GlooPending& pending, const at::Tensor& in) {
     const int size = mesh_->size();
     const at::Tensor all = at::empty({size, in.numel() / size}, in.options());
     all[mesh_->index].copy_(rows(in, size, mesh_->index));
-    exchange<PartOf>(
+    exchange<SelectTensor>(
         *mesh_, pending.transfers(), next_tag(), [&](int peer) { return rows(in, size, peer); },
         [&](int peer) { return all[peer]; });
     return all;
@@ -251,7 +254,7 @@ PendingPtr GlooBackend::all_reduce_large(const at::Tensor& tensor, ReduceOp op) 
   at::Tensor flat = tensor.view(-1);
   if (padded != tensor.numel()) flat = at::constant_pad_nd(flat, {0, padded - tensor.numel()}, 0);
   auto first = start("all_reduce");
-  const at::Tensor all = scatter_parts(*first, flat);
+  const at::Tensor all = scatter_chunks(*first, flat);
   const int tag = next_tag();
   return std::make_shared<ThreadPending>([mesh = mesh_, first, all, flat, tensor, op, tag, size] {
     const at::NoGradGuard no_grad;
@@ -259,7 +262,7 @@ PendingPtr GlooBackend::all_reduce_large(const at::Tensor& tensor, ReduceOp op) 
     const at::Tensor own = rows(flat, size, mesh->index);
     own.copy_(reduce_tensors(all.unbind(0), op));
     Transfers transfers;
-    exchange<PartOf>(
+    exchange<SelectTensor>(
         *mesh, transfers, tag, [&](int) { return own; }, [&](int peer) { return rows(flat, size, peer); });
     transfers.wait(*mesh, "all_reduce");
     if (flat.const_data_ptr() != tensor.const_data_ptr()) tensor.view(-1).copy_(flat.narrow(0, 0, tensor.numel()));
@@ -270,37 +273,37 @@ PendingPtr GlooBackend::all_reduce_large(const at::Tensor& tensor, ReduceOp op) 
 // of owned rows start at once; a thread of the operation relays the other rows. Each hop between two members has its
 // own tag.
 PendingPtr GlooBackend::fetch_rows(at::Tensor out, at::Tensor in, at::Tensor owners, int index) {
-  struct Onward {
+  struct RelayedRow {
     at::Tensor row;
     int64_t slot;  // slot that receives it
     int to, tag;
   };
   auto pending = start("fetch_rows");
-  std::map<int64_t, Transfers> came;  // keyed by slot
-  std::vector<Onward> onward;
+  std::map<int64_t, Transfers> receives;  // keyed by slot
+  std::vector<RelayedRow> relays;
   std::map<std::pair<int, int>, int64_t> hops_between;
   const int64_t slots = out.size(0), first = std::exchange(next_number_, next_number_ + slots);
   for (const std::vector<Hop>& round : relay_hops(owner_numbers(owners), slots, in.size(0))) {
     for (const Hop& hop : round) {
       const int tag = mesh_->tag(kCollectiveKind, first + hops_between[{hop.from, hop.to}]++);
-      if (hop.to == index) came[hop.to_slot].receive(*mesh_, out[hop.to_slot], hop.from, tag);
+      if (hop.to == index) receives[hop.to_slot].receive(*mesh_, out[hop.to_slot], hop.from, tag);
       if (hop.from != index) continue;
       if (hop.from_slot < 0) pending->transfers().send(*mesh_, in[hop.row], hop.to, tag);
-      else onward.push_back({out[hop.from_slot], hop.from_slot, hop.to, tag});
+      else relays.push_back({out[hop.from_slot], hop.from_slot, hop.to, tag});
     }
   }
-  if (onward.empty()) {
-    pending->then([mesh = mesh_, came]() mutable {
-      for (auto& [slot, transfers] : came) transfers.wait(*mesh, "fetch_rows");
+  if (relays.empty()) {
+    pending->then([mesh = mesh_, receives]() mutable {
+      for (auto& [slot, transfers] : receives) transfers.wait(*mesh, "fetch_rows");
     });
     return pending;
   }
-  return std::make_shared<ThreadPending>([mesh = mesh_, pending, came, onward]() mutable {
-    for (const Onward& row : onward) {
-      came.at(row.slot).wait(*mesh, "fetch_rows");
+  return std::make_shared<ThreadPending>([mesh = mesh_, pending, receives, relays]() mutable {
+    for (const RelayedRow& row : relays) {
+      receives.at(row.slot).wait(*mesh, "fetch_rows");
       pending->transfers().send(*mesh, row.row, row.to, row.tag);
     }
-    for (auto& [slot, transfers] : came) transfers.wait(*mesh, "fetch_rows");
+    for (auto& [slot, transfers] : receives) transfers.wait(*mesh, "fetch_rows");
     pending->wait();
   });
 }
@@ -344,11 +347,12 @@ std::shared_ptr<GroupBackend> GlooContext::mesh_backend(const GroupSpec& spec) {
   const auto found = std::find(ranks.begin(), ranks.end(), state_->options().rank);
   MPX_ASSERT(found != ranks.end(), "rank ", state_->options().rank, " is not in group ", spec.name);
   mesh->index = static_cast<int>(found - ranks.begin());
-  std::string words;
-  for (const int rank : ranks) words += (words.empty() ? "" : ", ") + state_->options().describe(rank);
-  if (ranks.size() > 16) words = base::concat(ranks.size(), " ranks from ", ranks.front(), " to ", ranks.back());
-  mesh->words = "group " + spec.name + " (" + words + ")";
-  if (state_->options().full_mesh) mesh->number = state_->number_of_group(spec);
+  std::string description;
+  for (const int rank : ranks) description += (description.empty() ? "" : ", ") + state_->options().rank_name(rank);
+  if (ranks.size() > 16)
+    description = base::concat(ranks.size(), " ranks from ", ranks.front(), " to ", ranks.back());
+  mesh->description = "group " + spec.name + " (" + description + ")";
+  if (state_->options().full_mesh) mesh->number = state_->group_number(spec);
   else mesh->key = group_key(spec);
   return std::make_shared<GlooBackend>(std::move(mesh));
 }

@@ -37,7 +37,7 @@ struct GlooOptions {
   std::string interface_source = "the network interface";  // the key or variable that set `interface`, for errors
   bool other_machines = false;
   std::chrono::milliseconds timeout{std::chrono::minutes(10)};
-  DescribeRank describe = describe_plainly;
+  RankFormatter rank_name = format_rank;
   // The monitor thread calls it if this process has not stopped within `grace` after another rank failed. It may be
   // computing or blocked in a call that cannot be interrupted. It is also called if the process has not stopped
   // within `own_grace` after fail() on this rank, because destroying communicators may block. It should end the
@@ -57,7 +57,7 @@ std::shared_ptr<GroupBackend> make_host_backend(const GroupSpec& spec, int rank,
 
 // Replaces a GlooContext with meet_first on a rank that cannot start: the constructors on the other ranks throw
 // `cause`. Rank 0 returns when they have read it, or after 20 s. Never throws.
-void tell_refusal(GlooOptions options, const std::string& cause);
+void publish_refusal(GlooOptions options, const std::string& cause);
 
 class GlooState;
 

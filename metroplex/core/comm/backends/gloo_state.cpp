@@ -13,7 +13,7 @@ namespace metroplex::comm {
 namespace {
 
 // Time that a lost connection waits for a cause that may still be in transit through the tree.
-constexpr auto kHearsay = std::chrono::milliseconds(300);
+constexpr auto kCauseDelay = std::chrono::milliseconds(300);
 
 }  // namespace
 
@@ -25,7 +25,7 @@ int GroupNumbers::of(const GroupSpec& spec) const {
     agreed = std::string(bytes.begin(), bytes.end());
   }
   const int number = std::stoi(*agreed);
-  MPX_CHECK(number < kMost, "comm", "more than ", kMost,
+  MPX_CHECK(number < kMaxNumbers, "comm", "more than ", kMaxNumbers,
             " group names; groups with at most one common rank can share a name");
   return number;
 }
@@ -41,9 +41,9 @@ void check_members(const GlooMesh& mesh, const std::string& secret, const std::s
   std::vector<int64_t> no_splits;
   mesh->alltoall_base(received, sent, no_splits, no_splits)->wait();
   for (int peer = 0; peer < size; ++peer) {
-    const std::string theirs(row(received, peer), static_cast<size_t>(width));
+    const std::string peer_proof(row(received, peer), static_cast<size_t>(width));
     MPX_CHECK(
-        equal_secrets(theirs, proof(peer, index)), "comm", "member ", peer, " of the ranks of ", key,
+        equal_secrets(peer_proof, proof(peer, index)), "comm", "member ", peer, " of the ranks of ", key,
         " does not have the run's secret: another program connected in its place; start the run again, and keep "
         "other programs away from its ports");
   }
@@ -82,7 +82,7 @@ void GlooState::connect_all() {
     if (run_.client) run_.client->stay();
     wait_for_all(*store_, options_, [this] { throw_if_aborted(); });
   } catch (const c10::DistError&) {
-    wait_for_hearsay();
+    wait_for_cause();
     throw_if_aborted();
     throw_store_failure(options_);
   }
@@ -101,11 +101,11 @@ void GlooState::end_monitor() {
 
 void GlooState::choose_addresses() {
   if (!options_.interface.empty()) {
-    addresses_ = addresses_of(options_.interface, options_.interface_source);
+    addresses_ = interface_addresses(options_.interface, options_.interface_source);
   } else if (is_loopback(options_.master_addr) || !options_.other_machines) {
     addresses_ = {"127.0.0.1"};
   } else {
-    addresses_ = {address_towards(options_.master_addr, options_.other_machines)};
+    addresses_ = {route_address(options_.master_addr, options_.other_machines)};
   }
 }
 
@@ -120,8 +120,8 @@ void GlooState::join_watch() {
   if (options_.meet_first) watch.connect_limit = watch.silence;
   watch.publish = [this](const std::string& key, const std::string& value) { store_->set(key, as_bytes(value)); };
   watch.look_up = [this](const std::string& key) { return look_up(*store_, key); };
-  watch.describe = options_.describe;
-  watch.on_failure = [this](const std::string& cause) { abort_here(cause); };
+  watch.rank_name = options_.rank_name;
+  watch.on_failure = [this](const std::string& cause) { abort_local(cause); };
   watch_ = std::make_unique<WatchTree>(std::move(watch));
 }
 
@@ -145,28 +145,28 @@ GlooMesh GlooState::connect(const std::string& key, int index, int size) {
     check_members(mesh, secret_, key, index, size);
     return mesh;
   } catch (const base::Error&) { throw; } catch (const std::exception&) {
-    const std::string error = cause_of(std::current_exception()).substr(0, 300);
-    wait_for_hearsay();
+    const std::string error = failure_cause(std::current_exception()).substr(0, 300);
+    wait_for_cause();
     throw_if_aborted();
     throw base::Error("comm",
                       base::concat("the ", size, " ranks of ", key, " could not connect to each other within ",
-                                   options_.timeout.count() / 1000.0, " s: ", unconnected(key, size), error));
+                                   options_.timeout.count() / 1000.0, " s: ", list_unconnected(key, size), error));
   }
 }
 
 // "rank 1 (tp 1 pp 0 dp 0) has not connected; ": members of the world that have stored no address of theirs.
-std::string GlooState::unconnected(const std::string& key, int size) {
+std::string GlooState::list_unconnected(const std::string& key, int size) {
   std::string names;
   try {
     for (int rank = 0; rank < size && options_.full_mesh; ++rank) {
       if (!store_->check({base::concat("mesh/", key, "/0/", rank)}))
-        names += (names.empty() ? "" : ", ") + options_.describe(rank);
+        names += (names.empty() ? "" : ", ") + options_.rank_name(rank);
     }
   } catch (const c10::DistError&) { return ""; }
   return names.empty() ? "" : names + " has not connected (not running, or stopped); ";
 }
 
-int GlooState::number_of_group(const GroupSpec& spec) {
+int GlooState::group_number(const GroupSpec& spec) {
   for (const GroupSpec& other : numbered_) {
     if (other.name != spec.name || other.purpose != spec.purpose || other.ranks == spec.ranks) continue;
     for (const int rank : spec.ranks) {
@@ -194,20 +194,20 @@ void GlooState::wait(const c10::intrusive_ptr<c10d::Work>& work, int peer, const
   std::string error;
   try {
     work->wait(options_.timeout);
-  } catch (const std::exception&) { error = cause_of(std::current_exception()); }
+  } catch (const std::exception&) { error = failure_cause(std::current_exception()); }
   {
     const std::lock_guard lock(mutex_);
     blocked_.erase(blocked_.find(work.get()));
     if (aborted_) throw PeerFailure(cause_);
   }
-  if (!error.empty()) lost(peer, what, error);
+  if (!error.empty()) throw_transfer_error(peer, what, error);
 }
 
-void GlooState::lost(int peer, const std::string& what, const std::string& error) {
-  const std::string who = options_.describe(peer);
+void GlooState::throw_transfer_error(int peer, const std::string& what, const std::string& error) {
+  const std::string who = options_.rank_name(peer);
   for (const char* const unreachable : {"Connection timed out", "No route to host", "Network is unreachable"}) {
     if (error.find(unreachable) == std::string::npos) continue;
-    wait_for_hearsay();
+    wait_for_cause();
     throw_if_aborted();
     throw PeerFailure(base::concat(who, " cannot be reached during ", what, " (", unreachable,
                                    "): its machine or the network to it is down"));
@@ -216,18 +216,18 @@ void GlooState::lost(int peer, const std::string& what, const std::string& error
     throw base::Error("comm", base::concat(what, " did not complete within ", options_.timeout.count() / 1000.0,
                                            " s; missing: ", who));
   }
-  wait_for_hearsay();
+  wait_for_cause();
   throw_if_aborted();
   throw PeerFailure(who + " died or closed its connection during " + what);
 }
 
 // The peer may have stopped because of a third rank, or may have sent its own cause.
-void GlooState::wait_for_hearsay() {
+void GlooState::wait_for_cause() {
   std::unique_lock lock(mutex_);
-  changed_.wait_for(lock, kHearsay, [&] { return aborted_.load(); });
+  changed_.wait_for(lock, kCauseDelay, [&] { return aborted_.load(); });
 }
 
-void GlooState::abort_here(const std::string& cause) {
+void GlooState::abort_local(const std::string& cause) {
   {
     const std::lock_guard lock(mutex_);
     if (aborted_) return;
@@ -245,11 +245,11 @@ void GlooState::fail(const std::exception_ptr& exception) {
     own_failure_ = exception;
   }
   const std::string prefix = "[comm] ";
-  std::string message = cause_of(exception);
-  if (!is_peer_failure(exception)) message = options_.describe(options_.rank) + " failed: " + message;
+  std::string message = failure_cause(exception);
+  if (!is_peer_failure(exception)) message = options_.rank_name(options_.rank) + " failed: " + message;
   else if (message.rfind(prefix, 0) == 0) message.erase(0, prefix.size());
-  if (watch_) watch_->tell(message);
-  abort_here(message);
+  if (watch_) watch_->send_cause(message);
+  abort_local(message);
   if (all_joined_) return;
   try {  // for ranks that have not joined the tree yet
     store_->compareSet(WatchTree::kCauseKey, as_bytes(""), as_bytes(message));

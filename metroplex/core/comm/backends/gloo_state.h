@@ -56,9 +56,9 @@ void check_members(const GlooMesh& mesh, const std::string& secret, const std::s
 // one rank in common, so the number belongs to the name and purpose. A world of any size has about twenty.
 class GroupNumbers {
  public:
-  static constexpr int kMost = 1024;  // limited by the bits of a tag, see Mesh::tag
+  static constexpr int kMaxNumbers = 1024;  // limited by the bits of a tag, see Mesh::tag
   explicit GroupNumbers(c10::intrusive_ptr<c10d::Store> store) : store_(std::move(store)) {}
-  // Returns the same number on all ranks. Throws base::Error("comm") beyond kMost names.
+  // Returns the same number on all ranks. Throws base::Error("comm") beyond kMaxNumbers names.
   int of(const GroupSpec& spec) const;
 
  private:
@@ -76,14 +76,14 @@ class GlooState {
   const GlooMesh& world_mesh() const { return world_mesh_; }
   // Collective over the `size` members of group `key`.
   GlooMesh connect(const std::string& key, int index, int size);
-  int number_of_group(const GroupSpec& spec);
+  int group_number(const GroupSpec& spec);
   // Blocks. Throws PeerFailure if the run is aborted or the peer is lost during the wait.
   void wait(const c10::intrusive_ptr<c10d::Work>& work, int peer, const std::string& what);
   void throw_if_aborted();
   void fail(const std::exception_ptr& exception);
 
   // Handles a broken transfer with global rank `peer`: throws with the cause, which may be a third rank.
-  [[noreturn]] void lost(int peer, const std::string& what, const std::string& error);
+  [[noreturn]] void throw_transfer_error(int peer, const std::string& what, const std::string& error);
 
  private:
   void choose_addresses();
@@ -92,9 +92,9 @@ class GlooState {
   void close();
   void end_monitor();
   void monitor();
-  void wait_for_hearsay();
-  void abort_here(const std::string& cause);
-  std::string unconnected(const std::string& key, int size);
+  void wait_for_cause();
+  void abort_local(const std::string& cause);
+  std::string list_unconnected(const std::string& key, int size);
 
   const GlooOptions options_;
   std::vector<std::string> addresses_;  // of this machine, one per interface

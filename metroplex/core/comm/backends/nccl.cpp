@@ -13,7 +13,6 @@
 #include "base/error.h"
 #include "comm/backends/backend.h"
 #include "comm/backends/gloo_state.h"
-#include "comm/backends/nvshmem.h"
 
 // ProcessGroupNCCL::Options holds an ncclConfig_t by value, so another version of nccl.h would corrupt it silently.
 static_assert(NCCL_VERSION_CODE == 22809, "nccl.h must be the one that libtorch_cuda was built with");
@@ -47,16 +46,16 @@ PendingPtr pending(c10::intrusive_ptr<c10d::Work> work, std::vector<at::Tensor> 
 
 class BothPending final : public Pending {
  public:
-  void add(PendingPtr pending) { parts_.push_back(std::move(pending)); }
+  void add(PendingPtr pending) { pending_.push_back(std::move(pending)); }
   void wait() override {
-    for (const PendingPtr& part : parts_) {
+    for (const PendingPtr& part : pending_) {
       if (part) part->wait();
     }
-    parts_.clear();
+    pending_.clear();
   }
 
  private:
-  std::vector<PendingPtr> parts_;
+  std::vector<PendingPtr> pending_;
 };
 
 // The communicators of one group. `backward` serves p2p channel 1. It is null if the two channels never join the same
@@ -70,10 +69,8 @@ struct Communicators {
 // group for a rank that is in this call.
 class NcclBackend final : public GroupBackend {
  public:
-  // Creates the symmetric memory path of exchange_rows at its first call.
-  using MakeRows = std::function<std::unique_ptr<SymmetricRows>(NcclBackend&)>;
-  NcclBackend(std::function<Communicators()> make, std::shared_ptr<GroupBackend> host, MakeRows rows)
-      : make_(std::move(make)), host_(std::move(host)), make_rows_(std::move(rows)) {}
+  NcclBackend(std::function<Communicators()> make, std::shared_ptr<GroupBackend> host)
+      : make_(std::move(make)), host_(std::move(host)) {}
 
   PendingPtr all_reduce(at::Tensor tensor, ReduceOp op) override {
     if (tensor.is_cpu()) return host_->all_reduce(std::move(tensor), op);
@@ -105,20 +102,14 @@ class NcclBackend final : public GroupBackend {
       return host_->all_to_all(std::move(out), std::move(in), std::move(out_splits), std::move(in_splits));
     return pending(nccl().alltoall_base(out, in, out_splits, in_splits), {out, in});
   }
-  PendingPtr exchange_rows(CountedRows out, CountedRows in, int64_t capacity, at::Tensor overflow) override {
-    if (in.rows.is_cpu() || !make_rows_)
-      return GroupBackend::exchange_rows(std::move(out), std::move(in), capacity, std::move(overflow));
-    if (!rows_) rows_ = make_rows_(*this);
-    return rows_->exchange(std::move(out), in, capacity, std::move(overflow));
-  }
   PendingPtr batch_p2p(std::vector<P2pOp> ops) override {
     if (!ops.empty() && ops.front().tensor.is_cpu()) return host_->batch_p2p(std::move(ops));
     auto both = std::make_shared<BothPending>();
     std::vector<P2pOp> forward, backward;
-    const bool two = made().backward != nullptr;
+    const bool two = communicators().backward != nullptr;
     for (P2pOp& op : ops) (op.channel == 1 && two ? backward : forward).push_back(std::move(op));
-    if (!forward.empty()) both->add(coalesced(*made().forward, std::move(forward)));
-    if (!backward.empty()) both->add(coalesced(*made().backward, std::move(backward)));
+    if (!forward.empty()) both->add(issue_batch(*communicators().forward, std::move(forward)));
+    if (!backward.empty()) both->add(issue_batch(*communicators().backward, std::move(backward)));
     return both;
   }
   PendingPtr gather(at::Tensor out, at::Tensor in, int index, int size) override {
@@ -135,7 +126,7 @@ class NcclBackend final : public GroupBackend {
     return at::for_blob(x.data_ptr(), x.sizes()).options(x.options()).target_device(x.device()).make_tensor();
   }
 
-  static PendingPtr coalesced(c10d::ProcessGroupNCCL& nccl, std::vector<P2pOp> ops) {
+  static PendingPtr issue_batch(c10d::ProcessGroupNCCL& nccl, std::vector<P2pOp> ops) {
     std::vector<at::Tensor> tensors;
     nccl.startCoalescing();
     try {
@@ -154,33 +145,16 @@ class NcclBackend final : public GroupBackend {
     return pending(nccl.endCoalescing(), std::move(tensors));
   }
 
-  const Communicators& made() {
+  const Communicators& communicators() {
     if (!made_.forward) made_ = make_();
     return made_;
   }
-  c10d::ProcessGroupNCCL& nccl() { return *made().forward; }
+  c10d::ProcessGroupNCCL& nccl() { return *communicators().forward; }
 
   std::function<Communicators()> make_;
   Communicators made_;
   std::shared_ptr<GroupBackend> host_;
-  MakeRows make_rows_;
-  std::unique_ptr<SymmetricRows> rows_;
 };
-
-SymmetricRows::Calls calls_of(GroupBackend& group, int size) {
-  SymmetricRows::Calls calls;
-  calls.all_gather = [&group, size](const at::Tensor& x) {
-    const at::Tensor all = at::empty({size * x.size(0)}, x.options());
-    group.all_gather(all, x)->wait();
-    return all;
-  };
-  calls.host_max = [&group](int64_t number) {
-    const at::Tensor most = at::full({1}, number, at::kLong);
-    group.all_reduce(most, ReduceOp::max)->wait();
-    return most.item<int64_t>();
-  };
-  return calls;
-}
 
 class Context final : public NcclContext {
  public:
@@ -205,7 +179,7 @@ class Context final : public NcclContext {
     const auto make_both = [this, key, ranks = spec.ranks, two] {
       return Communicators{make(key, ranks), two ? make(key + "/backward", ranks) : nullptr};
     };
-    return std::make_shared<NcclBackend>(make_both, std::move(host), spec.nvshmem ? rows_of(spec) : nullptr);
+    return std::make_shared<NcclBackend>(make_both, std::move(host));
   }
 
   void shutdown() override {
@@ -214,20 +188,6 @@ class Context final : public NcclContext {
   }
 
  private:
-  NcclBackend::MakeRows rows_of(const GroupSpec& spec) {
-    NvshmemGroup group{group_key(spec),
-                       index_in(spec.ranks),
-                       static_cast<int>(spec.ranks.size()),
-                       control_.state().options().rank,
-                       control_.state().options().world_size,
-                       control_.state().store(),
-                       device_};
-    return [group](NcclBackend& backend) {
-      return std::make_unique<SymmetricRows>(with_nvshmem(calls_of(backend, group.size), group), group.index,
-                                             group.size, group.device);
-    };
-  }
-
   int index_in(const std::vector<int>& ranks) const {
     return static_cast<int>(std::find(ranks.begin(), ranks.end(), control_.state().options().rank) - ranks.begin());
   }

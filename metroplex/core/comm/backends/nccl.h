@@ -1,8 +1,8 @@
 // Ranks as processes with one GPU each, over c10d's NCCL. An operation starts when the caller's current stream
 // reaches it, and runs on the stream of its communicator. It overlaps with work that the caller enqueues next. wait()
 // makes the current stream wait, not the host. Host tensors and failure reports go through the accompanying gloo
-// context, which needs no full mesh. exchange_rows is an all-to-all of equal capacity, or (GroupSpec::nvshmem) reads
-// symmetric memory. Neither has been run over NCCL.
+// context, which needs no full mesh. exchange_rows is an all-to-all of equal capacity, which has not been run over
+// NCCL.
 #pragma once
 
 #include <chrono>

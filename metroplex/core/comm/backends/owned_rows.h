@@ -19,8 +19,8 @@ struct Hop {
 };
 
 // Returns the hops of each round. Every holder of a row sends it once per round. owners [members * slots]; each
-// member owns `home` rows.
-std::vector<std::vector<Hop>> relay_hops(std::span<const int32_t> owners, int64_t slots, int64_t home);
+// member owns `owned_rows` rows.
+std::vector<std::vector<Hop>> relay_hops(std::span<const int32_t> owners, int64_t slots, int64_t owned_rows);
 
 // Requires `owners` in host memory.
 std::span<const int32_t> owner_numbers(const at::Tensor& owners);

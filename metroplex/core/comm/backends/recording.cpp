@@ -11,29 +11,29 @@ using Tensors = std::vector<at::Tensor>;
 using Scalars = std::vector<device::HostScalar>;
 
 // The pending operation of the latest run; a replay starts it again.
-using PendingSlot = std::shared_ptr<PendingPtr>;
+using SharedPending = std::shared_ptr<PendingPtr>;
 
 class RecordedPending final : public Pending {
  public:
-  RecordedPending(std::string group, device::Recorder& recorder, PendingSlot slot, Tensors reads, Tensors writes)
+  RecordedPending(std::string group, device::Recorder& recorder, SharedPending current, Tensors reads, Tensors writes)
       : group_(std::move(group)),
         recorder_(recorder),
-        slot_(std::move(slot)),
+        current_(std::move(current)),
         reads_(std::move(reads)),
         writes_(std::move(writes)) {}
   void wait() override {
-    device::Operation wait{"wait", group_, reads_, writes_, {}, [slot = slot_] {
-                             if (*slot) (*slot)->wait();
-                             slot->reset();
+    device::Operation wait{"wait", group_, reads_, writes_, {}, [current = current_] {
+                             if (*current) (*current)->wait();
+                             current->reset();
                            }};
-    wait.work = slot_.get();
+    wait.work = current_.get();
     recorder_.run(std::move(wait));
   }
 
  private:
   std::string group_;
   device::Recorder& recorder_;
-  PendingSlot slot_;
+  SharedPending current_;
   Tensors reads_, writes_;
 };
 
@@ -113,21 +113,21 @@ class RecordingBackend final : public GroupBackend {
   }
 
  private:
-  // `start` receives the tensors of the call; its wait() writes `settled`.
+  // `start` receives the tensors of the call; its wait() writes `written_by_wait`.
   PendingPtr issue(device::Operation operation, const Tensors& tensors,
-                   const std::function<PendingPtr(const Tensors&)>& start, const Tensors& settled = {}) {
-    const auto slot = std::make_shared<PendingPtr>();
+                   const std::function<PendingPtr(const Tensors&)>& start, const Tensors& written_by_wait = {}) {
+    const auto current = std::make_shared<PendingPtr>();
     Tensors writes = operation.writes;
-    writes.insert(writes.end(), settled.begin(), settled.end());
-    auto pending = std::make_shared<RecordedPending>(group_, recorder_, slot, settled, std::move(writes));
-    operation.work = slot.get();
-    const auto run_over = [&](Tensors over) {
-      return [slot, start, over = std::move(over)] { *slot = start(over); };
+    writes.insert(writes.end(), written_by_wait.begin(), written_by_wait.end());
+    auto pending = std::make_shared<RecordedPending>(group_, recorder_, current, written_by_wait, std::move(writes));
+    operation.work = current.get();
+    const auto make_runner = [&](Tensors arguments) {
+      return [current, start, arguments = std::move(arguments)] { *current = start(arguments); };
     };
     Tensors held;
     for (const at::Tensor& x : tensors) held.push_back(recorder_.held(x));
-    operation.run = run_over(tensors);
-    operation.replay = run_over(std::move(held));
+    operation.run = make_runner(tensors);
+    operation.replay = make_runner(std::move(held));
     recorder_.run(std::move(operation));
     return pending;
   }

@@ -36,7 +36,7 @@ __attribute__((optimize("O3"))) void max_block(Wide<T>* __restrict best, const T
 }
 
 template <class T>
-void reduce_typed(const std::vector<const void*>& sources, const std::vector<void*>& destinations, Span span,
+void reduce_typed(const std::vector<const void*>& sources, const std::vector<void*>& destinations, ElementRange span,
                   ReduceOp op) {
   Wide<T> total[kBlock];
   for (int64_t begin = span.begin; begin < span.end; begin += kBlock) {
@@ -57,8 +57,8 @@ void reduce_typed(const std::vector<const void*>& sources, const std::vector<voi
 
 }  // namespace
 
-void reduce_in_order(const std::vector<const void*>& sources, const std::vector<void*>& destinations, Span span,
-                     at::ScalarType type, ReduceOp op) {
+void reduce_in_order(const std::vector<const void*>& sources, const std::vector<void*>& destinations,
+                     ElementRange span, at::ScalarType type, ReduceOp op) {
   AT_DISPATCH_ALL_TYPES_AND3(at::kHalf, at::kBFloat16, at::kBool, type, "reduce_in_order",
                              [&] { reduce_typed<scalar_t>(sources, destinations, span, op); });
 }

@@ -55,7 +55,7 @@ class StoreServer {
   bool handle(WatchLink& link, const WatchMessage& message);
   bool admit(WatchLink& link, const WatchMessage& message);
   bool refuse(WatchLink& link, const std::string& cause);
-  bool keep(WatchLink& link);
+  bool mark_staying(WatchLink& link);
   // Returns nullopt for an invalid request.
   std::optional<std::vector<std::string>> answer(const WatchMessage& request);
   bool store(const std::string& key, const std::string& value);
@@ -67,7 +67,7 @@ class StoreServer {
   std::mutex mutex_;  // guards the members up to lacked_files_
   bool closing_ = false, port_closes_ = false;
   int num_other_secrets_ = 0, num_too_many_ = 0;
-  std::string other_secret_at_;  // the last such address
+  std::string other_secret_address_;  // the last such address
   bool lacked_files_ = false;
   // Only the serving thread uses these.
   LinkPort port_;

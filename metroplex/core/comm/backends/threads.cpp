@@ -20,7 +20,7 @@ void HubState::abort(int rank, const std::string& cause) {
   {
     const std::lock_guard lock(mutex_);
     if (aborted_) return;
-    cause_ = options_.describe(rank) + " failed: " + cause;
+    cause_ = options_.rank_name(rank) + " failed: " + cause;
     aborted_ = true;
   }
   wake_all();
@@ -46,9 +46,9 @@ void HubState::throw_aborted() const {
   throw PeerFailure(cause_);
 }
 
-std::string HubState::ranks_in_words(const std::vector<int>& ranks) const {
+std::string HubState::format_ranks(const std::vector<int>& ranks) const {
   std::string words;
-  for (const int rank : ranks) words += (words.empty() ? "" : ", ") + options_.describe(rank);
+  for (const int rank : ranks) words += (words.empty() ? "" : ", ") + options_.rank_name(rank);
   return words;
 }
 
@@ -67,7 +67,7 @@ class CollectivePending final : public Pending {
     if (!op_) return;
     meeting_->finish(op_, index_);
     if (device_.defined()) op_->finished.block(device_);
-    if (op_->arrivals[static_cast<size_t>(index_)].overflow) *static_cast<int32_t*>(overflow_.mutable_data_ptr()) = 1;
+    if (op_->all_args[static_cast<size_t>(index_)].overflow) *static_cast<int32_t*>(overflow_.mutable_data_ptr()) = 1;
     op_.reset();
   }
 
@@ -115,23 +115,23 @@ class ThreadBackend final : public GroupBackend {
   }
   PendingPtr all_to_all(at::Tensor out, at::Tensor in, std::vector<int64_t> out_splits,
                         std::vector<int64_t> in_splits) override {
-    Arrival arrival{true, out, in, std::move(out_splits), std::move(in_splits), {}};
-    return issue({Kind::all_to_all, ReduceOp::sum, 0}, std::move(arrival));
+    RankArgs args{true, out, in, std::move(out_splits), std::move(in_splits), {}};
+    return issue({Kind::all_to_all, ReduceOp::sum, 0}, std::move(args));
   }
   PendingPtr exchange_rows(CountedRows out, CountedRows in, int64_t capacity, at::Tensor overflow) override {
     if (!in.rows.is_cpu()) return GroupBackend::exchange_rows(std::move(out), std::move(in), capacity, overflow);
-    Arrival arrival{true, out.rows, in.rows, {}, {}, {}, out.counts, in.counts};
-    return issue({Kind::exchange_rows, ReduceOp::sum, 0, capacity}, std::move(arrival), std::move(overflow));
+    RankArgs args{true, out.rows, in.rows, {}, {}, {}, out.counts, in.counts};
+    return issue({Kind::exchange_rows, ReduceOp::sum, 0, capacity}, std::move(args), std::move(overflow));
   }
   PendingPtr fetch_rows(at::Tensor out, at::Tensor in, at::Tensor owners, int index) override {
     if (!in.is_cpu()) return GroupBackend::fetch_rows(std::move(out), std::move(in), std::move(owners), index);
-    return issue({Kind::fetch_rows}, Arrival{.here = true, .out = out, .in = in, .owners = owners});
+    return issue({Kind::fetch_rows}, RankArgs{.arrived = true, .out = out, .in = in, .owners = owners});
   }
   PendingPtr return_rows(at::Tensor sum, at::Tensor in, at::Tensor owners, int index) override {
     if (!in.is_cpu()) return GroupBackend::return_rows(std::move(sum), std::move(in), std::move(owners), index);
-    return issue({Kind::return_rows}, Arrival{.here = true, .out = sum, .in = in, .owners = owners});
+    return issue({Kind::return_rows}, RankArgs{.arrived = true, .out = sum, .in = in, .owners = owners});
   }
-  void barrier() override { issue({}, Arrival{true, {}, {}, {}, {}, {}})->wait(); }
+  void barrier() override { issue({}, RankArgs{true, {}, {}, {}, {}, {}})->wait(); }
 
   PendingPtr batch_p2p(std::vector<P2pOp> ops) override {
     std::shared_ptr<MessagesPending> pending;
@@ -146,13 +146,13 @@ class ThreadBackend final : public GroupBackend {
 
  private:
   PendingPtr issue(const Agreement& agreement, const at::Tensor& out, const at::Tensor& in) {
-    return issue(agreement, Arrival{true, out, in, {}, {}, {}});
+    return issue(agreement, RankArgs{true, out, in, {}, {}, {}});
   }
-  PendingPtr issue(const Agreement& agreement, Arrival arrival, at::Tensor overflow = {}) {
+  PendingPtr issue(const Agreement& agreement, RankArgs args, at::Tensor overflow = {}) {
     at::Tensor device;
-    if (arrival.in.defined() && !arrival.in.is_cpu()) device = arrival.in;
-    if (device.defined()) arrival.ready.record(device);
-    std::shared_ptr<Collective> op = meeting_->arrive(index_, next_number_++, agreement, std::move(arrival));
+    if (args.in.defined() && !args.in.is_cpu()) device = args.in;
+    if (device.defined()) args.ready.record(device);
+    std::shared_ptr<Collective> op = meeting_->arrive(index_, next_number_++, agreement, std::move(args));
     return std::make_shared<CollectivePending>(meeting_, std::move(op), index_, std::move(device),
                                                std::move(overflow));
   }

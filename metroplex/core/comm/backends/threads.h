@@ -16,7 +16,7 @@ namespace metroplex::comm {
 struct HubOptions {
   std::chrono::milliseconds timeout{std::chrono::minutes(10)};  // of one wait
   bool rendezvous = false;  // a send completes only when it is received; false: the hub buffers it
-  DescribeRank describe = describe_plainly;
+  RankFormatter rank_name = format_rank;
 };
 
 class HubState;

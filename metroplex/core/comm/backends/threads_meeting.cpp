@@ -18,7 +18,7 @@ void copy_flat(const at::Tensor& to, const at::Tensor& from) {
   else to.view(-1).copy_(from.view(-1), /*non_blocking=*/true);
 }
 
-std::string size_in_words(const at::Tensor& tensor) {
+std::string format_size(const at::Tensor& tensor) {
   return base::concat(tensor.numel(), " x ", c10::toString(tensor.scalar_type()));
 }
 
@@ -27,7 +27,7 @@ std::string size_in_words(const at::Tensor& tensor) {
 Meeting::Meeting(HubState& hub, std::string name, std::vector<int> ranks)
     : hub_(hub), name_(std::move(name)), ranks_(std::move(ranks)) {}
 
-std::string Meeting::in_words() const { return "group " + name_ + " (" + hub_.ranks_in_words(ranks_) + ")"; }
+std::string Meeting::in_words() const { return "group " + name_ + " (" + hub_.format_ranks(ranks_) + ")"; }
 
 void Meeting::wake() {
   { const std::lock_guard lock(mutex_); }
@@ -56,43 +56,43 @@ void Meeting::wait_until(const Done& done, const Missing& missing) {
     std::vector<int> gone;
     const auto [what, absent] = missing();
     for (const int rank : absent) {
-      if (hub_.left(rank)) gone.push_back(rank);
+      if (hub_.has_left(rank)) gone.push_back(rank);
     }
     if (!gone.empty()) {
-      throw PeerFailure(what + " of " + in_words() + " can never complete: " + hub_.ranks_in_words(gone) +
+      throw PeerFailure(what + " of " + in_words() + " can never complete: " + hub_.format_ranks(gone) +
                         " has finished its work without taking part");
     }
     if (changed_.wait_until(lock, deadline) == std::cv_status::timeout && !done() && !hub_.aborted()) {
       const auto seconds = std::chrono::duration<double>(hub_.options().timeout).count();
       const auto [last_what, last_absent] = missing();
       throw base::Error("comm", base::concat(last_what, " of ", in_words(), " did not complete within ", seconds,
-                                             " s; missing: ", hub_.ranks_in_words(last_absent)));
+                                             " s; missing: ", hub_.format_ranks(last_absent)));
     }
   }
 }
 
-std::shared_ptr<Collective> Meeting::arrive(int index, int64_t number, const Agreement& agreement, Arrival arrival) {
+std::shared_ptr<Collective> Meeting::arrive(int index, int64_t number, const Agreement& agreement, RankArgs args) {
   if (hub_.aborted()) hub_.throw_aborted();
   std::shared_ptr<Collective> op;
   bool complete = false;
   {
     const std::lock_guard lock(mutex_);
-    std::shared_ptr<Collective>& slot = open_[number];
-    if (!slot) {
-      slot = std::make_shared<Collective>();
-      slot->agreement = agreement;
-      slot->number = number;
-      slot->first_index = index;
-      slot->arrivals.resize(ranks_.size());
+    std::shared_ptr<Collective>& entry = open_[number];
+    if (!entry) {
+      entry = std::make_shared<Collective>();
+      entry->agreement = agreement;
+      entry->number = number;
+      entry->first_index = index;
+      entry->all_args.resize(ranks_.size());
     }
-    op = slot;
+    op = entry;
     const int first = ranks_[static_cast<size_t>(op->first_index)];
     MPX_CHECK(op->agreement == agreement, "comm", "operation ", number, " of ", in_words(), " is ",
-              comm::in_words(agreement), " on ", hub_.ranks_in_words({ranks_[static_cast<size_t>(index)]}), " but ",
-              comm::in_words(op->agreement), " on ", hub_.ranks_in_words({first}),
+              comm::in_words(agreement), " on ", hub_.format_ranks({ranks_[static_cast<size_t>(index)]}), " but ",
+              comm::in_words(op->agreement), " on ", hub_.format_ranks({first}),
               "; all ranks of a group must call the same operations in the same order");
-    op->arrivals[static_cast<size_t>(index)] = std::move(arrival);
-    complete = ++op->num_here == static_cast<int>(ranks_.size());
+    op->all_args[static_cast<size_t>(index)] = std::move(args);
+    complete = ++op->num_arrived == static_cast<int>(ranks_.size());
     if (complete) open_.erase(number);
   }
   if (complete) {
@@ -100,9 +100,9 @@ std::shared_ptr<Collective> Meeting::arrive(int index, int64_t number, const Agr
     if (!op->error.empty()) {
       op->error =
           comm::in_words(agreement) + " number " + std::to_string(number) + " of " + in_words() + ": " + op->error;
-      op->num_pieces = 0;
+      op->num_chunks = 0;
     }
-    if (op->num_pieces == 0) op->done = true;
+    if (op->num_chunks == 0) op->done = true;
     op->ready = true;
     if (num_sleeping_ > 0) wake();
     work(*op);
@@ -112,10 +112,10 @@ std::shared_ptr<Collective> Meeting::arrive(int index, int64_t number, const Agr
 
 void Meeting::work(Collective& op) {
   while (true) {
-    const int64_t piece = op.next_piece++;
-    if (piece >= op.num_pieces) return;
-    run_piece(op, piece);
-    if (++op.num_finished == op.num_pieces) {
+    const int64_t chunk = op.next_chunk++;
+    if (chunk >= op.num_chunks) return;
+    run_chunk(op, chunk);
+    if (++op.num_finished == op.num_chunks) {
       op.done = true;
       if (num_sleeping_ > 0) wake();
     }
@@ -126,14 +126,14 @@ void Meeting::finish(const std::shared_ptr<Collective>& op, int index) {
   const auto missing = [&] {
     std::vector<int> absent;
     for (size_t i = 0; i < ranks_.size(); ++i) {
-      if (!op->arrivals[i].here) absent.push_back(ranks_[i]);
+      if (!op->all_args[i].arrived) absent.push_back(ranks_[i]);
     }
     return std::pair(comm::in_words(op->agreement) + " number " + std::to_string(op->number), absent);
   };
   wait_until([&] { return op->ready.load(); }, missing);
   work(*op);
   wait_until([&] { return op->done.load(); }, missing);
-  Arrival& mine = op->arrivals[static_cast<size_t>(index)];
+  RankArgs& mine = op->all_args[static_cast<size_t>(index)];
   mine.out.reset();
   mine.in.reset();
   mine.out_counts.reset();
@@ -153,10 +153,10 @@ std::shared_ptr<Message> Meeting::post(int index, const P2pOp& op) {
   const auto meet = [&](bool post_it) {
     const std::lock_guard lock(mutex_);
     Mailbox& mailbox = mailboxes_[key];
-    auto& theirs = op.is_send ? mailbox.receives : mailbox.sends;
-    if (!theirs.empty()) {
-      other = std::move(theirs.front());
-      theirs.pop_front();
+    auto& peer_messages = op.is_send ? mailbox.receives : mailbox.sends;
+    if (!peer_messages.empty()) {
+      other = std::move(peer_messages.front());
+      peer_messages.pop_front();
     } else if (post_it) {
       (op.is_send ? mailbox.sends : mailbox.receives).push_back(mine);
     }
@@ -171,9 +171,9 @@ std::shared_ptr<Message> Meeting::post(int index, const P2pOp& op) {
   const Message& from = op.is_send ? *mine : *other;
   const Message& to = op.is_send ? *other : *mine;
   MPX_CHECK(from.tensor.numel() == to.tensor.numel() && from.tensor.scalar_type() == to.tensor.scalar_type(), "comm",
-            in_words(), ": ", hub_.ranks_in_words({ranks_[static_cast<size_t>(std::get<0>(key))]}), " sends ",
-            size_in_words(from.tensor), " but ", hub_.ranks_in_words({ranks_[static_cast<size_t>(std::get<1>(key))]}),
-            " receives ", size_in_words(to.tensor));
+            in_words(), ": ", hub_.format_ranks({ranks_[static_cast<size_t>(std::get<0>(key))]}), " sends ",
+            format_size(from.tensor), " but ", hub_.format_ranks({ranks_[static_cast<size_t>(std::get<1>(key))]}),
+            " receives ", format_size(to.tensor));
   other->ready.block(op.tensor);
   copy_flat(to.tensor, from.tensor);
   other->finished.record(op.tensor);
@@ -187,7 +187,7 @@ std::shared_ptr<Message> Meeting::post(int index, const P2pOp& op) {
 void Meeting::finish(const Message& message, int index, const P2pOp& op) {
   wait_until([&] { return message.done.load(); },
              [&] {
-               const auto me = hub_.ranks_in_words({ranks_[static_cast<size_t>(index)]});
+               const auto me = hub_.format_ranks({ranks_[static_cast<size_t>(index)]});
                return std::pair((op.is_send ? "a send of " : "a receive of ") + me,
                                 std::vector<int>{ranks_[static_cast<size_t>(op.peer)]});
              });

@@ -53,9 +53,9 @@ class HubState {
   void abort(int rank, const std::string& cause);
   void leave(int rank);
   bool aborted() const { return aborted_.load(); }
-  bool left(int rank) const { return left_[static_cast<size_t>(rank)].load(); }
+  bool has_left(int rank) const { return left_[static_cast<size_t>(rank)].load(); }
   [[noreturn]] void throw_aborted() const;
-  std::string ranks_in_words(const std::vector<int>& ranks) const;
+  std::string format_ranks(const std::vector<int>& ranks) const;
 
  private:
   void wake_all();
@@ -81,8 +81,8 @@ enum class Kind {
 };
 
 // The arguments of one rank for a collective.
-struct Arrival {
-  bool here = false;
+struct RankArgs {
+  bool arrived = false;
   at::Tensor out, in;
   std::vector<int64_t> out_splits{}, in_splits{};
   StreamMark ready{};
@@ -106,10 +106,10 @@ struct Collective {
   Agreement agreement;
   int64_t number = 0;
   int first_index = 0;  // first rank to arrive; errors compare with it
-  int num_here = 0;
-  std::vector<Arrival> arrivals;
-  int64_t num_pieces = 0;
-  std::atomic<int64_t> next_piece{0};
+  int num_arrived = 0;
+  std::vector<RankArgs> all_args;
+  int64_t num_chunks = 0;
+  std::atomic<int64_t> next_chunk{0};
   std::atomic<int64_t> num_finished{0};
   std::atomic<bool> ready{false};
   std::atomic<bool> done{false};
@@ -119,7 +119,7 @@ struct Collective {
 
 // Checks that the arrivals match and counts the pieces. Returns "" or an error text with group indices.
 std::string prepare(Collective& op);
-void run_piece(Collective& op, int64_t piece);
+void run_chunk(Collective& op, int64_t chunk);
 std::string in_words(const Agreement& agreement);
 
 struct Message {
@@ -141,7 +141,7 @@ class Meeting {
   std::string in_words() const;
 
   // `number` counts the collectives of this group on the calling rank.
-  std::shared_ptr<Collective> arrive(int index, int64_t number, const Agreement& agreement, Arrival arrival);
+  std::shared_ptr<Collective> arrive(int index, int64_t number, const Agreement& agreement, RankArgs args);
   // Waits for the operation and helps with its pieces. Then releases the tensors of this rank.
   void finish(const std::shared_ptr<Collective>& op, int index);
   // Returns null if the operation is complete.

@@ -12,10 +12,10 @@ namespace metroplex::comm {
 
 std::vector<TreeLevel> tree_levels(int rank, int size) {
   std::vector<TreeLevel> levels;
-  for (int64_t span = 1; span < size; span *= kTreeBase) {
-    const int64_t leader = rank - rank % (span * kTreeBase);
-    TreeLevel level{{}, span};
-    for (int64_t member = leader; member < leader + span * kTreeBase && member < size; member += span)
+  for (int64_t stride = 1; stride < size; stride *= kTreeBase) {
+    const int64_t leader = rank - rank % (stride * kTreeBase);
+    TreeLevel level{{}, stride};
+    for (int64_t member = leader; member < leader + stride * kTreeBase && member < size; member += stride)
       level.members.push_back(static_cast<int>(member));
     levels.push_back(std::move(level));
     if (leader != rank) break;
@@ -25,9 +25,9 @@ std::vector<TreeLevel> tree_levels(int rank, int size) {
 
 int tree_parent(int rank) {
   if (rank == 0) return -1;
-  int64_t span = 1;
-  while (rank % (span * kTreeBase) == 0) span *= kTreeBase;
-  return static_cast<int>(rank - rank % (span * kTreeBase));
+  int64_t stride = 1;
+  while (rank % (stride * kTreeBase) == 0) stride *= kTreeBase;
+  return static_cast<int>(rank - rank % (stride * kTreeBase));
 }
 
 std::vector<int> tree_children(int rank, int size) {
@@ -50,29 +50,29 @@ class TreeBackend final : public GroupBackend {
   TreeBackend(int index, int size, const LevelFactory& make_level) : index_(index), size_(size) {
     for (TreeLevel& level : tree_levels(index, size)) {
       const auto number = static_cast<int>(levels_.size());
-      const auto own = std::find(level.members.begin(), level.members.end(), index) - level.members.begin();
+      const auto member_index = std::find(level.members.begin(), level.members.end(), index) - level.members.begin();
       std::shared_ptr<GroupBackend> backend;
       if (level.members.size() > 1) backend = make_level("level" + std::to_string(number), level.members);
-      levels_.push_back({std::move(level), static_cast<int>(own), std::move(backend)});
+      levels_.push_back({std::move(level), static_cast<int>(member_index), std::move(backend)});
     }
   }
 
   PendingPtr gather(at::Tensor out, at::Tensor in, int, int) override {
-    const at::Tensor all = gathered(in);
+    const at::Tensor all = gather_subtree(in);
     if (index_ == 0) out.view({size_, -1}).copy_(all);
     return nullptr;
   }
   PendingPtr all_gather(at::Tensor out, at::Tensor in) override {
     const at::NoGradGuard no_grad;
     gather(out, in, index_, static_cast<int>(size_));
-    hand_down(out);
+    broadcast_down(out);
     return nullptr;
   }
   PendingPtr all_reduce(at::Tensor tensor, ReduceOp op) override {
     const at::NoGradGuard no_grad;
-    const at::Tensor all = gathered(tensor);
+    const at::Tensor all = gather_subtree(tensor);
     if (index_ == 0) tensor.view(-1).copy_(reduce_tensors(all.unbind(0), op));
-    hand_down(tensor);
+    broadcast_down(tensor);
     return nullptr;
   }
   PendingPtr reduce_scatter(at::Tensor out, at::Tensor in, ReduceOp op) override {
@@ -88,7 +88,7 @@ class TreeBackend final : public GroupBackend {
       if (index_ == holder) send_up(tensor);
       if (index_ == parent) receive(tensor, holder);
     }
-    hand_down(tensor);
+    broadcast_down(tensor);
     return nullptr;
   }
   void barrier() override {
@@ -107,15 +107,15 @@ class TreeBackend final : public GroupBackend {
  private:
   struct Level {
     TreeLevel tree;
-    int own = 0;  // index among the members
+    int member_index = 0;  // index among the members
     std::shared_ptr<GroupBackend> backend;
   };
-  bool leads(const Level& level) const { return level.own == 0; }
+  bool leads(const Level& level) const { return level.member_index == 0; }
 
   // Returns the rows of this rank's subtree: row i is from rank index_ + i.
-  at::Tensor gathered(const at::Tensor& in) {
+  at::Tensor gather_subtree(const at::Tensor& in) {
     const at::NoGradGuard no_grad;
-    const int64_t below = leads(levels_.back()) ? size_ - index_ : levels_.back().tree.span;
+    const int64_t below = leads(levels_.back()) ? size_ - index_ : levels_.back().tree.stride;
     const at::Tensor rows = at::empty({std::min<int64_t>(below, size_ - index_), in.numel()}, in.options());
     rows[0].copy_(in.view(-1));
     for (const Level& level : levels_) {
@@ -127,7 +127,7 @@ class TreeBackend final : public GroupBackend {
       std::vector<P2pOp> receives;
       for (size_t m = 1; m < level.tree.members.size(); ++m) {
         const int64_t first = level.tree.members[m] - index_;
-        const int64_t count = std::min(level.tree.span, rows.size(0) - first);
+        const int64_t count = std::min(level.tree.stride, rows.size(0) - first);
         receives.push_back({false, rows.narrow(0, first, count), static_cast<int>(m), 0});
       }
       wait(level.backend->batch_p2p(std::move(receives)));
@@ -135,7 +135,7 @@ class TreeBackend final : public GroupBackend {
     return rows;
   }
   // Broadcasts from member 0.
-  void hand_down(const at::Tensor& tensor) {
+  void broadcast_down(const at::Tensor& tensor) {
     for (auto level = levels_.rbegin(); level != levels_.rend(); ++level) {
       if (level->backend) wait(level->backend->broadcast(tensor, 0));
     }

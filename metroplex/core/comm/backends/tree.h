@@ -21,11 +21,11 @@ int tree_parent(int rank);
 std::vector<int> tree_children(int rank, int size);
 
 // One level of the tree as seen from `rank`. Level l joins the ranks that differ only in digit l and whose lower
-// digits are zero. `members` is ascending and its first rank leads. Each member represents `span` ranks, starting
+// digits are zero. `members` is ascending and its first rank leads. Each member represents `stride` ranks, starting
 // with itself.
 struct TreeLevel {
   std::vector<int> members;
-  int64_t span = 1;
+  int64_t stride = 1;
 };
 // Returns the levels of `rank`, lowest first. It leads all except the last one; rank 0 leads all.
 std::vector<TreeLevel> tree_levels(int rank, int size);

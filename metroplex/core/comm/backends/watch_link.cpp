@@ -22,8 +22,8 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 // Limits of unproven connections: number, duration, and duration once the number is reached.
-constexpr std::ptrdiff_t kMostUnproven = 256;
-constexpr std::chrono::milliseconds kHelloTime{5000}, kHelloTimeInACrowd{1000};
+constexpr std::ptrdiff_t kMaxUnproven = 256;
+constexpr std::chrono::milliseconds kHelloTime{5000}, kCrowdedHelloTime{1000};
 
 std::ptrdiff_t num_unproven(const WatchLinks& links) {
   return std::count_if(links.begin(), links.end(), [](const auto& entry) { return entry.second.rank < 0; });
@@ -32,15 +32,15 @@ std::ptrdiff_t num_unproven(const WatchLinks& links) {
 }  // namespace
 
 void WatchLink::put(char kind, const std::string& text) {
-  const auto size = static_cast<uint32_t>(std::min(text.size(), longest));
+  const auto size = static_cast<uint32_t>(std::min(text.size(), max_message));
   out += kind;
   for (int shift = 0; shift < 32; shift += 8) out += static_cast<char>(size >> shift & 0xff);
   out += text.substr(0, size);
 }
 
-size_t WatchLink::room() const {
-  const size_t most = kHead + (proven ? longest : kLongestHello);
-  return most - std::min(most, in.size());
+size_t WatchLink::free_bytes() const {
+  const size_t limit = kHead + (proven ? max_message : kMaxHello);
+  return limit - std::min(limit, in.size());
 }
 
 std::optional<WatchMessage> WatchLink::take(bool& refused) {
@@ -48,7 +48,7 @@ std::optional<WatchMessage> WatchLink::take(bool& refused) {
   uint32_t length = 0;
   for (size_t byte = 0; byte < 4; ++byte)
     length |= static_cast<uint32_t>(static_cast<unsigned char>(in[1 + byte])) << 8 * byte;
-  refused = length > (proven ? longest : kLongestHello);
+  refused = length > (proven ? max_message : kMaxHello);
   if (refused || in.size() < kHead + length) return std::nullopt;
   WatchMessage message{in[0], in.substr(kHead, length)};
   in.erase(0, kHead + length);
@@ -76,7 +76,7 @@ void LinkPort::close() {
 }
 
 int LinkPort::pollable(const WatchLinks& links) const {
-  const bool accepts = num_unproven(links) < kMostUnproven && (!out_of_files_ || Clock::now() >= *out_of_files_);
+  const bool accepts = num_unproven(links) < kMaxUnproven && (!out_of_files_ || Clock::now() >= *out_of_files_);
   return accepts ? fd_.get() : -1;
 }
 
@@ -95,8 +95,8 @@ void LinkPort::accept(WatchLinks& links) {
 }
 
 std::vector<int> LinkPort::expired(const WatchLinks& links, bool all) {
-  const bool crowd = num_unproven(links) >= kMostUnproven || out_of_files_;
-  const auto time = crowd ? kHelloTimeInACrowd : kHelloTime;
+  const bool is_crowded = num_unproven(links) >= kMaxUnproven || out_of_files_;
+  const auto time = is_crowded ? kCrowdedHelloTime : kHelloTime;
   const auto now = Clock::now();
   std::vector<int> fds;
   for (const auto& [fd, link] : links) {
@@ -120,7 +120,7 @@ std::string random_secret() {
   return text;
 }
 
-static std::string bytes_of(const std::string& digits) {
+static std::string from_hex(const std::string& digits) {
   std::string bytes;
   for (size_t i = 0; i + 1 < digits.size(); i += 2)
     bytes += static_cast<char>(std::stoi(digits.substr(i, 2), nullptr, 16));
@@ -130,12 +130,12 @@ static std::string bytes_of(const std::string& digits) {
 // HMAC-SHA1 (RFC 2104).
 std::string prove(const std::string& secret, const std::string& text) {
   constexpr size_t kBlock = 64;
-  std::string key = secret.size() > kBlock ? bytes_of(c10::sha1(secret).str()) : secret;
+  std::string key = secret.size() > kBlock ? from_hex(c10::sha1(secret).str()) : secret;
   key.resize(kBlock, '\0');
   std::string inner = key, outer = key;
   for (char& byte : inner) byte = static_cast<char>(byte ^ 0x36);
   for (char& byte : outer) byte = static_cast<char>(byte ^ 0x5c);
-  return c10::sha1(outer + bytes_of(c10::sha1(inner + text).str())).str();
+  return c10::sha1(outer + from_hex(c10::sha1(inner + text).str())).str();
 }
 
 bool equal_secrets(const std::string& one, const std::string& other) {

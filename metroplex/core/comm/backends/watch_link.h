@@ -18,15 +18,15 @@ struct WatchMessage {
   std::string text;
 };
 
-// One end of a connection. An unproven end may send kLongestHello bytes per message.
+// One end of a connection. An unproven end may send kMaxHello bytes per message.
 struct WatchLink {
-  static constexpr size_t kHead = 5, kLongest = 1 << 16, kLongestHello = 320;
+  static constexpr size_t kHead = 5, kMaxMessage = 1 << 16, kMaxHello = 320;
 
-  size_t longest = kLongest;        // maximum message size of a proven end, in bytes
-  int rank = -1;                    // -1: unproven, accepted on the port
-  bool proven = false;              // the other end holds the secret
-  std::string nonce, parent_nonce;  // of this end; of the parent
-  std::string host, address;        // of the other end
+  size_t max_message = kMaxMessage;  // maximum message size of a proven end, in bytes
+  int rank = -1;                     // -1: unproven, accepted on the port
+  bool proven = false;               // the other end holds the secret
+  std::string nonce, parent_nonce;   // of this end; of the parent
+  std::string host, address;         // of the other end
   std::string in, out;
   bool done = false;   // a child whose whole subtree is leaving
   bool stays = false;  // a client of the store that remains after the start
@@ -34,7 +34,7 @@ struct WatchLink {
 
   void put(char kind, const std::string& text);
   // Returns how many bytes may be read before a message must be taken.
-  size_t room() const;
+  size_t free_bytes() const;
   // Returns the next complete message. Sets `refused` if its header announces more than the limit.
   std::optional<WatchMessage> take(bool& refused);
   // Sends what the socket accepts without blocking.

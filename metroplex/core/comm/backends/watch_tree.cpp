@@ -19,15 +19,15 @@
 namespace metroplex::comm {
 namespace {
 
-constexpr char kBeat = 'b', kCause = 'c', kDone = 'd', kOver = 'o';
+constexpr char kBeat = 'b', kCause = 'c', kDone = 'd', kAllLeaving = 'o';
 
-std::string place_key(int rank) { return "watch/" + std::to_string(rank); }
+std::string address_key(int rank) { return "watch/" + std::to_string(rank); }
 
 double seconds(std::chrono::milliseconds time) { return static_cast<double>(time.count()) / 1000; }
 
 // Returns the text that an end of a connection proves; `end` differs per end.
-std::string claim(const char* end, const std::string& parent_nonce, const std::string& child_words) {
-  return base::concat(end, " ", parent_nonce, " ", child_words);
+std::string claim(const char* end, const std::string& parent_nonce, const std::string& child_claim) {
+  return base::concat(end, " ", parent_nonce, " ", child_claim);
 }
 
 // True if the peer's kernel has acknowledged all sent bytes: its machine and the network are up.
@@ -75,27 +75,27 @@ void WatchTree::stop() {
 void WatchTree::listen() {
   const auto [fd, port] = listen_at(options_.address);
   port_ = LinkPort(OwnedFd(fd));
-  options_.publish(place_key(options_.rank), base::concat(options_.address, " ", port, " ", options_.host));
+  options_.publish(address_key(options_.rank), base::concat(options_.address, " ", port, " ", options_.host));
 }
 
 void WatchTree::join_parent() {
   const int parent = tree_parent(options_.rank);
-  const auto deadline = Clock::now() + limit_of_parent();
-  std::optional<std::string> place;
-  for (auto pause = std::chrono::milliseconds(2); !(place = options_.look_up(place_key(parent)));
+  const auto deadline = Clock::now() + parent_limit();
+  std::optional<std::string> record;
+  for (auto pause = std::chrono::milliseconds(2); !(record = options_.look_up(address_key(parent)));
        pause = std::min(2 * pause, std::chrono::milliseconds(1000))) {
     if (const auto cause = options_.look_up(kCauseKey)) throw PeerFailure(*cause);
-    if (Clock::now() >= deadline) throw PeerFailure(not_connected(parent));
+    if (Clock::now() >= deadline) throw PeerFailure(format_unconnected(parent));
     std::this_thread::sleep_for(pause);
   }
-  std::istringstream words(*place);
+  std::istringstream fields(*record);
   std::string address, host, error;
   uint16_t port = 0;
-  words >> address >> port >> host;
+  fields >> address >> port >> host;
   const int fd = connect_to(address, port, kSilence, error);
   if (fd < 0) {
     if (const auto cause = options_.look_up(kCauseKey)) throw PeerFailure(*cause);
-    throw PeerFailure(options_.describe(parent) + " died, or cannot be reached at " + address + " (" + error +
+    throw PeerFailure(options_.rank_name(parent) + " died, or cannot be reached at " + address + " (" + error +
                       "); on a machine with several networks, choose one with run.network_interface");
   }
   prepare_socket(fd, kSilence);
@@ -114,22 +114,22 @@ void WatchTree::join_parent() {
 void WatchTree::wait_until_proven(int fd, int parent) {
   std::unique_lock lock(mutex_);
   const auto open = [&] { return links_.find(fd) != links_.end(); };
-  changed_.wait_for(lock, limit_of_parent(), [&] { return !open() || links_.at(fd).proven || cause_; });
+  changed_.wait_for(lock, parent_limit(), [&] { return !open() || links_.at(fd).proven || cause_; });
   if (cause_ || (open() && links_.at(fd).proven)) return;
   const bool closed = !open();
   lock.unlock();
   if (const auto cause = options_.look_up(kCauseKey)) throw PeerFailure(*cause);
-  if (!closed) throw PeerFailure(not_connected(parent));
-  throw PeerFailure(options_.describe(parent) +
+  if (!closed) throw PeerFailure(format_unconnected(parent));
+  throw PeerFailure(options_.rank_name(parent) +
                     " closed the connection at the start; it ended, or METROPLEX_SECRET differs between ranks");
 }
 
-std::chrono::milliseconds WatchTree::limit_of_parent() const {
+std::chrono::milliseconds WatchTree::parent_limit() const {
   return std::min(options_.timeout, options_.connect_limit.value_or(options_.timeout));
 }
 
-std::string WatchTree::not_connected(int rank) const {
-  return base::concat(options_.describe(rank), " has not connected for ", seconds(limit_of_parent()),
+std::string WatchTree::format_unconnected(int rank) const {
+  return base::concat(options_.rank_name(rank), " has not connected for ", seconds(parent_limit()),
                       " s: its process is not running (not started, or stopped by a signal or a debugger), or the "
                       "network to it is down");
 }
@@ -144,10 +144,10 @@ bool WatchTree::flushed() const {
   return std::all_of(links_.begin(), links_.end(), [](const auto& entry) { return entry.second.out.empty(); });
 }
 
-void WatchTree::tell(const std::string& cause) {
+void WatchTree::send_cause(const std::string& cause) {
   std::unique_lock lock(mutex_);
   if (options_.world_size == 1 || cause_) return;
-  spread(cause, -1);
+  forward_cause(cause, -1);
   wake();
   changed_.wait_for(lock, std::chrono::milliseconds(300), [&] { return flushed(); });
 }
@@ -157,11 +157,11 @@ void WatchTree::leave() {
   if (options_.world_size == 1) return;
   leaving_ = true;
   wake();
-  changed_.wait_for(lock, options_.timeout, [&] { return cause_ || (over_ && flushed()); });
+  changed_.wait_for(lock, options_.timeout, [&] { return cause_ || (all_leaving_ && flushed()); });
 }
 
 // Requires the lock. Stores the cause and sends it to all other links.
-void WatchTree::spread(const std::string& cause, int except_fd) {
+void WatchTree::forward_cause(const std::string& cause, int except_fd) {
   cause_ = cause;
   for (auto& [fd, link] : links_) {
     if (fd != except_fd && link.proven) link.put(kCause, cause);
@@ -169,15 +169,15 @@ void WatchTree::spread(const std::string& cause, int except_fd) {
 }
 
 // Requires the lock. Reports to the parent when this subtree is leaving, and to the children when all ranks are.
-void WatchTree::settle() {
-  if (!leaving_ || said_done_ || cause_) return;
+void WatchTree::update_leaving() {
+  if (!leaving_ || reported_done_ || cause_) return;
   const auto done = std::count_if(links_.begin(), links_.end(), [](const auto& entry) { return entry.second.done; });
   if (done < static_cast<std::ptrdiff_t>(children_.size())) return;
-  said_done_ = true;
-  over_ = options_.rank == 0;
+  reported_done_ = true;
+  all_leaving_ = options_.rank == 0;
   for (auto& [fd, link] : links_) {
     if (!link.proven) continue;
-    if (over_) link.put(kOver, "");
+    if (all_leaving_) link.put(kAllLeaving, "");
     else if (link.rank == tree_parent(options_.rank)) link.put(kDone, "");
   }
 }
@@ -185,8 +185,8 @@ void WatchTree::settle() {
 void WatchTree::work() {
   std::unique_lock lock(mutex_);
   while (!closing_) {
-    settle();
-    turn_strangers_away();
+    update_leaving();
+    close_unproven();
     std::vector<pollfd> waiting{{wake_fd_, POLLIN, 0}, {port_.pollable(links_), POLLIN, 0}};
     for (auto& [fd, link] : links_) {
       link.flush(fd);
@@ -195,9 +195,9 @@ void WatchTree::work() {
     const auto patience = port_.has_limits(links_) ? std::min(LinkPort::kPause, options_.beat) : options_.beat / 2;
     changed_.notify_all();
     lock.unlock();
-    if (heard_) {  // after the cause was forwarded
-      options_.on_failure(*heard_);
-      heard_.reset();
+    if (pending_cause_) {  // after the cause was forwarded
+      options_.on_failure(*pending_cause_);
+      pending_cause_.reset();
     }
     ::poll(waiting.data(), waiting.size(), static_cast<int>(patience.count()));
     lock.lock();
@@ -231,38 +231,39 @@ void WatchTree::check_silence(Clock::time_point now) {
   if (stalled) started_ = now;
   for (auto& [fd, link] : links_) {
     if (stalled) link.since = now;
-    if (!link.proven || over_ || cause_ || now - link.since < options_.silence) continue;
-    report_lost(base::concat(name_of(link), " has not answered for ", seconds(options_.silence), " s: ",
-                             acknowledges(fd) ? "its machine answers, but its process is not running (stopped by a "
-                                                "signal or a debugger, or without memory or processor time)"
-                                              : "its machine or the network to it is down"));
+    if (!link.proven || all_leaving_ || cause_ || now - link.since < options_.silence) continue;
+    report_lost_peer(base::concat(format_peer(link), " has not answered for ", seconds(options_.silence), " s: ",
+                                  acknowledges(fd)
+                                      ? "its machine answers, but its process is not running (stopped by a "
+                                        "signal or a debugger, or without memory or processor time)"
+                                      : "its machine or the network to it is down"));
   }
 }
 
 void WatchTree::check_children(Clock::time_point now) {
   if (!options_.connect_limit || cause_ || now - started_ < *options_.connect_limit) return;
   for (const int child : children_) {
-    if (!joined_.contains(child)) return report_lost(not_connected(child));
+    if (!joined_.contains(child)) return report_lost_peer(format_unconnected(child));
   }
 }
 
 // Requires the lock. Handles the loss of a neighbor.
-void WatchTree::report_lost(const std::string& cause) {
-  spread(cause, -1);
-  heard_ = cause;
+void WatchTree::report_lost_peer(const std::string& cause) {
+  forward_cause(cause, -1);
+  pending_cause_ = cause;
 }
 
 // Returns "rank 3 (tp 1) on node7 (10.0.0.7)"; without the machine on the loopback.
-std::string WatchTree::name_of(const WatchLink& link) const {
-  const std::string name = options_.describe(link.rank);
+std::string WatchTree::format_peer(const WatchLink& link) const {
+  const std::string name = options_.rank_name(link.rank);
   return is_loopback(link.address) ? name : base::concat(name, " on ", link.host, " (", link.address, ")");
 }
 
 // Closes expired unproven connections. Closes all of them and the port once every child has joined.
-void WatchTree::turn_strangers_away() {
-  const bool all_here = joined_.size() == children_.size();
-  for (const int fd : port_.expired(links_, all_here)) drop(fd);
-  if (all_here) port_.close();
+void WatchTree::close_unproven() {
+  const bool all_joined = joined_.size() == children_.size();
+  for (const int fd : port_.expired(links_, all_joined)) drop(fd);
+  if (all_joined) port_.close();
 }
 
 void WatchTree::read_from(int fd) {
@@ -271,7 +272,7 @@ void WatchTree::read_from(int fd) {
   WatchLink& link = found->second;
   char buffer[4096];
   ssize_t size = 0;
-  while ((size = ::recv(fd, buffer, std::min(sizeof buffer, link.room()), 0)) > 0) {
+  while ((size = ::recv(fd, buffer, std::min(sizeof buffer, link.free_bytes()), 0)) > 0) {
     link.in.append(buffer, static_cast<size_t>(size));
     if (link.proven) link.since = Clock::now();
     bool refused = false;
@@ -282,13 +283,13 @@ void WatchTree::read_from(int fd) {
   }
   const int error = size == 0 ? 0 : errno;
   if (error == EAGAIN || error == EWOULDBLOCK || error == EINTR) return;
-  const std::string name = link.proven ? name_of(link) : "";
+  const std::string name = link.proven ? format_peer(link) : "";
   drop(fd);
-  if (name.empty() || over_ || cause_) return;
-  report_lost(is_closed_by_peer(error)
-                  ? name + " died or closed its connection"
-                  : base::concat(name, " has not answered for ", kSilence.count(), " s (", std::strerror(error),
-                                 "): its machine or the network to it is down"));
+  if (name.empty() || all_leaving_ || cause_) return;
+  report_lost_peer(is_closed_by_peer(error)
+                       ? name + " died or closed its connection"
+                       : base::concat(name, " has not answered for ", kSilence.count(), " s (", std::strerror(error),
+                                      "): its machine or the network to it is down"));
 }
 
 void WatchTree::drop(int fd) {
@@ -299,14 +300,14 @@ void WatchTree::drop(int fd) {
 
 // Parses "5/16 node7 NONCE PROOF" from a child that has not joined yet.
 bool WatchTree::admit_child(WatchLink& link, const WatchMessage& message) {
-  std::istringstream words(message.text);
-  std::string place, host, nonce, proof;
-  words >> place >> host >> nonce >> proof;
-  const std::string claimed = base::concat(place, " ", host, " ", nonce);
+  std::istringstream fields(message.text);
+  std::string record, host, nonce, proof;
+  fields >> record >> host >> nonce >> proof;
+  const std::string claimed = base::concat(record, " ", host, " ", nonce);
   if (message.kind != kHello || !equal_secrets(proof, prove(options_.secret, claim("child", link.nonce, claimed))))
     return false;
   for (const int child : children_) {
-    if (place != base::concat(child, "/", options_.world_size) || joined_.contains(child)) continue;
+    if (record != base::concat(child, "/", options_.world_size) || joined_.contains(child)) continue;
     link.rank = child;
     link.host = host;
     link.proven = true;
@@ -341,14 +342,14 @@ bool WatchTree::admit_parent(WatchLink& link, const WatchMessage& message) {
 bool WatchTree::handle(int fd, WatchLink& link, const WatchMessage& message) {
   if (!link.proven) return link.rank < 0 ? admit_child(link, message) : admit_parent(link, message);
   if (message.kind == kCause && !cause_) {
-    spread(message.text, fd);
-    heard_ = message.text;
+    forward_cause(message.text, fd);
+    pending_cause_ = message.text;
   } else if (message.kind == kDone) {
     link.done = true;
-  } else if (message.kind == kOver) {
-    over_ = true;
+  } else if (message.kind == kAllLeaving) {
+    all_leaving_ = true;
     for (auto& [other, child] : links_) {
-      if (other != fd && child.proven) child.put(kOver, "");
+      if (other != fd && child.proven) child.put(kAllLeaving, "");
     }
   }
   return true;

@@ -37,8 +37,8 @@ struct WatchOptions {
   // The rendezvous, where a parent publishes its address. look_up returns nothing until the key exists.
   std::function<void(const std::string& key, const std::string& value)> publish;
   std::function<std::optional<std::string>(const std::string& key)> look_up;
-  DescribeRank describe = describe_plainly;
-  // The watching thread calls it when another rank fails, at most once, and not after `tell()`.
+  RankFormatter rank_name = format_rank;
+  // The watching thread calls it when another rank fails, at most once, and not after `send_cause()`.
   std::function<void(const std::string& cause)> on_failure;
 };
 
@@ -53,7 +53,7 @@ class WatchTree {
   WatchTree& operator=(const WatchTree&) = delete;
 
   // Sends `cause` to all ranks. Returns when the neighbors have it or a time limit has passed.
-  void tell(const std::string& cause);
+  void send_cause(const std::string& cause);
   // Returns when all ranks are leaving, when one has failed, or at the timeout.
   void leave();
 
@@ -67,22 +67,22 @@ class WatchTree {
   void stop();
   // These run on the watching thread, under the lock.
   void work();
-  void turn_strangers_away();
+  void close_unproven();
   void beat(Clock::time_point now);
   void check_silence(Clock::time_point now);
   void check_children(Clock::time_point now);
-  std::chrono::milliseconds limit_of_parent() const;
-  std::string not_connected(int rank) const;
+  std::chrono::milliseconds parent_limit() const;
+  std::string format_unconnected(int rank) const;
   void read_from(int fd);
   bool handle(int fd, WatchLink& link, const WatchMessage& message);
   bool admit_child(WatchLink& link, const WatchMessage& message);
   bool admit_parent(WatchLink& link, const WatchMessage& message);
   void wait_until_proven(int fd, int parent);
-  std::string name_of(const WatchLink& link) const;
-  void report_lost(const std::string& cause);
+  std::string format_peer(const WatchLink& link) const;
+  void report_lost_peer(const std::string& cause);
   void drop(int fd);
-  void spread(const std::string& cause, int except_fd);
-  void settle();
+  void forward_cause(const std::string& cause, int except_fd);
+  void update_leaving();
   void wake();
   bool flushed() const;
 
@@ -93,9 +93,10 @@ class WatchTree {
   std::mutex mutex_;
   std::condition_variable changed_;
   WatchLinks links_;
-  bool closing_ = false, leaving_ = false, said_done_ = false, over_ = false;  // over_: all ranks are leaving
+  bool closing_ = false, leaving_ = false, reported_done_ = false,
+       all_leaving_ = false;  // all_leaving_: all ranks are leaving
   std::optional<std::string> cause_;
-  std::optional<std::string> heard_;  // owned by the watching thread: to be passed to on_failure
+  std::optional<std::string> pending_cause_;  // owned by the watching thread: to be passed to on_failure
   std::set<int> joined_;
   Clock::time_point last_beat_ = Clock::now(), last_round_ = Clock::now();
   Clock::time_point started_ = Clock::now();  // moved forward by each pause of this process

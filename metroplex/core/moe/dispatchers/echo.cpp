@@ -18,7 +18,7 @@ namespace metroplex::moe {
 namespace {
 
 template <class T>
-T* data_of(const at::Tensor& x) {
+T* typed_data(const at::Tensor& x) {
   return static_cast<T*>(x.mutable_data_ptr());
 }
 
@@ -57,28 +57,28 @@ class EchoDispatcher final : public Dispatcher {
     const at::Tensor all = comm::all_gather(sorted.counts.view({1, -1}), 0, spec_.experts.experts)
                                .view({spec_.experts.ep, spec_.experts.etp, -1});
     const at::Tensor counts = all.sum(1);
-    const DevicePlan clones = plan_clones(counts);
+    const DevicePlan replicas = plan_replicas(counts);
     // etp ranks of one ep rank form one source rank, so a row's index includes the rows of lower etp ranks.
     const at::Tensor before = all.select(0, spec_.experts.ep_rank()).narrow(0, 0, spec_.experts.etp_rank()).sum(0);
     const at::Tensor begins = sorted.counts.cumsum(0).sub_(sorted.counts);
-    DispatchPlan plan = rows_->plan(columns(experts, sorted.rows, before.sub(begins), clones));
+    DispatchPlan plan = rows_->plan(columns(experts, sorted.rows, before.sub(begins), replicas));
     const at::Tensor without = counts.sum(0).view({spec_.experts.ep, -1}).sum(1);
-    plan.clones = {clones.owner, counts, clones.source_rows, at::stack({without, clones.final_loads})};
+    plan.replicas = {replicas.owner, counts, replicas.source_rows, at::stack({without, replicas.final_loads})};
     return plan;
   }
 
   // Starts the weights first, because their transfer takes longest.
   DispatchUnderWay start_dispatch(const at::Tensor& x, const at::Tensor& probs, DispatchPlan plan) const override {
-    ClonesUnderWay clones(spec_.home->home(), plan.clones.owners, spec_.experts.slots, spec_.experts.clones);
+    ClonesUnderWay replicas(spec_.home->home(), plan.replicas.owners, spec_.experts.slots, spec_.experts.replicas);
     DispatchUnderWay way = rows_->start_dispatch(x, probs, std::move(plan));
-    way.clones = std::move(clones);
+    way.replicas = std::move(replicas);
     return way;
   }
 
   Dispatched finish_dispatch(DispatchUnderWay way) const override {
-    ClonesUnderWay clones = std::move(way.clones);
+    ClonesUnderWay replicas = std::move(way.replicas);
     Dispatched out = rows_->finish_dispatch(std::move(way));
-    out.clones = std::move(clones);
+    out.replicas = std::move(replicas);
     return out;
   }
 
@@ -86,41 +86,47 @@ class EchoDispatcher final : public Dispatcher {
 
  private:
   // counts [p, E].
-  DevicePlan plan_clones(const at::Tensor& counts) const {
-    const int64_t clones = shape_.sizes.clones(), experts = shape_.sizes.experts, ranks = shape_.sizes.ranks;
+  DevicePlan plan_replicas(const at::Tensor& counts) const {
+    const int64_t replicas = shape_.sizes.replicas(), experts = shape_.sizes.experts, ranks = shape_.sizes.ranks;
     const at::TensorOptions wide = counts.options(), narrow = wide.dtype(at::kInt);
-    const DevicePlan p{at::empty({clones}, narrow), at::empty({experts}, narrow),     at::empty({clones}, narrow),
-                       at::empty({clones}, wide),   at::empty({ranks, clones}, wide), at::empty({ranks}, wide)};
+    const DevicePlan plan{at::empty({replicas}, narrow),      at::empty({experts}, narrow),
+                          at::empty({replicas}, narrow),      at::empty({replicas}, wide),
+                          at::empty({ranks, replicas}, wide), at::empty({ranks}, wide)};
     const at::Tensor scratch = at::empty({kernels::echo_plan_scratch(shape_.sizes)}, wide),
                      narrow_scratch = at::empty({kernels::echo_plan_narrow_scratch(shape_.sizes)}, narrow);
-    const kernels::EchoPlanPlace place{data_of<int32_t>(p.owner),       data_of<int32_t>(p.first),
-                                       data_of<int32_t>(p.next),        data_of<int64_t>(p.ends),
-                                       data_of<int64_t>(p.source_rows), data_of<int64_t>(p.final_loads),
-                                       data_of<int64_t>(scratch),       data_of<int32_t>(narrow_scratch)};
+    const kernels::EchoPlanPlace place{typed_data<int32_t>(plan.owner),       typed_data<int32_t>(plan.first),
+                                       typed_data<int32_t>(plan.next),        typed_data<int64_t>(plan.ends),
+                                       typed_data<int64_t>(plan.source_rows), typed_data<int64_t>(plan.final_loads),
+                                       typed_data<int64_t>(scratch),          typed_data<int32_t>(narrow_scratch)};
     device::launch(spec_.target,
                    {"echo_plan",
                     {&counts},
-                    {&p.owner, &p.first, &p.next, &p.ends, &p.source_rows, &p.final_loads, &scratch, &narrow_scratch},
+                    {&plan.owner, &plan.first, &plan.next, &plan.ends, &plan.source_rows, &plan.final_loads, &scratch,
+                     &narrow_scratch},
                     {},
                     0,
                     {&scratch, &narrow_scratch}},
                    kernels::echo_plan, kernels::echo_plan_cuda, static_cast<const int64_t*>(counts.const_data_ptr()),
                    place, shape_);
-    return p;
+    return plan;
   }
 
   // Maps experts [T, k] to destination slots [T, k]; rows [T, k] are positions in expert order.
   at::Tensor columns(const at::Tensor& experts, const at::Tensor& rows, const at::Tensor& offsets,
-                     const DevicePlan& clones) const {
+                     const DevicePlan& replicas) const {
     const at::Tensor chosen = experts.contiguous(), out = at::empty_like(chosen);
-    const kernels::EchoColumnsPlace place{data_of<int64_t>(chosen),      data_of<int64_t>(rows),
-                                          data_of<int64_t>(offsets),     data_of<int32_t>(clones.first),
-                                          data_of<int32_t>(clones.next), data_of<int64_t>(clones.ends),
-                                          data_of<int64_t>(out)};
-    device::launch(spec_.target,
-                   {"echo_columns", {&chosen, &rows, &offsets, &clones.first, &clones.next, &clones.ends}, {&out}},
-                   kernels::echo_columns, kernels::echo_columns_cuda, place,
-                   kernels::EchoColumnsShape{shape_.sizes, chosen.numel()});
+    const kernels::EchoColumnsPlace place{typed_data<int64_t>(chosen),
+                                          typed_data<int64_t>(rows),
+                                          typed_data<int64_t>(offsets),
+                                          typed_data<int32_t>(replicas.first),
+                                          typed_data<int32_t>(replicas.next),
+                                          typed_data<int64_t>(replicas.ends),
+                                          typed_data<int64_t>(out)};
+    device::launch(
+        spec_.target,
+        {"echo_columns", {&chosen, &rows, &offsets, &replicas.first, &replicas.next, &replicas.ends}, {&out}},
+        kernels::echo_columns, kernels::echo_columns_cuda, place,
+        kernels::EchoColumnsShape{shape_.sizes, chosen.numel()});
     return out;
   }
 

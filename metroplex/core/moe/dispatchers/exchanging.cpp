@@ -25,16 +25,16 @@ class ExchangingDispatcher final : public Dispatcher {
 
   DispatchUnderWay start_dispatch(const at::Tensor& x, const at::Tensor& probs, DispatchPlan plan) const override {
     DispatchUnderWay way;
-    Permutation& p = plan.permutation;
+    Permutation& permutation = plan.permutation;
     // If tokens are dropped, fewer rows are sent than the buffer holds. Their number is then read at once; otherwise
     // only when rows are sent. A single rank sends nothing.
     const bool sends = ranks() > 1, early = sends && spec_.model.has_capacity() && !spec_.pads_to_capacity();
     if (early) {
       way.table = row_table(plan.rank_counts, x.size(0));
-      p.source = p.source.narrow(0, 0, way.table.sent(rank()));
+      permutation.source = permutation.source.narrow(0, 0, way.table.sent(rank()));
     }
-    way.x = permute(spec_.target, x, p);
-    way.probs = permute_probs(spec_.target, probs, p);
+    way.x = permute(spec_.target, x, permutation);
+    way.probs = permute_probs(spec_.target, probs, permutation);
     if (sends && !early) way.table = row_table(plan.rank_counts, x.size(0));
     way.plan = std::move(plan);
     if (sends) {
@@ -48,9 +48,9 @@ class ExchangingDispatcher final : public Dispatcher {
     const at::Tensor came = ranks() > 1 ? way.rows.finish() : way.x,
                      probs = ranks() > 1 ? way.rows_probs.finish() : way.probs;
     const int64_t local = spec_.local_groups();
-    const Permutation sorted =
-        regroup(spec_.target, way.plan.rank_counts.narrow(1, spec_.experts.ep_rank() * local, local),
-                {.capacity = padded_capacity(tokens_of(way.plan)), .num_in = came.size(0), .num_out = came.size(0)});
+    const Permutation sorted = regroup(
+        spec_.target, way.plan.rank_counts.narrow(1, spec_.experts.ep_rank() * local, local),
+        {.capacity = padded_capacity(token_count(way.plan)), .num_in = came.size(0), .num_out = came.size(0)});
     return {{permute(spec_.target, came, sorted), permute_probs(spec_.target, probs.view({-1, 1}), sorted),
              sorted.counts},
             {way.plan.permutation, sorted, std::move(way.table)}};
@@ -68,7 +68,7 @@ class ExchangingDispatcher final : public Dispatcher {
   int ranks() const { return spec_.experts.experts.size(); }
   int rank() const { return spec_.experts.experts.index(); }
 
-  static int64_t tokens_of(const DispatchPlan& plan) { return plan.permutation.rows.size(0); }
+  static int64_t token_count(const DispatchPlan& plan) { return plan.permutation.rows.size(0); }
   // Rows of every expert from every rank if rows are padded; 0: unpadded.
   int64_t padded_capacity(int64_t tokens) const { return spec_.pads_to_capacity() ? spec_.capacity(tokens) : 0; }
 
@@ -128,6 +128,16 @@ class ExchangingDispatcher final : public Dispatcher {
 
 std::unique_ptr<Dispatcher> make_exchanging(DispatcherSpec spec, const RowExchange& how) {
   return std::make_unique<ExchangingDispatcher>(std::move(spec), how);
+}
+
+// Sends each row directly to the ranks of its expert.
+std::unique_ptr<Dispatcher> make_all_to_all(DispatcherSpec spec) {
+  return make_exchanging(std::move(spec), kDirectExchange);
+}
+
+// Rows for another node are first collected, within the own node, on the rank with the destination's index.
+std::unique_ptr<Dispatcher> make_hierarchical(DispatcherSpec spec) {
+  return make_exchanging(std::move(spec), kExchangeByNode);
 }
 
 }  // namespace metroplex::moe

@@ -17,8 +17,10 @@ class LocalDispatcher final : public Dispatcher {
   }
 
   Dispatched finish_dispatch(DispatchUnderWay way) const override {
-    const Permutation& p = way.plan.permutation;
-    return {{permute(spec_.target, way.x, p), permute_probs(spec_.target, way.probs, p), p.counts}, {p, {}, {}}};
+    const Permutation& permutation = way.plan.permutation;
+    return {{permute(spec_.target, way.x, permutation), permute_probs(spec_.target, way.probs, permutation),
+             permutation.counts},
+            {permutation, {}, {}}};
   }
 
   at::Tensor combine(const at::Tensor& y, const CombinePlan& back) const override {

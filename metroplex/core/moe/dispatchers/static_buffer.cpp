@@ -67,7 +67,7 @@ class StaticBufferDispatcher final : public Dispatcher {
   DispatchUnderWay start_dispatch(const at::Tensor& x, const at::Tensor& probs, DispatchPlan plan) const override {
     if (repeats()) return exact_->start_dispatch(x, probs, std::move(plan));
     DispatchUnderWay way;
-    const CountedExchange how = exchange_of(plan);
+    const CountedExchange how = make_exchange(plan);
     way.counted = {permute(spec_.target, x, plan.permutation), how, spec_.experts.experts, flag_};
     way.counted_probs = {permute_probs(spec_.target, probs, plan.permutation), how, spec_.experts.experts, flag_};
     way.plan = std::move(plan);
@@ -81,7 +81,7 @@ class StaticBufferDispatcher final : public Dispatcher {
     const Permutation sorted =
         regroup(spec_.target, way.plan.rank_counts.narrow(1, spec_.experts.ep_rank() * local, local),
                 {.num_in = came.size(0), .num_out = came.size(0)});
-    const CountedExchange how = exchange_of(way.plan);
+    const CountedExchange how = make_exchange(way.plan);
     return {{permute(spec_.target, came, sorted), permute_probs(spec_.target, probs.view({-1, 1}), sorted),
              sorted.counts},
             {way.plan.permutation, sorted, {}, how.sent, how.came}};
@@ -89,10 +89,11 @@ class StaticBufferDispatcher final : public Dispatcher {
 
   at::Tensor combine(const at::Tensor& y, const CombinePlan& back) const override {
     if (repeats()) return exact_->combine(y, back);
-    const Permutation& p = back.permutation;
-    const CountedExchange how{back.came, back.sent, p.source.numel(), pair_capacity(p.rows.size(0))};
+    const Permutation& permutation = back.permutation;
+    const CountedExchange how{back.came, back.sent, permutation.source.numel(),
+                              pair_capacity(permutation.rows.size(0))};
     CountedRowsUnderWay rows(unpermute(spec_.target, y, back.regroup), how, spec_.experts.experts, flag_);
-    return unpermute(spec_.target, rows.finish(), p);
+    return unpermute(spec_.target, rows.finish(), permutation);
   }
 
  private:
@@ -139,7 +140,7 @@ class StaticBufferDispatcher final : public Dispatcher {
     return experts.masked_fill(all.rows.ge(ends), -1);
   }
 
-  CountedExchange exchange_of(const DispatchPlan& plan) const {
+  CountedExchange make_exchange(const DispatchPlan& plan) const {
     const at::NoGradGuard no_grad;
     const int64_t tokens = plan.permutation.rows.size(0);
     const at::Tensor rows = plan.rank_counts.view({ranks(), spec_.experts.ep, spec_.local_groups()}).sum(2);

@@ -26,13 +26,13 @@ constexpr int kMostActionsPerRank = 1 << 24;
 
 }  // namespace
 
-ScheduleRequest schedule_request(const config::Parallel& p, int num_chunks, int num_microbatches) {
+ScheduleRequest schedule_request(const config::Parallel& parallel, int num_chunks, int num_microbatches) {
   ScheduleRequest request;
-  request.num_stages = static_cast<int>(p.pp());
+  request.num_stages = static_cast<int>(parallel.pp());
   request.num_chunks = num_chunks;
   request.num_microbatches = num_microbatches;
-  request.microbatch_group_size = static_cast<int>(p.microbatch_group_size_per_vp_stage);
-  request.overlap_p2p = p.overlap_p2p_comm;
+  request.microbatch_group_size = static_cast<int>(parallel.microbatch_group_size_per_vp_stage);
+  request.overlap_p2p = parallel.overlap_p2p_comm;
   return request;
 }
 
@@ -55,7 +55,7 @@ PipelineTable build_schedule(config::Choice<config::Schedule> schedule, const Sc
   parallel.pipeline_schedule = schedule;
   const config::Schedule resolved = config::schedule(parallel);
   const auto* const entry = std::find_if(std::begin(kSchedules), std::end(kSchedules),
-                                         [&](const Entry& e) { return e.schedule == resolved; });
+                                         [&](const Entry& entry) { return entry.schedule == resolved; });
   MPX_ASSERT(entry != std::end(kSchedules), "no builder for schedule ", schedule);
   return entry->build(request);
 }

@@ -40,7 +40,7 @@ PipelineTable build_one_f_one_b(const ScheduleRequest& request);
 // Interleaved 1F1B (Narayanan et al., 2021, arXiv:2104.04473): every rank holds several chunks of the model. The
 // bubble shrinks by their number, at the cost of more p2p and a longer warm-up. A chunk runs a group of microbatches
 // consecutively. With groups larger than num_stages, rank 0 stores tensors from the last rank until they are needed.
-
+//
 // Accepts any number of microbatches: if Megatron rejects a short group (interleaved_refusal), the group takes as
 // long as a full one. Holds warm-up + 1 forwards (see count_warmup), or all if everything is warm-up. Throws
 // base::Error for one stage or a group size below num_stages.

@@ -14,21 +14,21 @@ namespace deepseek {
 
 constexpr double kLatentEpsilon = 1e-6;  // of the latents' norms; rms_norm_eps does not apply to them
 
-static void add_attention(const ConfigReader& config, Settings& s) {
+static void add_attention(const ConfigReader& config, Settings& settings) {
   const int64_t heads = config.integer("num_attention_heads");
   config.require(config.integer("num_key_value_heads", heads) == heads, "num_key_value_heads",
                  "the value of num_attention_heads");
-  set(s, "multi_latent_attention", true);
-  set(s, "qk_layernorm", true);
-  set(s, "q_lora_rank", config.integer_or_null("q_lora_rank", 1536));
-  set(s, "kv_lora_rank", config.integer("kv_lora_rank", 512));
-  set(s, "qk_head_dim", config.integer("qk_nope_head_dim", 128));
-  set(s, "qk_pos_emb_head_dim", config.integer("qk_rope_head_dim", 64));
-  set(s, "v_head_dim", config.integer("v_head_dim", 128));
-  set(s, "latent_layernorm_epsilon", kLatentEpsilon);
+  set(settings, "multi_latent_attention", true);
+  set(settings, "qk_layernorm", true);
+  set(settings, "q_lora_rank", config.integer_or_null("q_lora_rank", 1536));
+  set(settings, "kv_lora_rank", config.integer("kv_lora_rank", 512));
+  set(settings, "qk_head_dim", config.integer("qk_nope_head_dim", 128));
+  set(settings, "qk_pos_emb_head_dim", config.integer("qk_rope_head_dim", 64));
+  set(settings, "v_head_dim", config.integer("v_head_dim", 128));
+  set(settings, "latent_layernorm_epsilon", kLatentEpsilon);
   const bool biases = config.flag("attention_bias", false);
-  set(s, "add_qkv_bias", biases);
-  set(s, "add_attention_output_bias", biases);
+  set(settings, "add_qkv_bias", biases);
+  set(settings, "add_attention_output_bias", biases);
 }
 
 struct Defaults {
@@ -37,72 +37,73 @@ struct Defaults {
 };
 
 // Returns false if all layers are dense.
-static bool add_experts(const ConfigReader& config, const Defaults& d, Settings& s) {
+static bool add_experts(const ConfigReader& config, const Defaults& defaults, Settings& settings) {
   const int64_t layers = num_layers(config);
-  const int64_t dense = config.integer("first_k_dense_replace", d.first_dense);
-  const int64_t experts = config.integer_or_null("n_routed_experts", d.experts);
+  const int64_t dense = config.integer("first_k_dense_replace", defaults.first_dense);
+  const int64_t experts = config.integer_or_null("n_routed_experts", defaults.experts);
   config.require(config.integer("moe_layer_freq", 1) == 1, "moe_layer_freq", "1");
   if (experts == 0 || dense >= layers) return false;
   std::vector<bool> pattern;
   for (int64_t i = 0; i < layers; ++i) pattern.push_back(i >= dense);
-  const int64_t width = config.integer("moe_intermediate_size", d.width);
-  set(s, "num_moe_experts", experts);
-  set(s, "moe_layer_freq", layer_pattern(pattern));
-  set(s, "moe_router_topk", config.integer("num_experts_per_tok", d.topk));
-  set(s, "moe_ffn_hidden_size", width);
-  set(s, "moe_shared_expert_intermediate_size", width * config.integer_or_null("n_shared_experts", d.shared));
-  set(s, "moe_router_topk_scaling_factor", config.number("routed_scaling_factor", d.scaling));
+  const int64_t width = config.integer("moe_intermediate_size", defaults.width);
+  set(settings, "num_moe_experts", experts);
+  set(settings, "moe_layer_freq", layer_pattern(pattern));
+  set(settings, "moe_router_topk", config.integer("num_experts_per_tok", defaults.topk));
+  set(settings, "moe_ffn_hidden_size", width);
+  set(settings, "moe_shared_expert_intermediate_size",
+      width * config.integer_or_null("n_shared_experts", defaults.shared));
+  set(settings, "moe_router_topk_scaling_factor", config.number("routed_scaling_factor", defaults.scaling));
   return true;
 }
 
-static void add_groups(int64_t groups, int64_t chosen, int64_t best, Settings& s) {
+static void add_groups(int64_t groups, int64_t chosen, int64_t best, Settings& settings) {
   if (groups <= 1 || chosen >= groups) return;
-  set(s, "moe_router_num_groups", groups);
-  set(s, "moe_router_group_topk", chosen);
-  set(s, "moe_router_group_score_topk", best);
+  set(settings, "moe_router_num_groups", groups);
+  set(settings, "moe_router_group_topk", chosen);
+  set(settings, "moe_router_group_score_topk", best);
 }
 
 static Settings shared_settings(const ConfigReader& config) {
-  Settings s = decoder_settings_without_heads(config, Window::refused);
-  set(s, "family", "gpt");
-  set(s, "add_bias_linear", false);
-  add_attention(config, s);
-  return s;
+  Settings settings = decoder_settings_without_heads(config, Window::refused);
+  set(settings, "family", "gpt");
+  set(settings, "add_bias_linear", false);
+  add_attention(config, settings);
+  return settings;
 }
 
 static Settings settings_v2(const Json& json) {
   const ConfigReader config(json);
-  Settings s = shared_settings(config);
+  Settings settings = shared_settings(config);
   config.require(!config.flag("mlp_bias", false), "mlp_bias", "false");
-  set(s, "rotary_interleaved", true);
-  if (!add_experts(config, {0, 64, 2, 1407, 2, 1.0}, s)) return s;
-  set(s, "moe_router_pre_softmax", true);
+  set(settings, "rotary_interleaved", true);
+  if (!add_experts(config, {0, 64, 2, 1407, 2, 1.0}, settings)) return settings;
+  set(settings, "moe_router_pre_softmax", true);
   const std::string scoring = config.text("scoring_func", "softmax"), method = config.text("topk_method", "greedy");
   config.require(scoring == "softmax", "scoring_func", "softmax");
   config.require(method == "greedy" || method == "group_limited_greedy", "topk_method",
                  "greedy or group_limited_greedy");
   if (method == "group_limited_greedy")
-    add_groups(config.integer("n_group", 1), config.integer("topk_group", 1), 1, s);
-  return s;
+    add_groups(config.integer("n_group", 1), config.integer("topk_group", 1), 1, settings);
+  return settings;
 }
 
 static Settings settings_v3(const Json& given) {
-  const Json json = with_defaults(given, {{"max_position_embeddings", 4096}});
+  const Json json = add_defaults(given, {{"max_position_embeddings", 4096}});
   const ConfigReader config(json);
-  Settings s = shared_settings(config);
-  set(s, "rotary_interleaved", config.flag("rope_interleave", true));
+  Settings settings = shared_settings(config);
+  set(settings, "rotary_interleaved", config.flag("rope_interleave", true));
   const int64_t ahead = config.integer("num_nextn_predict_layers", 1);
-  config.require(ahead >= 0 && ahead <= kMostMultiToken, "num_nextn_predict_layers", "0 to 64");
-  set(s, "mtp_num_layers", ahead);
-  if (!add_experts(config, {3, 256, 8, 2048, 1, 2.5}, s)) return s;
+  config.require(ahead >= 0 && ahead <= kMaxMultiToken, "num_nextn_predict_layers", "0 to 64");
+  set(settings, "mtp_num_layers", ahead);
+  if (!add_experts(config, {3, 256, 8, 2048, 1, 2.5}, settings)) return settings;
   const std::string scoring = config.text("scoring_func", "sigmoid"), method = config.text("topk_method", "noaux_tc");
   config.require(scoring == "sigmoid", "scoring_func", "sigmoid");
   config.require(method == "noaux_tc", "topk_method", "noaux_tc");
-  set(s, "moe_router_score_function", "sigmoid");
-  set(s, "moe_router_enable_expert_bias", true);
-  set(s, "moe_router_topk_normalization", config.flag("norm_topk_prob", true) ? "always" : "never");
-  add_groups(config.integer("n_group", 8), config.integer("topk_group", 4), 2, s);
-  return s;
+  set(settings, "moe_router_score_function", "sigmoid");
+  set(settings, "moe_router_enable_expert_bias", true);
+  set(settings, "moe_router_topk_normalization", config.flag("norm_topk_prob", true) ? "always" : "never");
+  add_groups(config.integer("n_group", 8), config.integer("topk_group", 4), 2, settings);
+  return settings;
 }
 
 // Returns the number of leading dense layers.
@@ -113,7 +114,7 @@ static int64_t dense_layers(const config::Model& m) {
 }
 
 static bool holds(const config::Model& m, int64_t best_of_group) {
-  if (!decoder_layers(m) || m.has_window() || !m.multi_latent_attention || !m.qk_layernorm || m.add_bias_linear ||
+  if (!has_decoder_layers(m) || m.has_window() || !m.multi_latent_attention || !m.qk_layernorm || m.add_bias_linear ||
       m.add_mlp_bias || m.add_qkv_bias != m.add_attention_output_bias)
     return false;
   // config.json has a softmax scale only with YaRN.
@@ -182,9 +183,9 @@ static Json config_v2(const config::Model& m) {
 static Json config_v3(const config::Model& m) {
   using config::TopkNormalization;
   Json json = shared_config(m);
-  const TopkNormalization said = m.moe_router_topk_normalization;
+  const TopkNormalization declared = m.moe_router_topk_normalization;
   json["norm_topk_prob"] =
-      said == TopkNormalization::always || (said == TopkNormalization::automatic && m.moe_router_topk > 1);
+      declared == TopkNormalization::always || (declared == TopkNormalization::automatic && m.moe_router_topk > 1);
   json["rope_interleave"] = m.rotary_interleaved;
   json["num_nextn_predict_layers"] = m.mtp_num_layers;
   return json;

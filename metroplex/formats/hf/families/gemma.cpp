@@ -13,67 +13,69 @@ namespace metroplex::hf {
 namespace gemma {
 
 static Settings shared_settings(const ConfigReader& config, int64_t full_every) {
-  Settings s = sizes_and_positions(config);
-  add_heads(config, s);
+  Settings settings = sizes_and_positions(config);
+  add_heads(config, settings);
   const char* const key = config.has("hidden_activation") ? "hidden_activation" : "hidden_act";
   const std::string act = config.text(key, "gelu_pytorch_tanh");
   config.require(act == "gelu_pytorch_tanh" || act == "gelu" || act == "silu", key,
                  "gelu_pytorch_tanh, gelu or silu");
-  set(s, "activation", act == "gelu_pytorch_tanh" ? "gelu_tanh" : act);
+  set(settings, "activation", act == "gelu_pytorch_tanh" ? "gelu_tanh" : act);
   config.require(!config.flag("use_bidirectional_attention", false), "use_bidirectional_attention", "false");
   std::vector<bool> slides;
   for (int64_t i = 0; i < num_layers(config); ++i) slides.push_back((i + 1) % full_every != 0);
-  add_windows(config, slides, s);
+  add_windows(config, slides, settings);
   const bool biases = config.flag("attention_bias", false);
-  set(s, "family", "gpt");
-  set(s, "add_bias_linear", false);
-  set(s, "add_qkv_bias", biases);
-  set(s, "add_attention_output_bias", biases);
-  set(s, "apply_layernorm_1p", true);
-  set(s, "sandwich_norm", true);
-  set(s, "scale_embeddings", true);
+  set(settings, "family", "gpt");
+  set(settings, "add_bias_linear", false);
+  set(settings, "add_qkv_bias", biases);
+  set(settings, "add_attention_output_bias", biases);
+  set(settings, "apply_layernorm_1p", true);
+  set(settings, "sandwich_norm", true);
+  set(settings, "scale_embeddings", true);
   const double scalar = config.number("query_pre_attn_scalar", 256.0);
   config.require(scalar > 0, "query_pre_attn_scalar", "a number above 0");
-  set(s, "softmax_scale", 1 / std::sqrt(scalar));
-  set(s, "final_logit_softcapping", config.number("final_logit_softcapping", 0.0));
-  return s;
+  set(settings, "softmax_scale", 1 / std::sqrt(scalar));
+  set(settings, "final_logit_softcapping", config.number("final_logit_softcapping", 0.0));
+  return settings;
 }
 
 static Settings settings_v2(const Json& given) {
-  const Json json = with_defaults(given, {{"num_key_value_heads", 4},
-                                          {"head_dim", 256},
-                                          {"max_position_embeddings", 8192},
-                                          {"tie_word_embeddings", true},
-                                          {"sliding_window", 4096},
-                                          {"attn_logit_softcapping", 50.0},
-                                          {"final_logit_softcapping", 30.0}});
+  const Json json = add_defaults(given, {{"num_key_value_heads", 4},
+                                         {"head_dim", 256},
+                                         {"max_position_embeddings", 8192},
+                                         {"tie_word_embeddings", true},
+                                         {"sliding_window", 4096},
+                                         {"attn_logit_softcapping", 50.0},
+                                         {"final_logit_softcapping", 30.0}});
   const ConfigReader config(json);
-  Settings s = shared_settings(config, 2);
-  set(s, "attn_logit_softcapping", config.number("attn_logit_softcapping", 0.0));
-  return s;
+  Settings settings = shared_settings(config, 2);
+  set(settings, "attn_logit_softcapping", config.number("attn_logit_softcapping", 0.0));
+  return settings;
 }
 
 static Settings settings_v3(const Json& given) {
   Json defaults{{"num_key_value_heads", 4},    {"head_dim", 256},        {"max_position_embeddings", 131072},
                 {"tie_word_embeddings", true}, {"sliding_window", 4096}, {"rope_theta", 1e6}};
-  const Json json = with_defaults(given, defaults);
+  const Json json = add_defaults(given, defaults);
   const ConfigReader config(json);
   const char* const pattern =
       config.has("sliding_window_pattern") ? "sliding_window_pattern" : "_sliding_window_pattern";
   const int64_t every = config.integer(pattern, 6);
   config.require(every > 0, pattern, "a number above 0");
-  Settings s = shared_settings(config, every);
-  set(s, "qk_layernorm", true);
+  Settings settings = shared_settings(config, every);
+  set(settings, "qk_layernorm", true);
   double local = config.number("rope_local_base_freq", 10000.0);
   if (config.has("rope_parameters") && config.json().at("rope_parameters").contains("sliding_attention")) {
-    const ConfigReader said(config.json().at("rope_parameters").at("sliding_attention"));
-    said.require(said.text("rope_type", "default") == "default", "rope_type", "default for sliding_attention");
-    local = said.number("rope_theta", local);
+    const ConfigReader declared(config.json().at("rope_parameters").at("sliding_attention"));
+    declared.require(declared.text("rope_type", "default") == "default", "rope_type",
+                     "default for sliding_attention");
+    local = declared.number("rope_theta", local);
   }
-  const bool windows = std::any_of(
-      s.begin(), s.end(), [](const std::string& setting) { return setting.starts_with("model.window_size="); });
-  if (windows) set(s, "rotary_base_local", local);
-  return s;
+  const bool windows = std::any_of(settings.begin(), settings.end(), [](const std::string& setting) {
+    return setting.starts_with("model.window_size=");
+  });
+  if (windows) set(settings, "rotary_base_local", local);
+  return settings;
 }
 
 static bool holds(const config::Model& m) {
@@ -98,14 +100,14 @@ static std::vector<MappedTensor> tensors(const config::Model& m) {
 }
 
 // Returns an integer if the scale was computed from one.
-static Json scalar_of(double scale) {
+static Json to_query_scalar(double scale) {
   const double scalar = 1 / (scale * scale), whole = std::round(scalar);
   return whole > 0 && 1 / std::sqrt(whole) == scale ? Json(static_cast<int64_t>(whole)) : Json(scalar);
 }
 
 static Json cap(double value) { return value > 0 ? Json(value) : Json(); }
 
-static Json config_of(const config::Model& m) {
+static Json make_config(const config::Model& m) {
   Json json = decoder_config(m);
   json.erase("hidden_act");
   json["hidden_activation"] = m.activation == config::Activation::gelu_tanh ? "gelu_pytorch_tanh"
@@ -114,7 +116,7 @@ static Json config_of(const config::Model& m) {
   json["attention_bias"] = m.add_qkv_bias;
   const auto head_dim = static_cast<double>(json.at("head_dim").get<int64_t>());
   const double scale = m.softmax_scale > 0 ? m.softmax_scale : 1 / std::sqrt(head_dim);
-  json["query_pre_attn_scalar"] = scalar_of(scale);
+  json["query_pre_attn_scalar"] = to_query_scalar(scale);
   json["attn_logit_softcapping"] = cap(m.attn_logit_softcapping);
   json["final_logit_softcapping"] = cap(m.final_logit_softcapping);
   json["sliding_window"] = m.has_window() ? Json(m.window_size + 1) : Json();
@@ -129,8 +131,8 @@ static Json config_of(const config::Model& m) {
 }  // namespace gemma
 
 const Family kGemma2{"gemma2",       "Gemma2ForCausalLM", gemma::settings_v2,
-                     gemma::tensors, gemma::holds_v2,     gemma::config_of};
+                     gemma::tensors, gemma::holds_v2,     gemma::make_config};
 const Family kGemma3{"gemma3_text",  "Gemma3ForCausalLM", gemma::settings_v3,
-                     gemma::tensors, gemma::holds_v3,     gemma::config_of};
+                     gemma::tensors, gemma::holds_v3,     gemma::make_config};
 
 }  // namespace metroplex::hf

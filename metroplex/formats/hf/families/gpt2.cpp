@@ -14,7 +14,7 @@ struct Mapping {
   void whole(const std::string& ours, const std::string& theirs, const Dims& shape) {
     all.push_back({ours, shape, {whole_part(theirs, shape)}});
   }
-  void transposed(const std::string& ours, const std::string& theirs, int64_t out, int64_t in) {
+  void add_transposed(const std::string& ours, const std::string& theirs, int64_t out, int64_t in) {
     all.push_back({ours, {out, in}, {{theirs, {in, out}, {0, 0}, {out, in}, 0, {1, out}}}});
   }
   // Ours: per head, the rows of its queries, keys and values. Theirs: all queries, then all keys, then all values.
@@ -38,34 +38,34 @@ struct Mapping {
 
 static Settings settings(const Json& json) {
   const ConfigReader config(json);
-  Settings s;
+  Settings settings;
   const int64_t hidden = config.integer("n_embd");
-  set(s, "family", "gpt");
-  set(s, "num_layers", config.integer("n_layer"));
-  set(s, "hidden_size", hidden);
-  set(s, "num_attention_heads", config.integer("n_head"));
-  set(s, "ffn_hidden_size", config.integer("n_inner", 4 * hidden));
-  set(s, "vocab_size", config.integer("vocab_size"));
-  set(s, "max_position_embeddings", config.integer("n_positions", 1024));
-  set(s, "layernorm_epsilon", config.number("layer_norm_epsilon", 1e-5));
-  set(s, "position_embedding_type", "learned_absolute");
-  set(s, "normalization", "LayerNorm");
-  set(s, "add_bias_linear", true);
-  set(s, "gated_linear_unit", false);
-  set(s, "untie_embeddings_and_output_weights", !config.flag("tie_word_embeddings", true));
+  set(settings, "family", "gpt");
+  set(settings, "num_layers", config.integer("n_layer"));
+  set(settings, "hidden_size", hidden);
+  set(settings, "num_attention_heads", config.integer("n_head"));
+  set(settings, "ffn_hidden_size", config.integer("n_inner", 4 * hidden));
+  set(settings, "vocab_size", config.integer("vocab_size"));
+  set(settings, "max_position_embeddings", config.integer("n_positions", 1024));
+  set(settings, "layernorm_epsilon", config.number("layer_norm_epsilon", 1e-5));
+  set(settings, "position_embedding_type", "learned_absolute");
+  set(settings, "normalization", "LayerNorm");
+  set(settings, "add_bias_linear", true);
+  set(settings, "gated_linear_unit", false);
+  set(settings, "untie_embeddings_and_output_weights", !config.flag("tie_word_embeddings", true));
   const std::string act = config.text("activation_function", "gelu_new");
   config.require(act == "gelu_new" || act == "gelu_pytorch_tanh" || act == "gelu", "activation_function",
                  "gelu_new, gelu_pytorch_tanh or gelu");
-  set(s, "activation", act == "gelu" ? "gelu" : "gelu_tanh");
+  set(settings, "activation", act == "gelu" ? "gelu" : "gelu_tanh");
   config.require(config.flag("scale_attn_weights", true), "scale_attn_weights", "true");
   config.require(!config.flag("scale_attn_by_inverse_layer_idx", false), "scale_attn_by_inverse_layer_idx", "false");
   config.require(!config.flag("add_cross_attention", false), "add_cross_attention", "false");
   const double hidden_dropout = config.number("resid_pdrop", 0.1);
   config.require(config.number("embd_pdrop", 0.1) == hidden_dropout, "embd_pdrop", "the value of resid_pdrop");
-  set(s, "hidden_dropout", hidden_dropout);
-  set(s, "attention_dropout", config.number("attn_pdrop", 0.1));
-  set(s, "init_method_std", config.number("initializer_range", 0.02));
-  return s;
+  set(settings, "hidden_dropout", hidden_dropout);
+  set(settings, "attention_dropout", config.number("attn_pdrop", 0.1));
+  set(settings, "init_method_std", config.number("initializer_range", 0.02));
+  return settings;
 }
 
 static bool holds(const config::Model& m) {
@@ -73,7 +73,7 @@ static bool holds(const config::Model& m) {
   const bool groups = m.num_query_groups == 0 || m.num_query_groups == m.num_attention_heads;
   return m.family == "gpt" && m.position_embedding_type == config::PositionEmbedding::learned_absolute &&
          m.normalization == config::Normalization::LayerNorm && m.add_bias_linear && !m.gated_linear_unit && heads &&
-         groups && !m.has_experts() && !m.qk_layernorm && !m.has_window() && usual_parts(m) &&
+         groups && !m.has_experts() && !m.qk_layernorm && !m.has_window() && has_usual_parts(m) &&
          (m.activation == config::Activation::gelu || m.activation == config::Activation::gelu_tanh);
 }
 
@@ -86,12 +86,12 @@ static std::vector<MappedTensor> tensors(const config::Model& m) {
     const std::string ours = base::concat("decoder.layers.", i, "."), theirs = base::concat("transformer.h.", i, ".");
     map.norm(ours + "input_layernorm", theirs + "ln_1");
     map.qkv(ours + "self_attention.linear_qkv.", theirs + "attn.c_attn.");
-    map.transposed(ours + "self_attention.linear_proj.weight", theirs + "attn.c_proj.weight", h, h);
+    map.add_transposed(ours + "self_attention.linear_proj.weight", theirs + "attn.c_proj.weight", h, h);
     map.whole(ours + "self_attention.linear_proj.bias", theirs + "attn.c_proj.bias", {h});
     map.norm(ours + "pre_mlp_layernorm", theirs + "ln_2");
-    map.transposed(ours + "mlp.linear_fc1.weight", theirs + "mlp.c_fc.weight", f, h);
+    map.add_transposed(ours + "mlp.linear_fc1.weight", theirs + "mlp.c_fc.weight", f, h);
     map.whole(ours + "mlp.linear_fc1.bias", theirs + "mlp.c_fc.bias", {f});
-    map.transposed(ours + "mlp.linear_fc2.weight", theirs + "mlp.c_proj.weight", h, f);
+    map.add_transposed(ours + "mlp.linear_fc2.weight", theirs + "mlp.c_proj.weight", h, f);
     map.whole(ours + "mlp.linear_fc2.bias", theirs + "mlp.c_proj.bias", {h});
   }
   map.norm("decoder.final_layernorm", "transformer.ln_f");
@@ -99,7 +99,7 @@ static std::vector<MappedTensor> tensors(const config::Model& m) {
   return map.all;
 }
 
-static Json config_of(const config::Model& m) {
+static Json make_config(const config::Model& m) {
   return {{"n_layer", m.num_layers},
           {"n_embd", m.hidden_size},
           {"n_head", m.num_attention_heads},
@@ -118,6 +118,6 @@ static Json config_of(const config::Model& m) {
 
 }  // namespace gpt2
 
-const Family kGpt2{"gpt2", "GPT2LMHeadModel", gpt2::settings, gpt2::tensors, gpt2::holds, gpt2::config_of};
+const Family kGpt2{"gpt2", "GPT2LMHeadModel", gpt2::settings, gpt2::tensors, gpt2::holds, gpt2::make_config};
 
 }  // namespace metroplex::hf

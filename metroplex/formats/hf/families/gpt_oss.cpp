@@ -7,7 +7,7 @@
 namespace metroplex::hf {
 namespace gpt_oss {
 
-static Json with_their_defaults(const Json& json) {
+static Json add_hf_defaults(const Json& json) {
   Json defaults{{"num_key_value_heads", 8}, {"head_dim", 64},           {"rms_norm_eps", 1e-5},
                 {"sliding_window", 128},    {"num_local_experts", 128}, {"num_experts_per_tok", 4},
                 {"swiglu_limit", 7.0},      {"swiglu_alpha", 1.702},    {"max_position_embeddings", 131072},
@@ -18,35 +18,35 @@ static Json with_their_defaults(const Json& json) {
                                 {"beta_fast", 32.0},   {"beta_slow", 1.0},
                                 {"truncate", false},   {"original_max_position_embeddings", 4096}};
   }
-  Json all = with_defaults(json, defaults);
+  Json all = add_defaults(json, defaults);
   if (defaults.contains("rope_scaling")) all["rope_scaling"] = defaults["rope_scaling"];  // replaces null
   return all;
 }
 
 static Settings settings(const Json& given) {
-  const Json json = with_their_defaults(given);
+  const Json json = add_hf_defaults(given);
   const ConfigReader config(json);
-  Settings s = sizes_and_positions(config);
-  add_heads(config, s);
+  Settings settings = sizes_and_positions(config);
+  add_heads(config, settings);
   const std::string act = config.text("hidden_act", "silu");
   config.require(act == "silu", "hidden_act", "silu");
   config.require(config.flag("attention_bias", true), "attention_bias", "true");
   config.require(config.number("swiglu_alpha", 1.702) == 1.702, "swiglu_alpha", "1.702");
   std::vector<bool> slides;
   for (int64_t i = 0; i < num_layers(config); ++i) slides.push_back(i % 2 == 0);
-  add_windows(config, slides, s);
-  set(s, "family", "gpt");
-  set(s, "add_bias_linear", true);
-  set(s, "activation", "quick_gelu");
-  set(s, "activation_func_clamp_value", config.number("swiglu_limit", 7.0));
-  set(s, "glu_linear_offset", 1.0);
-  set(s, "softmax_type", "learnable");
-  set(s, "num_moe_experts", config.integer("num_local_experts"));
-  set(s, "moe_router_topk", config.integer("num_experts_per_tok"));
-  set(s, "moe_ffn_hidden_size", config.integer("intermediate_size"));
+  add_windows(config, slides, settings);
+  set(settings, "family", "gpt");
+  set(settings, "add_bias_linear", true);
+  set(settings, "activation", "quick_gelu");
+  set(settings, "activation_func_clamp_value", config.number("swiglu_limit", 7.0));
+  set(settings, "glu_linear_offset", 1.0);
+  set(settings, "softmax_type", "learnable");
+  set(settings, "num_moe_experts", config.integer("num_local_experts"));
+  set(settings, "moe_router_topk", config.integer("num_experts_per_tok"));
+  set(settings, "moe_ffn_hidden_size", config.integer("intermediate_size"));
   if (config.flag("output_router_logits", false))
-    set(s, "moe_aux_loss_coeff", config.number("router_aux_loss_coef", 0.001));
-  return s;
+    set(settings, "moe_aux_loss_coeff", config.number("router_aux_loss_coef", 0.001));
+  return settings;
 }
 
 static bool holds(const config::Model& m) {
@@ -66,7 +66,7 @@ static std::vector<MappedTensor> tensors(const config::Model& m) {
   return decoder_tensors(m, {.qkv_bias = true, .output_bias = true, .router = "router", .joined_experts = true});
 }
 
-static Json config_of(const config::Model& m) {
+static Json make_config(const config::Model& m) {
   Json json = decoder_config(m);
   json["attention_bias"] = true;
   json["intermediate_size"] = config::expert_ffn_width(m);
@@ -83,6 +83,6 @@ static Json config_of(const config::Model& m) {
 }  // namespace gpt_oss
 
 const Family kGptOss{"gpt_oss",        "GptOssForCausalLM", gpt_oss::settings,
-                     gpt_oss::tensors, gpt_oss::holds,      gpt_oss::config_of};
+                     gpt_oss::tensors, gpt_oss::holds,      gpt_oss::make_config};
 
 }  // namespace metroplex::hf

@@ -6,18 +6,18 @@ namespace llama {
 
 static Settings settings(const Json& json) {
   const ConfigReader config(json);
-  Settings s = decoder_settings(config, Window::refused);
+  Settings settings = decoder_settings(config, Window::refused);
   const bool of_attention = config.flag("attention_bias", false), of_mlp = config.flag("mlp_bias", false);
-  set(s, "family", of_attention && of_mlp ? "gpt" : "llama");
-  set(s, "add_bias_linear", of_attention && of_mlp);
-  set(s, "add_qkv_bias", of_attention);
-  set(s, "add_attention_output_bias", of_attention && !of_mlp);
-  set(s, "add_mlp_bias", of_mlp && !of_attention);
-  return s;
+  set(settings, "family", of_attention && of_mlp ? "gpt" : "llama");
+  set(settings, "add_bias_linear", of_attention && of_mlp);
+  set(settings, "add_qkv_bias", of_attention);
+  set(settings, "add_attention_output_bias", of_attention && !of_mlp);
+  set(settings, "add_mlp_bias", of_mlp && !of_attention);
+  return settings;
 }
 
 static bool holds(const config::Model& m) {
-  return plain_decoder(m) && !m.has_experts() && !m.qk_layernorm &&
+  return is_plain_decoder(m) && !m.has_experts() && !m.qk_layernorm &&
          (m.add_bias_linear || m.add_qkv_bias == m.add_attention_output_bias);
 }
 
@@ -25,7 +25,7 @@ static std::vector<MappedTensor> tensors(const config::Model& m) {
   return decoder_tensors(m, {.qkv_bias = m.output_bias(), .output_bias = m.output_bias(), .mlp_bias = m.mlp_bias()});
 }
 
-static Json config_of(const config::Model& m) {
+static Json make_config(const config::Model& m) {
   Json json = decoder_config(m);
   json["attention_bias"] = m.output_bias();
   json["mlp_bias"] = m.mlp_bias();
@@ -34,6 +34,6 @@ static Json config_of(const config::Model& m) {
 
 }  // namespace llama
 
-const Family kLlama{"llama", "LlamaForCausalLM", llama::settings, llama::tensors, llama::holds, llama::config_of};
+const Family kLlama{"llama", "LlamaForCausalLM", llama::settings, llama::tensors, llama::holds, llama::make_config};
 
 }  // namespace metroplex::hf

@@ -28,28 +28,28 @@ static std::string layers_with_experts(const ConfigReader& config) {
 }
 
 static Settings settings(const Json& given) {
-  const Json json = with_defaults(
-      given, {{"num_key_value_heads", 4}, {"max_position_embeddings", 32768}, {"sliding_window", 4096}});
+  const Json json =
+      add_defaults(given, {{"num_key_value_heads", 4}, {"max_position_embeddings", 32768}, {"sliding_window", 4096}});
   const ConfigReader config(json);
-  Settings s = decoder_settings(config, Window::switched);
+  Settings settings = decoder_settings(config, Window::switched);
   const bool biases = config.flag("attention_bias", false);
-  set(s, "add_qkv_bias", biases);
-  set(s, "add_attention_output_bias", biases);
-  set(s, "family", "qwen3_moe");
-  set(s, "add_bias_linear", false);
-  set(s, "qk_layernorm", true);
-  set(s, "num_moe_experts", config.integer("num_experts", config.integer("num_local_experts", 128)));
-  set(s, "moe_router_topk", config.integer("num_experts_per_tok", 8));
-  set(s, "moe_ffn_hidden_size", config.integer("moe_intermediate_size", 768));
-  set(s, "moe_layer_freq", layers_with_experts(config));
-  set(s, "moe_router_pre_softmax", !config.flag("norm_topk_prob", false));
+  set(settings, "add_qkv_bias", biases);
+  set(settings, "add_attention_output_bias", biases);
+  set(settings, "family", "qwen3_moe");
+  set(settings, "add_bias_linear", false);
+  set(settings, "qk_layernorm", true);
+  set(settings, "num_moe_experts", config.integer("num_experts", config.integer("num_local_experts", 128)));
+  set(settings, "moe_router_topk", config.integer("num_experts_per_tok", 8));
+  set(settings, "moe_ffn_hidden_size", config.integer("moe_intermediate_size", 768));
+  set(settings, "moe_layer_freq", layers_with_experts(config));
+  set(settings, "moe_router_pre_softmax", !config.flag("norm_topk_prob", false));
   if (config.flag("output_router_logits", false))
-    set(s, "moe_aux_loss_coeff", config.number("router_aux_loss_coef", 0.001));
-  return s;
+    set(settings, "moe_aux_loss_coeff", config.number("router_aux_loss_coef", 0.001));
+  return settings;
 }
 
 static bool holds(const config::Model& m) {
-  return plain_decoder(m, Windows::allowed) && m.has_experts() && m.qk_layernorm && !m.mlp_bias() &&
+  return is_plain_decoder(m, Windows::allowed) && m.has_experts() && m.qk_layernorm && !m.mlp_bias() &&
          m.add_qkv_bias == m.output_bias() && m.moe_router_score_function == config::ScoreFunction::softmax &&
          m.moe_router_num_groups == 0 && m.moe_router_topk_scaling_factor == 0;
 }
@@ -58,7 +58,7 @@ static std::vector<MappedTensor> tensors(const config::Model& m) {
   return decoder_tensors(m, {.qkv_bias = m.add_qkv_bias, .output_bias = m.add_qkv_bias, .qk_norm = true});
 }
 
-static Json config_of(const config::Model& m) {
+static Json make_config(const config::Model& m) {
   Json json = decoder_config(m);
   const std::vector<bool> experts = config::moe_layers(m);
   Json dense = Json::array();
@@ -80,6 +80,6 @@ static Json config_of(const config::Model& m) {
 }  // namespace qwen3_moe
 
 const Family kQwen3Moe{"qwen3_moe",        "Qwen3MoeForCausalLM", qwen3_moe::settings,
-                       qwen3_moe::tensors, qwen3_moe::holds,      qwen3_moe::config_of};
+                       qwen3_moe::tensors, qwen3_moe::holds,      qwen3_moe::make_config};
 
 }  // namespace metroplex::hf

@@ -50,30 +50,30 @@ class Interpreter {
   int line() const { return line_; }
 
   // The tables call these functions.
-  void spend(size_t steps);
+  void charge(size_t steps);
   // Charges the cost before a text or list is created, so that a too large one is never allocated. 4 bytes of text
   // cost a step, a list item 16.
-  void pay_text(size_t bytes);
-  void pay_items(size_t items) { spend(16 * std::min(items, size_t{1} << 36)); }
-  Value text(std::string text);  // requires a preceding pay_text of about its size
+  void charge_text(size_t bytes);
+  void charge_items(size_t items) { charge(16 * std::min(items, size_t{1} << 36)); }
+  Value text(std::string text);  // requires a preceding charge_text of about its size
   Value list(List items);
   Value generator(List items);
-  std::string text_of(const Value& value);  // to_text, with its cost
+  std::string convert_text(const Value& value);  // to_text, with its cost
   Value call_filter(const std::string& name, const Value& input, Arguments& arguments);
   bool call_test(const std::string& name, const Value& input, const Arguments& arguments);
   std::shared_ptr<Namespace> new_space();
   int64_t now() const { return now_; }  // seconds since 1970
 
  private:
-  enum class Flow { on, leave, again };
-  class Deeper;
+  enum class LoopControl { on, leave, again };
+  class DepthGuard;
 
-  Flow run_all(const Statements& statements, const ScopePtr& scope, std::string& out);
-  Flow run_one(const Statement& statement, const ScopePtr& scope, std::string& out);
-  Flow run_loop(const Statement& statement, const ScopePtr& scope, const Value& over, int64_t depth,
-                std::string& out);
+  LoopControl run_all(const Statements& statements, const ScopePtr& scope, std::string& out);
+  LoopControl run_one(const Statement& statement, const ScopePtr& scope, std::string& out);
+  LoopControl run_loop(const Statement& statement, const ScopePtr& scope, const Value& over, int64_t depth,
+                       std::string& out);
   Value recurse(const Loop& loop, const Arguments& arguments);
-  std::string captured(const Statements& body, const ScopePtr& scope);
+  std::string capture_output(const Statements& body, const ScopePtr& scope);
   void run_generation(const Statement& statement, const ScopePtr& scope, std::string& out);
   void run_call(const Statement& statement, const ScopePtr& scope, std::string& out);
   Value closure(const std::string& name, const Statement& statement, const ScopePtr& scope);
@@ -84,10 +84,10 @@ class Interpreter {
   Value evaluate(const Expression& expression, const ScopePtr& scope);
   Value evaluate_deeper(const Expression& expression, const ScopePtr& scope);
   Value name(const Expression& expression, const ScopePtr& scope) const;
-  Value compared(const Expression& expression, const ScopePtr& scope);
+  Value evaluate_compare(const Expression& expression, const ScopePtr& scope);
   Value sliced(const Expression& expression, const ScopePtr& scope);
-  Value called(const Expression& expression, const ScopePtr& scope, const Value* caller = nullptr);
-  Value filtered(const Expression& expression, const ScopePtr& scope, const Value* input = nullptr);
+  Value evaluate_call(const Expression& expression, const ScopePtr& scope, const Value* caller = nullptr);
+  Value apply_filter(const Expression& expression, const ScopePtr& scope, const Value* input = nullptr);
   Arguments arguments(const Expression& expression, const ScopePtr& scope);
   void add_named(const Value& more, Arguments& made);
 
@@ -109,7 +109,7 @@ List elements(Interpreter& run, const Value& value);  // the items that a for lo
 // Calls `visit` for each item of a dict, or for each pair in a list of pairs. `taker` is named in the error.
 void for_each_pair(Interpreter& run, const Value& value, const char* taker,
                    const std::function<void(const Value& key, const Value& value)>& visit);
-Value formatted(Interpreter& run, const Value& format, const List& values);  // Python's %
+Value format_values(Interpreter& run, const Value& format, const List& values);  // Python's %
 
 // methods.cpp and string_methods.cpp
 bool has_method(const Value& object, std::string_view name);
@@ -130,21 +130,22 @@ Function find_function(std::string_view name);
 // string_methods.cpp: letters of any script, by Unicode's simple case mappings ('ß' in upper case is 'SS').
 std::string upper(std::string_view text);
 std::string lower(std::string_view text);
-std::string capitalized(std::string_view text);
+std::string capitalize(std::string_view text);
 std::string title(std::string_view text, bool after_any_other);
 std::string escaped(std::string_view text);                      // for HTML
 std::string escaped_text(Interpreter& run, const Value& value);  // to_text, escaped unless marked as escaped
 Value text_like(const Value& source, std::string text);          // marked as escaped if `source` is
-std::string stripped(Interpreter& run, std::string_view text, const Value* characters, bool left, bool right);
-std::string replaced(Interpreter& run, std::string_view text, std::string_view from, std::string_view to,
-                     int64_t count);
-std::vector<std::string> lines_of(Interpreter& run, std::string_view text, bool keep_ends = false);  // str.splitlines
-std::vector<std::string_view> characters_of(std::string_view text);
-size_t length_of(std::string_view text);
+std::string strip(Interpreter& run, std::string_view text, const Value* characters, bool left, bool right);
+std::string replace_text(Interpreter& run, std::string_view text, std::string_view from, std::string_view to,
+                         int64_t count);
+std::vector<std::string> split_lines(Interpreter& run, std::string_view text,
+                                     bool keep_ends = false);  // str.splitlines
+std::vector<std::string_view> split_characters(std::string_view text);
+size_t count_characters(std::string_view text);
 bool is_python_word(char32_t c);  // \w of Python's re
 enum class Side { left, right, both };
 // Adds `fill`, one character, on a side until the text has `width` characters.
-std::string padded(Interpreter& run, const std::string& text, int64_t width, std::string_view fill, Side side);
+std::string pad_text(Interpreter& run, const std::string& text, int64_t width, std::string_view fill, Side side);
 
 // search.cpp: finds the first or last occurrence of `part`, npos if there is none, in linear time. std::string's find
 // is quadratic for repetitive texts. `part` must outlive the object.

@@ -13,7 +13,7 @@ bool name_begins(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z
 bool is_digit(char c) { return c >= '0' && c <= '9'; }
 
 // Normalizes newlines to \n and removes the last one.
-std::string normalized(std::string_view source) {
+std::string normalize_newlines(std::string_view source) {
   std::string out;
   for (size_t i = 0; i < source.size(); ++i) {
     if (source[i] != '\r') out += source[i];
@@ -25,7 +25,7 @@ std::string normalized(std::string_view source) {
 
 class Lexer {
  public:
-  Lexer(std::string_view source, const std::string& where) : source_(normalized(source)), where_(where) {}
+  Lexer(std::string_view source, const std::string& where) : source_(normalize_newlines(source)), where_(where) {}
 
   std::vector<Token> run() {
     while (at_ < source_.size()) between_tags();
@@ -35,7 +35,7 @@ class Lexer {
 
  private:
   [[noreturn]] void fail(const std::string& message) const { fail_at(where_, line_, message); }
-  bool ahead(std::string_view what) const { return source_.compare(at_, what.size(), what) == 0; }
+  bool starts_with(std::string_view what) const { return source_.compare(at_, what.size(), what) == 0; }
   void add(TokenKind kind, std::string text = "") { tokens_.push_back({kind, line_, std::move(text), {}}); }
   void go(size_t to) {
     line_ += static_cast<int>(std::count(source_.begin() + static_cast<std::ptrdiff_t>(at_),
@@ -43,8 +43,8 @@ class Lexer {
     line_begins_ = to > at_ ? source_[to - 1] == '\n' : line_begins_;
     at_ = to;
   }
-  size_t behind_space(size_t at) const {
-    return source_.size() - without_leading_space(std::string_view(source_).substr(at)).size();
+  size_t skip_space(size_t at) const {
+    return source_.size() - strip_leading_space(std::string_view(source_).substr(at)).size();
   }
 
   // Reads the text up to the next tag, and the tag.
@@ -71,10 +71,10 @@ class Lexer {
 
   void add_text(std::string_view text, char sign, bool strips_line) {
     if (sign == '-') {
-      text = without_trailing_space(text);
+      text = strip_trailing_space(text);
     } else if (sign != '+' && strips_line) {
       const size_t newline = text.rfind('\n'), begin = newline == std::string_view::npos ? 0 : newline + 1;
-      if ((begin > 0 || line_begins_) && without_leading_space(text.substr(begin)).empty())
+      if ((begin > 0 || line_begins_) && strip_leading_space(text.substr(begin)).empty())
         text = text.substr(0, begin);
     }
     if (!text.empty()) add(TokenKind::text, std::string(text));
@@ -82,9 +82,9 @@ class Lexer {
 
   // Returns the position after the end `end` of a block or comment of `size` letters, and after the white space that
   // its sign removes.
-  size_t behind_end(size_t end, size_t size, char sign) const {
+  size_t skip_end(size_t end, size_t size, char sign) const {
     const size_t behind = end + size;
-    if (sign == '-') return behind_space(behind);
+    if (sign == '-') return skip_space(behind);
     return sign != '+' && behind < source_.size() && source_[behind] == '\n' ? behind + 1 : behind;
   }
 
@@ -92,28 +92,28 @@ class Lexer {
     const size_t end = source_.find("#}", at_);
     if (end == std::string::npos) fail("a comment {# has no closing #}");
     const char sign = end > at_ ? source_[end - 1] : ' ';
-    go(behind_end(end, 2, sign));
+    go(skip_end(end, 2, sign));
   }
 
   // Reads {% raw %} ... {% endraw %}, from inside the first tag; returns false for another tag.
   bool raw() {
-    size_t at = behind_space(at_);
+    size_t at = skip_space(at_);
     if (source_.compare(at, 3, "raw") != 0) return false;
-    at = behind_space(at + 3);
+    at = skip_space(at + 3);
     const bool strips = at < source_.size() && source_[at] == '-';
     if (source_.compare(at + (strips ? 1 : 0), 2, "%}") != 0) return false;
     at += strips ? 3 : 2;
-    go(strips ? behind_space(at) : at);
+    go(strips ? skip_space(at) : at);
     for (size_t tag = source_.find("{%", at_); tag != std::string::npos; tag = source_.find("{%", tag + 1)) {
       const char sign = tag + 2 < source_.size() ? source_[tag + 2] : ' ';
-      size_t end = behind_space(tag + (sign == '-' || sign == '+' ? 3 : 2));
+      size_t end = skip_space(tag + (sign == '-' || sign == '+' ? 3 : 2));
       if (source_.compare(end, 6, "endraw") != 0) continue;
-      end = behind_space(end + 6);
+      end = skip_space(end + 6);
       const char close = end < source_.size() ? source_[end] : ' ';
       if (close == '-' || close == '+') ++end;
       if (source_.compare(end, 2, "%}") != 0) continue;
       add_text(std::string_view(source_).substr(at_, tag - at_), sign, true);
-      go(behind_end(end, 2, close));
+      go(skip_end(end, 2, close));
       return true;
     }
     fail("{% raw %} has no {% endraw %}");
@@ -128,11 +128,11 @@ class Lexer {
         const size_t signs = sign == '-' || (sign == '+' && kind == TokenKind::close_block) ? 1 : 0;
         if (source_.compare(at_ + signs, 2, close) == 0) {
           add(kind);
-          if (kind == TokenKind::close_block) return go(behind_end(at_ + signs, 2, signs ? sign : ' '));
-          return go(signs ? behind_space(at_ + 3) : at_ + 2);
+          if (kind == TokenKind::close_block) return go(skip_end(at_ + signs, 2, signs ? sign : ' '));
+          return go(signs ? skip_space(at_ + 3) : at_ + 2);
         }
       }
-      const size_t behind = behind_space(at_);
+      const size_t behind = skip_space(at_);
       if (behind > at_) go(behind);
       else token(open);
     }
@@ -152,7 +152,7 @@ class Lexer {
                                                   "*",  "%",  "~",  "[",  "]",  "(",  ")", "{", "}",
                                                   ">",  "<",  "=",  ".",  ":",  "|",  ",", ";"};
     const auto* sign =
-        std::find_if(std::begin(kSigns), std::end(kSigns), [&](std::string_view s) { return ahead(s); });
+        std::find_if(std::begin(kSigns), std::end(kSigns), [&](std::string_view s) { return starts_with(s); });
     if (sign == std::end(kSigns))
       fail("unexpected character '" + source_.substr(at_, code_point_size(static_cast<unsigned char>(c))) + "'");
     if (c == '(' || c == '[' || c == '{') open += c == '(' ? ')' : c == '[' ? ']' : '}';
@@ -278,7 +278,7 @@ void fail_at(const std::string& where, int line, const std::string& message) {
 
 bool is_space(char32_t c) { return is_white_space(c) || (c >= 0x1c && c <= 0x1f); }
 
-std::string_view without_leading_space(std::string_view text) {
+std::string_view strip_leading_space(std::string_view text) {
   size_t at = 0;
   while (at < text.size()) {
     size_t next = at;
@@ -288,7 +288,7 @@ std::string_view without_leading_space(std::string_view text) {
   return text.substr(at);
 }
 
-std::string_view without_trailing_space(std::string_view text) {
+std::string_view strip_trailing_space(std::string_view text) {
   while (!text.empty()) {
     size_t begin = text.size() - 1;
     while (begin > 0 && (static_cast<unsigned char>(text[begin]) & 0xc0) == 0x80) --begin;

@@ -27,7 +27,7 @@ std::vector<Token> template_tokens(std::string_view source, const std::string& w
 
 // Python's str.isspace for a code point, and str.lstrip and str.rstrip.
 bool is_space(char32_t c);
-std::string_view without_leading_space(std::string_view text);
-std::string_view without_trailing_space(std::string_view text);
+std::string_view strip_leading_space(std::string_view text);
+std::string_view strip_trailing_space(std::string_view text);
 
 }  // namespace metroplex::text::jinja

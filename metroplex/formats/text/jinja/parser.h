@@ -20,7 +20,7 @@ class Parser {
     std::vector<ExpressionPtr> positional;
     std::vector<std::pair<std::string, ExpressionPtr>> named;
   };
-  class Deeper;  // counts the nesting depth of calls
+  class DepthGuard;  // counts the nesting depth of calls
 
   const Token& now() const { return tokens_[at_]; }
   const Token& look() const { return tokens_[at_ + 1 < tokens_.size() ? at_ + 1 : at_]; }
@@ -41,19 +41,19 @@ class Parser {
   ExpressionPtr expression();
   ExpressionPtr either();
   ExpressionPtr both();
-  ExpressionPtr inverted();
-  ExpressionPtr compared();
+  ExpressionPtr parse_not();
+  ExpressionPtr parse_comparison();
   ExpressionPtr sum();
-  ExpressionPtr concatenated();
+  ExpressionPtr parse_concat();
   ExpressionPtr product();
   ExpressionPtr power();
   ExpressionPtr unary(bool with_filters);
   ExpressionPtr primary();
-  ExpressionPtr list_of(std::string_view close, Op op);
+  ExpressionPtr parse_list(std::string_view close, Op op);
   ExpressionPtr dict();
-  ExpressionPtr postfixed(ExpressionPtr value);
+  ExpressionPtr parse_postfix(ExpressionPtr value);
   ExpressionPtr subscript(ExpressionPtr value);
-  ExpressionPtr filtered(ExpressionPtr value);
+  ExpressionPtr parse_filters(ExpressionPtr value);
   ExpressionPtr one_filter(ExpressionPtr value);
   ExpressionPtr test(ExpressionPtr value);
   ExpressionPtr call(ExpressionPtr callee);

@@ -55,7 +55,7 @@ struct Target {
   std::vector<Target> parts;  // not empty: a tuple
 };
 
-enum class What {
+enum class StatementKind {
   text,        // text
   output,      // expression
   branch,      // if: arms; an arm without a condition is the else
@@ -79,13 +79,13 @@ struct Parameter {
   ExpressionPtr fallback;
 };
 
-struct Arm {
+struct IfBranch {
   ExpressionPtr condition;
   Statements body;
 };
 
 struct Statement {
-  What what = What::text;
+  StatementKind what = StatementKind::text;
   int line = 0;
   std::string text, name;
   bool recursive = false;  // of a loop
@@ -93,7 +93,7 @@ struct Statement {
   ExpressionPtr expression, condition;
   std::vector<Parameter> parameters;
   std::vector<std::pair<Target, ExpressionPtr>> assignments;
-  std::vector<Arm> arms;
+  std::vector<IfBranch> arms;
   Statements body, otherwise;
 };
 

@@ -7,7 +7,7 @@
 namespace metroplex::text::jinja {
 namespace {
 
-Value value_of(const nlohmann::ordered_json& json, int level) {
+Value to_value(const nlohmann::ordered_json& json, int level) {
   MPX_CHECK(level <= kMaxValueDepth, "text", "JSON is nested deeper than ", kMaxValueDepth, " levels");
   switch (json.type()) {
     case nlohmann::json::value_t::boolean:
@@ -24,12 +24,12 @@ Value value_of(const nlohmann::ordered_json& json, int level) {
       return json.get_ref<const std::string&>();
     case nlohmann::json::value_t::array: {
       List items;
-      for (const auto& item : json) items.push_back(value_of(item, level + 1));
+      for (const auto& item : json) items.push_back(to_value(item, level + 1));
       return Value::list(std::move(items));
     }
     case nlohmann::json::value_t::object: {
       Dict dict;
-      for (const auto& [key, item] : json.items()) dict.set(key, value_of(item, level + 1));
+      for (const auto& [key, item] : json.items()) dict.set(key, to_value(item, level + 1));
       return Value::dict(std::move(dict));
     }
     default:
@@ -39,7 +39,7 @@ Value value_of(const nlohmann::ordered_json& json, int level) {
 
 }  // namespace
 
-Value from_json(const nlohmann::ordered_json& json) { return value_of(json, 1); }
+Value from_json(const nlohmann::ordered_json& json) { return to_value(json, 1); }
 
 Template::Template(std::string_view source, std::string where)
     : where_(std::move(where)), statements_(parse_template(source, where_)) {}

@@ -41,7 +41,7 @@ std::string quoted(const std::string& text) {
   return out + quote;
 }
 
-std::string joined(const List& items, const char* open, const char* close) {
+std::string join_items(const List& items, const char* open, const char* close) {
   std::string out = open;
   for (size_t i = 0; i < items.size(); ++i) out += (i > 0 ? ", " : "") + representation(items[i]);
   return out + close;
@@ -92,13 +92,13 @@ std::string representation(const Value& value) {
     case Kind::string:
       return value.is_safe() ? "Markup(" + quoted(value.string()) + ")" : quoted(value.string());
     case Kind::list:
-      return joined(value.items(), "[", "]");
+      return join_items(value.items(), "[", "]");
     case Kind::tuple:
-      return joined(value.items(), "(", value.items().size() == 1 ? ",)" : ")");
+      return join_items(value.items(), "(", value.items().size() == 1 ? ",)" : ")");
     case Kind::dict:
       return dict_text(value.dict());
     case Kind::iterator:
-      if (!value.is_generator()) return value.iterator().view + joined(*value.iterator().items, "([", "])");
+      if (!value.is_generator()) return value.iterator().view + join_items(*value.iterator().items, "([", "])");
       break;
     default:
       break;

@@ -1,0 +1,63 @@
+#include "step/step.h"
+
+#include <ATen/ops/cat.h>
+
+#include <algorithm>
+
+#include "comm/collectives.h"
+
+namespace metroplex::step {
+
+void begin_gradients(Assembly& assembly, int64_t microbatches) {
+  assembly.families.begin_step(microbatches);
+  for (const at::Tensor& counts : assembly.step_counts) counts.zero_();
+}
+
+namespace {
+
+// Gradients of one dtype that are summed over the same ranks.
+struct Summands {
+  topology::AxisSet axes;
+  std::vector<at::Tensor> gradients;
+};
+
+std::vector<Summands> partial_gradients(const std::vector<distributed::Shard>& slices) {
+  std::vector<Summands> all;
+  for (const distributed::Shard& slice : slices) {
+    const topology::AxisSet axes = slice.param->placement.partial;
+    if (axes.empty() || slice.size() == 0) continue;
+    const auto same = [&](const Summands& of) {
+      return of.axes == axes && of.gradients[0].scalar_type() == slice.gradient.scalar_type();
+    };
+    auto found = std::find_if(all.begin(), all.end(), same);
+    if (found == all.end()) found = all.insert(all.end(), {axes, {}});
+    found->gradients.push_back(slice.gradient);
+  }
+  return all;
+}
+
+// Sums the gradients that are spread over several ranks: partial gradients (norms under sequence parallelism) and
+// shared parameters. Partial gradients over the same ranks are packed into one all-reduce.
+void reduce_shared_gradients(Assembly& assembly) {
+  for (const Summands& of : partial_gradients(assembly.trained)) {
+    const comm::Group& group = assembly.groups().gradient_group(of.axes);
+    if (group.size() == 1) continue;
+    const at::Tensor flat = at::cat(of.gradients);
+    comm::all_reduce(flat, group);
+    int64_t at = 0;
+    for (const at::Tensor& gradient : of.gradients) {
+      gradient.copy_(flat.narrow(0, at, gradient.numel()));
+      at += gradient.numel();
+    }
+  }
+  sum_shared_gradients(assembly.shared, assembly.trained);
+}
+
+}  // namespace
+
+void finish_gradients(Assembly& assembly) {
+  assembly.families.finish_gradients();
+  reduce_shared_gradients(assembly);
+}
+
+}  // namespace metroplex::step
