@@ -304,7 +304,7 @@ TEST_F(LaunchScripts, ReadTheFilesThatTheyWrite) {
       {"echo new >> real.txt; N=$(wc -l < real.txt)", {"3"}},
       {"echo new > real.txt; N=$(cat real.txt)", {"new"}},
       {"rm -f real.txt; echo new >> real.txt; N=$(cat real.txt)", {"new"}},
-      {"rm -f real.txt; [[ -f real.txt ]] && N=there || N=absent", {"gone"}},
+      {"rm -f real.txt; [[ -f real.txt ]] && N=there || N=absent", {"absent"}},
       {"[ -e made ] || touch made; [[ -f made && ! -s made ]] && N=empty", {"empty"}},
       {"cp real.txt a; mv a b; [ -f a ] && N=a || N=$(tail -n 1 b)", {"old", "2"}},
       {"echo 1 > x; set -o noclobber; { echo 2 > x; } 2> /dev/null; N=$(cat x)", {"1"}},
