@@ -177,7 +177,7 @@ std::vector<std::string> list_modules(const std::vector<std::string>& lists) {
   return words;
 }
 
-// As training refuses it. `experts`: whether a layer has experts, for each layer.
+// Rejects the same module combinations that training rejects. experts[i] is true if layer i has experts.
 void check_modules(const ScheduleOptions& options, const std::vector<bool>& experts) {
   config::TransformerSettings settings;
   settings.graphs = {options.impl, list_modules(options.modules)};
@@ -203,8 +203,8 @@ std::map<int, plan::GraphTensors> graph_tensors(const ScheduleOptions& options,
   return tensors;
 }
 
-// Checks that byte counts fit into 63 bits. `most`: captured layers of a rank, without instances shared between
-// passes.
+// Checks that byte counts fit into 63 bits. `most`: upper bound on captured layer passes on one rank, assuming that
+// no passes share an instance.
 void check_bytes(const ScheduleOptions& options, double most) {
   const plan::CapturedLayer& layer = options.layer;
   const auto real = [](int64_t count) { return static_cast<double>(count); };

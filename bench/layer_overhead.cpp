@@ -1,6 +1,6 @@
 // layer_overhead [iterations] [hidden] [sequence] [batch]: the overhead of our layers over the same arithmetic in
-// plain at:: operators with autograd. Uses a GPT of 2 layers, small enough to show bookkeeping. One thread, fp32;
-// both variants alternate in one process. Prints a Markdown table of medians in microseconds.
+// plain at:: operators with autograd. Uses a 2-layer GPT, small enough that bookkeeping overhead is visible. One
+// thread, fp32; both variants alternate in one process. Prints a Markdown table of medians in microseconds.
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/autograd.h>
 
@@ -201,7 +201,7 @@ class Pair {
     return loss;
   }
 
-  // Throws unless both compute the same, up to the fp32 rounding of a few hundred operations in another order.
+  // Throws unless both give the same results, up to fp32 rounding from a few hundred operations in a different order.
   void check() {
     expect_near("loss", our_model(), bare_model(), 1e-5);
     for (const nn::Param* param : assembly_->params) {

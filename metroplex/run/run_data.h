@@ -1,4 +1,4 @@
-// The data of a run: its three datasets, and streams of microbatches from any sample. Only reading ranks hold
+// The data of a run: its three datasets, and microbatch streams that can start at any sample. Only reading ranks hold
 // datasets. Every rank stores the dataset sizes.
 #pragma once
 
@@ -29,7 +29,7 @@ data::BuildOptions build_options(const config::Config& config, const step::RunLe
 
 class RunData {
  public:
-  // Builds the datasets of a run of that length. `a` must outlive this object. Collective.
+  // Builds the datasets for a run of the given length. `assembly` must outlive this object. Collective.
   RunData(const step::Assembly& assembly, const step::RunLength& length, const TokenizerFacts& tokenizer,
           bool forward_only, std::shared_ptr<files::FileSystem> disk);
 

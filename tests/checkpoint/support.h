@@ -1,4 +1,5 @@
-// Thread ranks that communicate through an Exchange, and a small model with known elements, sharded in any way.
+// Ranks that run as threads and communicate through an Exchange, and a small model with known values and arbitrary
+// sharding.
 #pragma once
 
 #include <condition_variable>
@@ -25,8 +26,8 @@ inline SaveResult save(files::FileSystem& disk, const std::string& root, const R
       disk, root, state, [&] { return pieces; }, exchange);
 }
 
-// Runs `work(exchange)` on `ranks` threads. If a rank throws, the next call of the others throws SimulatedCrash, as
-// when a process group dies. Returns true if any rank crashed.
+// Runs `work(exchange)` on `ranks` threads. If a rank throws, the other ranks' next Exchange call throws
+// SimulatedCrash, as if the process group had died. Returns true if any rank crashed.
 class RankThreads {
  public:
   explicit RankThreads(int ranks) : ranks_(ranks), texts_(static_cast<size_t>(ranks)) {}
@@ -105,7 +106,7 @@ inline std::vector<ModelTensor> small_model() {
           {"optimizer.step", "count", {}, Dtype::kI64}};
 }
 
-// Element `index` of a tensor at version `version`, as its first bytes.
+// Returns 64 random bits for element `index` at `version`; the element is the leading bytes of the value.
 inline uint64_t model_value(const ModelTensor& tensor, int64_t index, int64_t version) {
   std::mt19937_64 random(std::hash<std::string>()(tensor.name + "|" + tensor.kind) +
                          static_cast<uint64_t>(index) * 1000003 + static_cast<uint64_t>(version) * 7);
@@ -122,8 +123,8 @@ inline std::string whole_data(const ModelTensor& tensor, int64_t version) {
   return data;
 }
 
-// A random partition of a tensor into disjoint regions: boxes halved along random dimensions, then flat ranges of
-// them.
+// Randomly partitions a tensor into disjoint regions: splits boxes along random dimensions, then splits some into
+// flat ranges.
 inline std::vector<Piece> random_cut(const Dims& shape, std::mt19937_64& random) {
   std::vector<Piece> pieces{whole_piece(shape)};
   for (uint64_t cuts = random() % 5; cuts > 0; --cuts) {

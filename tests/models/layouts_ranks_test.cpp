@@ -1,4 +1,5 @@
-// Every model over a tensor-parallel group, with and without sequence parallelism, against one rank in float64.
+// Compares every model on a tensor-parallel group, with and without sequence parallelism, to a single rank in
+// float64.
 #include <cmath>
 #include <fstream>
 
@@ -85,7 +86,8 @@ std::vector<Variant> variants() {
   return all;
 }
 
-constexpr int64_t kVocab = 53;  // padded to 56, 64 or 64: with tp 4 the last rank holds 5 real rows of 16
+// Padded to 56 with tp 1 and to 64 with tp 2 or 4; with tp 4, only 5 of the last rank's 16 rows are real.
+constexpr int64_t kVocab = 53;
 
 nn::Microbatch make_batch(const Variant& variant) {
   nn::Microbatch batch = small_batch(3, 8, kVocab);
@@ -206,7 +208,7 @@ TEST(LatentAttention, MscaleScalesSoftmaxWithoutYarn) {
   EXPECT_GT(relative_difference(run_model(scaled, {}, false).logits, expected.logits), 1e-4);
 }
 
-// As in Gemma 3, whose interpolation factor is that of the global layers.
+// As in Gemma 3, where the interpolation factor applies only to global layers.
 TEST(LocalRope, IgnoresTheInterpolationFactor) {
   for (const bool global : {false, true}) {
     Variant variant{"windows with their own rotary base", llama_model()};
@@ -219,8 +221,8 @@ TEST(LocalRope, IgnoresTheInterpolationFactor) {
 }
 
 // RMSNorm(4 x) = RMSNorm(x) without epsilon, so scaling weight and bias of a projection by 4 changes nothing if the
-// norm follows the bias. The factor is a power of two, so float64 scales exactly. Only epsilon differs: 1e-30,
-// relative to mean squares above 1e-6 less than 1e-24.
+// norm follows the bias. The factor is a power of two, so float64 scales exactly. The only difference comes from
+// epsilon: it is 1e-30 and the mean squares exceed 1e-6, so its relative effect is below 1e-24.
 TEST(SandwichNorm, NormalizesOutputBiases) {
   Variant variant{"norms after attention and mlp, biases", llama_model()};
   variant.model.sandwich_norm = variant.model.add_attention_output_bias = variant.model.add_mlp_bias = true;
@@ -373,7 +375,8 @@ TEST(Registry, UnknownFamiliesAndUnfitModelsAreRefusedWithTheWayOut) {
   EXPECT_THROW(context.model.activation = "tanh", base::Error);
 }
 
-// As on a GPU, where the host cannot check the ids: the code that builds a microbatch rejects them (step/batch.h).
+// Matches the GPU, where the host cannot check ids. Out-of-range ids are normally rejected earlier, when the
+// microbatch is built (step/batch.h).
 TEST(Embedding, TokensAndPositionsOutsideTheirTablesAreRowsOfZeros) {
   models::ModelContext context = make_context({"", gpt_model()}, {}, false);
   const nn::Blocks blocks = models::build_stage(context, {0, 2, true, false});
@@ -406,7 +409,8 @@ TEST(HalfTypes, ABf16ModelComesNearTheFp64OneAndKeepsFp32Gradients) {
     const nn::Blocks blocks = models::build_stage(context, {0, 2, true, true});
     const auto params = nn::list_params(blocks);
     give_main_grad(params);
-    // bf16 has 8 bits: 2^-8 for each rounding; logits are small at the start, so the loss changes less.
+    // bf16 has 8 significant bits, so each rounding has a relative error of up to 2^-8. Initial logits are small, so
+    // the loss changes less than that.
     EXPECT_NEAR(train_step(blocks, make_batch(variant), 0.25), exact.loss, 4e-3 * exact.loss);
     for (nn::Param* param : params) {
       const at::Tensor expected = exact.gradients.at(param->name);

@@ -1,4 +1,4 @@
-// An expert layer with and without replicas over thread ranks, and the results of a run.
+// Runs an expert layer, with or without replicas, on ranks that are threads, and collects the results.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -35,7 +35,7 @@ inline const Case kCases[] = {{2, 1, 4, 1}, {2, 1, 4, 2}, {4, 1, 8, 2}, {4, 2, 6
 struct Form {
   EchoPlanner planner = EchoPlanner::capfill;
   TokenDispatcher rows = TokenDispatcher::alltoall;
-  double room = 0;  // of static buffers
+  double room = 0;  // capacity factor for static buffers (moe_expert_rank_capacity_factor)
   bool bias = false, grouped = true, random = false, recomputes = false, one_region = true, fetches_again = false,
        overlaps = true;
   at::ScalarType type = at::kDouble;
@@ -103,7 +103,7 @@ struct Layer {
     give_main_grad(params);
   }
   std::shared_ptr<moe::ExpertsLayer> layer;
-  std::vector<moe::ReplicaPlan> plans;  // of forwards that count
+  std::vector<moe::ReplicaPlan> plans;  // one per forward pass, excluding recomputation
   nn::Blocks blocks;
   std::vector<nn::Param*> params;
 };
@@ -117,7 +117,7 @@ inline std::vector<nn::Region> make_regions(const nn::Block& block, bool one) {
 
 struct Results {
   std::map<std::string, at::Tensor> tensors;
-  int64_t replicad_rows = 0;  // of this rank, over the microbatches
+  int64_t replicated_rows = 0;  // of this rank, over the microbatches
 };
 
 inline nn::Microbatch batch_of(uint64_t microbatch, int rank) {
@@ -150,11 +150,11 @@ inline Results run(Layer& layer, const Case& test_case, const Form& form, const 
       if (x.has(moe::kReplicaWeight1)) {
         const at::Tensor& counts = x.tensor(moe::kRowCounts);
         const int64_t home = test_case.experts / test_case.ep();
-        const at::Tensor replicad = counts.narrow(0, home, test_case.slots);
+        const at::Tensor replicated = counts.narrow(0, home, test_case.slots);
         const at::Tensor planned = layer.plans.back().source_rows.sum(0).narrow(
             0, world.rank() / test_case.etp * test_case.slots, test_case.slots);
-        EXPECT_TRUE(at::equal(replicad, planned)) << replicad << " rows received, not " << planned;
-        results.replicad_rows += replicad.sum().item<int64_t>();
+        EXPECT_TRUE(at::equal(replicated, planned)) << replicated << " rows received, not " << planned;
+        results.replicated_rows += replicated.sum().item<int64_t>();
       }
     }
     const std::string number = std::to_string(microbatch);

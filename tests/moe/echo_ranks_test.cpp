@@ -25,14 +25,14 @@ void run_case(const Case& test_case, const std::vector<Form>& forms) {
           if (form.planner == EchoPlanner::binpack && test_case.slots > 1) continue;
           SCOPED_TRACE(test_case.text() + ", " + form.text());
           Layer plain(make_config(test_case, form, false), world, form.type),
-              replicad(make_config(test_case, form, true), world, form.type);
-          const Results got = run(replicad, test_case, form, world), expected = run(plain, test_case, form, world);
+              replicated(make_config(test_case, form, true), world, form.type);
+          const Results got = run(replicated, test_case, form, world), expected = run(plain, test_case, form, world);
           ASSERT_EQ(got.tensors.size(), expected.tensors.size());
           const double rounding = form.type == at::kDouble ? 0x1p-53 : 0x1p-24;
           for (const auto& [name, tensor] : expected.tensors)
             EXPECT_LE(relative_difference(got.tensors.at(name), tensor), 100 * rounding) << name;
           if (form.one_region) continue;
-          const at::Tensor rows = at::full({1}, got.replicad_rows, at::kLong);
+          const at::Tensor rows = at::full({1}, got.replicated_rows, at::kLong);
           comm::all_reduce(rows, world.groups().world);
           EXPECT_GT(rows.item<int64_t>(), 0) << "nothing was cloned";
         }
@@ -104,7 +104,7 @@ TEST(Echo, OfWholeNumbersIsBitForBitTheLayerWithout) {
             for (const auto& [name, tensor] : expected.tensors) {
               EXPECT_TRUE(at::equal(got.tensors.at(name), tensor)) << name;
             }
-            const at::Tensor rows = at::full({1}, got.replicad_rows, at::kLong);
+            const at::Tensor rows = at::full({1}, got.replicated_rows, at::kLong);
             comm::all_reduce(rows, world.groups().world);
             EXPECT_TRUE(random || rows.item<int64_t>() > 0) << "nothing was cloned";
           });

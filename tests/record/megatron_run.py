@@ -17,9 +17,9 @@ def mixed_types(norm, forward, x):
 
 
 def adapt_norms():
-    """Torch's norms stand for FusedLayerNorm, which needs a GPU, and refuse two things that it does. Sequence parallelism:
-    parameters are marked as its own are, so that Megatron adds up their gradients over the tensor-parallel ranks. Input
-    in fp32 with half parameters (fp32_residual_connection): computed in fp32, the output in the parameters' type."""
+    """Adapts torch's norms to replace FusedLayerNorm, which needs a GPU, by adding two features that they lack. Sequence parallelism: marks the
+    parameters as FusedLayerNorm does, so that Megatron sums their gradients across tensor-parallel ranks. fp32 input with half-precision parameters
+    (fp32_residual_connection): computes in fp32 and casts the output to the parameter dtype."""
     from megatron.core.transformer.torch_norm import WrappedTorchNorm
 
     plain = WrappedTorchNorm.__new__
@@ -91,8 +91,7 @@ def build_chunks(config, transformer, ddp, options):
 
 
 def named(chunk):
-    """(golden name, parameter) of a chunk. Layers and experts are counted over the whole model; a tied head has its
-    table's name."""
+    """(golden name, parameter) of a chunk. Layer and expert numbers are global; a tied output layer gets the name of the embedding weight."""
     from megatron.core import parallel_state
 
     model = chunk
@@ -151,7 +150,7 @@ def joined(shards):
 
 
 def gather(chunks, value_of):
-    """{name: whole tensor} on every rank, of the first data-parallel replica."""
+    """Gathers the first data-parallel replica and returns {name: whole tensor} on every rank."""
     from megatron.core import parallel_state
 
     dense, expert = parallel_state.get_data_parallel_rank(), parallel_state.get_expert_data_parallel_rank()
@@ -183,7 +182,7 @@ def forward_step(batches, model):
 
 
 def mean_loss(reports, per_token):
-    """Over the microbatches of all data-parallel ranks; only last stages have reports."""
+    """Returns the mean loss over the microbatches of all data-parallel ranks. Only last pipeline stages have reports."""
     gathered = [None] * torch.distributed.get_world_size()
     torch.distributed.all_gather_object(gathered, reports)
     pairs = [pair for part in gathered for pair in part]
@@ -207,7 +206,7 @@ def initialise(config, transformer, ddp):
 
 
 def hook_up(transformer, ddp, chunks, optimizer):
-    """What Megatron's train() sets on the configuration before the first step."""
+    """Sets the config fields that Megatron's train() sets before the first step."""
     from megatron.core.distributed import finalize_model_grads
 
     def per_chunk(method):
@@ -225,7 +224,7 @@ def hook_up(transformer, ddp, chunks, optimizer):
 
 
 def run(config):
-    """{"history", "final_params", "grads_iter1"?}, the same on every rank of a started process group."""
+    """Returns {"history", "final_params", optionally "grads_iter1"}, identical on every rank. The process group must be initialized."""
     from megatron.core import parallel_state
     from megatron.core.optimizer import get_megatron_optimizer
     from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
@@ -260,7 +259,7 @@ def run(config):
             "lr_used": max(group["lr"] for group in optimizer.param_groups),
         }
         scale = optimizer.get_loss_scale().item()
-        # With the distributed optimizer a rank has the sum of its own part only.
+        # With the distributed optimizer, each rank has reduced gradients only for its own shard.
         if iteration == 0 and not config.get("dist_opt"):
             first_grads = gather(chunks, lambda parameter: parameter.main_grad.float() / scale)
         updated, norm, zeros = optimizer.step()

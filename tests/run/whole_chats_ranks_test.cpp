@@ -1,4 +1,5 @@
-// Chats packed into samples train as separate chats would, on every layout as on one rank.
+// Training on packed chats gives the same result as training on each chat separately, and every layout matches a
+// single rank.
 #include <mutex>
 
 #include "data/build.h"
@@ -83,7 +84,7 @@ std::map<int64_t, double> losses_alone(step::Assembly& assembly) {
   return sums;
 }
 
-// Sums of some hundred float64 terms of size one: 1e-12 relative.
+// Each sum has about a hundred float64 terms of magnitude 1, so a relative tolerance of 1e-12 is enough.
 TEST(WholeChats, PackedTheyHaveTheLossesThatEachHasAlone) {
   const Folder folder;
   const auto dataset = packed(folder);
@@ -160,7 +161,7 @@ TEST(WholeChats, EveryLayoutTrainsOnThemAsOneRank) {
     config::Config config = base;
     TestLayout ranks = layout;
     config.parallel.context_parallel_size = cp;
-    if (cp > 1) ranks.dp *= cp;  // ranks of the test's layout; dp of the run excludes cp
+    if (cp > 1) ranks.dp *= cp;  // TestLayout::dp includes the cp ranks; the config's dp does not
     const TrainResult many = train_on(*dataset, cut(config, ranks), ranks);
     ASSERT_EQ(many.losses.size(), 3u);
     for (size_t i = 0; i < 3; ++i) EXPECT_NEAR(many.losses[i], one.losses[i], 1e-12 * one.losses[i]) << i;

@@ -1,5 +1,5 @@
-// Helpers for tests that compare a GPU with the CPU. Without a GPU or without compiled device code such a test is
-// skipped after it has checked the refusal of the call.
+// Helpers for tests that compare a GPU with the CPU. Without a GPU or compiled device code, such a test checks that
+// the call fails with the expected error and is then skipped.
 #pragma once
 
 #include <gtest/gtest.h>

@@ -63,9 +63,9 @@ class FirstFailure {
   bool own_ = false;
 };
 
-// MKL detects the processor in the first call of its matrix products and of its vector functions. Two threads in that
-// call at once may get different kernels, and results then differ in the last bits. One thread therefore makes the
-// first call.
+// MKL detects the CPU on the first call to its matrix-multiply and vector-math functions. If two threads make that
+// first call concurrently, they may get different kernels, so results differ in the last bits. One thread therefore
+// makes the first call.
 void warm_up_mkl() {
   static std::once_flag called;
   std::call_once(called, [] {
@@ -78,7 +78,7 @@ void warm_up_mkl() {
   });
 }
 
-// Process-wide: otherwise cuBLAS may accumulate partial sums of fp16 and bf16 products in that type.
+// Process-wide setting. Without it, cuBLAS may accumulate partial sums of fp16 and bf16 matmuls in fp16 or bf16.
 void use_fp32_reductions() {
   at::globalContext().setAllowBF16ReductionCuBLAS(/*allow_reduced_precision=*/false);
   at::globalContext().setAllowFP16ReductionCuBLAS(/*allow_reduced_precision=*/false);
@@ -140,7 +140,8 @@ void quiet_c10d() {
   c10::initLogging();  // reads the variable
 }
 
-// Store server, limit of its client, watch, monitor, and gloo's device, event loop and worker.
+// Threads for the store server, the store client's timeout, the failure watch, the monitor, and gloo's device, event
+// loop and worker.
 constexpr int kConnectionThreads = 7;
 
 GlooOptions store_options(const LaunchEnvironment& launch) {

@@ -140,7 +140,7 @@ class CudaGraph final : public Graph {
  private:
   CudaGraphCalls& calls() { return *shared_->calls; }
 
-  // CUDA's capture errors name no operator, so the message points to a capture on the CPU, which does.
+  // CUDA capture errors do not name the operator, so the message suggests capturing on the CPU, where the error does.
   template <class Step>
   void refusals(const Step& step) {
     try {

@@ -37,8 +37,8 @@ struct Assembly {
   ~Assembly();
 
   config::Config config;  // resolved
-  // The device that captures and the world whose calls it records, with train.cuda_graph_impl only. They are declared
-  // first because all later members refer to them.
+  // Exists only with train.cuda_graph_impl: the device that captures graphs, and the World whose calls it records.
+  // They are declared first because all later members refer to them.
   std::unique_ptr<graph::GraphDevice> graph_device;
   std::optional<comm::World> recorded_world;
   const comm::World* world;
@@ -84,8 +84,8 @@ struct Assembly {
   std::unique_ptr<StepGraphs> graphs;             // CUDA graphs of whole steps; null: steps run eagerly
   std::unique_ptr<PartialGraphs> partial_graphs;  // CUDA graphs of parts of layers; null: none
 
-  // Input of one executor run over `batches`, which must outlive it. Picks the schedule for their number and, unless
-  // `eager`, the partial graphs that apply. loss_gradients is undefined for evaluation.
+  // Input of one executor run over `batches`, which must outlive it. Picks the schedule for that number of
+  // microbatches and, unless `eager`, the applicable partial graphs. loss_gradients is undefined for evaluation.
   pipeline::PipelineInput pipeline_input(const std::vector<nn::Microbatch>& batches, at::Tensor loss_gradients,
                                          bool forward_only, bool eager = false);
 

@@ -5,7 +5,7 @@
 
 namespace metroplex::hf {
 
-// A model is written as the first family that holds it.
+// A model is exported as the first family in this list that can represent it.
 static constexpr const Family* kFamilies[] = {&kGpt2,       &kLlama,      &kQwen2,  &kQwen3,  &kMixtral, &kQwen3Moe,
                                               &kDeepseekV2, &kDeepseekV3, &kGptOss, &kGemma2, &kGemma3};
 

@@ -1,6 +1,6 @@
-// Checks of captures on tapes, without a GPU. Each diagnostic (`Finding`) names the operation and the location that
-// issued it. There are checks of one tape, of two recordings, of several tapes in replay order, and of the ranks'
-// communication. guarded_arena.h finds accesses outside operations.
+// Checks captures recorded on tapes, without a GPU. Each diagnostic (`Finding`) names the operation and the location
+// that issued it. There are checks of one tape, of two recordings, of several tapes in replay order, and of the
+// ranks' communication. guarded_arena.h finds accesses outside operations.
 #pragma once
 
 #include <cstdint>
@@ -35,7 +35,7 @@ struct Finding {
   std::string operation, place;  // TapeOperation::name and ::place; `place` may be empty
   std::string text;              // details
 };
-// "a number of the host that changes: aten::mul.Tensor of layer 3: other = 0.1, and 0.2 in the other recording"
+// "host number changed: aten::mul.Tensor in layer 3: other = 0.1 in the first recording and 0.2 in the second"
 std::string text_of(const Finding& finding);
 // One line per diagnostic, without duplicates.
 std::string report(const std::vector<Finding>& findings);
@@ -47,8 +47,8 @@ struct Recording {
 };
 
 // Checks one tape. Reports values that the host reads, freed memory outside the pool, buffers accessed between a
-// communication call and its wait, and calls without a wait. `alone`: no other graph of its pool is replayed. The
-// check then also reports values in the pool that the next replay does not find.
+// communication call and its wait, and calls without a wait. `alone`: no other graph of its pool is replayed. If so,
+// also reports reads of pool memory whose value the next replay does not find.
 std::vector<Finding> check_tape(const Recording& recording, bool alone = true);
 
 Finding finding_at(const graph::Tape& tape, size_t operation, FindingKind kind, std::string text);
@@ -60,12 +60,12 @@ FindingKind kind_of_external(const graph::Tape& tape, const graph::TapeExternal&
 // Compares two recordings of the same work on different data. A graph repeats the first one, so a replay would get
 // every difference in the second one wrong.
 
-// Both were recorded into pools of the same state, for example new ones. Addresses in a pool are compared relative to
-// its start, other addresses as they are. The checks, in this order:
+// Both must be recorded into pools in the same state, for example new pools. Addresses in a pool are compared
+// relative to its start, other addresses as they are. The checks, in this order:
 // - operators: reports the first difference with its neighbors; later operations are not compared.
 // - shapes and types, and addresses in the pool: reports the first difference and the number of differences.
-// - addresses outside the pool: reports each memory once, as an input that was not copied in, or as memory from
-//   outside the pool if it is written first.
+// - addresses outside the pool: reports each memory block once, as an input that was not copied in or, if it is
+// written first, as memory from outside the pool.
 // - host numbers by name (TapeScalar), and all other arguments of our own kernels except pointers.
 std::vector<Finding> compare(const Recording& first, const Recording& second);
 
@@ -102,8 +102,8 @@ struct RankCalls {
 // and group. Each diagnostic is the first difference of a group or a pair, and names both ranks.
 std::vector<Finding> compare_calls(const std::vector<RankCalls>& ranks);
 
-// Checks graphs that share memory and are replayed in another order than that of their capture: does every read see
-// the value that it saw in the capture?
+// For graphs that share memory and are replayed in a different order than they were captured, checks that every read
+// sees the same value as during capture.
 
 // A graph, or eager work between graphs that was recorded as one.
 struct Replayed {
@@ -112,9 +112,9 @@ struct Replayed {
   std::vector<at::Tensor> inputs;  // copied in before each replay; may be outside the pools
 };
 
-// `captured`: all graphs in the order of their captures, each of which also ran. `replays`: indices into it, in
+// `captured`: all graphs, in capture order. Each must also have run during capture. `replays`: indices into it, in
 // replay order. A read of inputs, or of memory of `pools`, must see the write of the same operation (or input copy)
-// as in the capture. Memory that is neither carries state between replays and may change. The diagnostic names
+// as in the capture. Any other memory carries state between replays, so its contents may change. The diagnostic names
 // buffer, writers and reader.
 std::vector<Finding> check_replays(const std::vector<Replayed>& captured, const std::vector<size_t>& replays,
                                    const std::vector<const graph::TapePool*>& pools);

@@ -1,4 +1,4 @@
-// exchange_rows for transfers whose sizes must be known at their start. Each member sends `capacity` rows to each
+// exchange_rows for backends that need transfer sizes up front. Each member sends `capacity` rows to each
 // member, and the receiver keeps the valid ones. Shapes: n members, c capacity, R rows of out; counts are [n].
 #include "comm/backends/backend.h"
 
@@ -16,7 +16,7 @@ at::Tensor differences(const at::Tensor& ends) {
   return counts;
 }
 
-// Returns [n c, ...]. The rows for member i start at i c, padded with arbitrary rows.
+// Returns [n*c, ...]. The rows for member i start at row i*c and are padded to c with arbitrary rows.
 at::Tensor pad_rows(const CountedRows& in, int64_t capacity) {
   const int64_t length = in.rows.size(0), all = in.counts.numel() * capacity;
   if (length == 0) {
@@ -35,7 +35,7 @@ class EqualCapacity final : public Pending {
   int64_t capacity = 0;
   at::Tensor overflow;
   at::Tensor requested, available,
-      incoming;               // rows requested for each member; rows available of those; rows from each member
+      incoming;               // per member: rows requested, how many of those exist, and rows it sends to this rank
   at::Tensor sent, received;  // [n c, ...]
   PendingPtr counts, rows;
 
