@@ -86,7 +86,7 @@ std::vector<Variant> variants() {
   return all;
 }
 
-// Padded to 56 with tp 1 and to 64 with tp 2 or 4; with tp 4, only 5 of the last rank's 16 rows are real.
+// The padded size is 56 with tp 1 and 64 with tp 2 or 4; with tp 4, only 5 of the last rank's 16 rows are real.
 constexpr int64_t kVocab = 53;
 
 nn::Microbatch make_batch(const Variant& variant) {
