@@ -194,7 +194,7 @@ std::string to_svg(const ExpertPlanReport& report) {
   const int64_t height = 30 + static_cast<int64_t>(report.loads.size()) * kRow;
   return concat("<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"560\" height=\"", height,
                 "\" font-family=\"sans-serif\" font-size=\"12\">\n", rows, "<text x=\"", kLeft, "\" y=\"", height - 8,
-                "\">rows of each rank: red without, blue with replicas</text>\n</svg>\n");
+                "\">rows per rank: red = without replicas, blue = with replicas</text>\n</svg>\n");
 }
 
 }  // namespace metroplex::apps

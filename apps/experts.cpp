@@ -20,7 +20,7 @@ using Json = nlohmann::json;
 
 struct ExpertsOptions {
   std::string run, svg;
-  std::string counts, split;  // of --plan
+  std::string counts, split;  // options of --plan
   int line = 0;
   draw::ExpertPictureOptions picture;
   int columns = 0;

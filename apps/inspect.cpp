@@ -113,7 +113,7 @@ std::vector<std::string> damages(files::FileSystem& disk, const std::string& dir
   return problems;
 }
 
-// Checks run.yaml of a run's folder, if it exists. Another run can start from this configuration.
+// Checks run.yaml in a run's folder, if it exists. Another run can start from this configuration.
 std::string config_damage(files::FileSystem& disk, const std::string& folder) {
   const std::string path = join_path(folder, "run.yaml");
   try {
@@ -229,7 +229,8 @@ int inspect_folder(files::FileSystem& disk, const InspectOptions& options) {
   if (!options.json && json.contains("config")) print_config(json);
   if (!options.json && !options.verify) {
     for (const std::string& problem : all_problems) std::cout << "DAMAGED  " << problem << '\n';
-    std::cout << "(* marks the checkpoint that `latest` names; inspect one of them for its tensors)\n";
+    std::cout
+        << "(* marks the checkpoint that `latest` points to; inspect a single checkpoint to list its tensors)\n";
   }
   return report_damage(options, std::move(json), all_problems);
 }
@@ -306,12 +307,12 @@ int run_inspect(const std::vector<std::string>& arguments) {
                "compare every checksum and list all damage (exit code 3); check files without checksums for\n"
                "completeness");
   app.add_option("--diff", options.other,
-                 "compare with this checkpoint (or the newest of this folder), saved by any layout,\n"
-                 "or with this Hugging Face directory: shape, dtype, elements that differ, norm of the difference;\n"
-                 "exit code 1 if any tensor differs");
+                 "compare with this checkpoint (or the newest one in this folder), saved with any layout,\n"
+                 "or with this Hugging Face directory; reports shape, dtype, elements that differ, and the norm\n"
+                 "of the difference; exit code 1 if any tensor differs");
   app.add_option("--iteration", options.iteration, "use this iteration, not the newest")->check(not_above_0);
   app.add_flag("--config", options.config,
-               "also show the saved configuration and the state of the run; in a folder, those of the newest");
+               "also show the saved configuration and run state; for a folder, those of its newest checkpoint");
   app.add_flag("--json", options.json, "print JSON");
   app.footer(
       "Examples:\n  metroplex inspect runs/a/checkpoints --verify\n"

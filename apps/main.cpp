@@ -1,4 +1,4 @@
-// The main() of both executables: runs the command argv[1], and converts exceptions to a message on stderr and an
+// The main() of both executables. Runs the command argv[1], and converts exceptions to a message on stderr and an
 // exit code.
 #include "program.h"
 
@@ -45,8 +45,8 @@ void keep_freed_memory() {
   mallopt(M_TRIM_THRESHOLD, -1);
 }
 
-// Handles exceptions that cannot be caught: in a destructor of a library that allocates memory, or in a library's
-// thread (gloo's, if no descriptor is free for a connection). Allocates no memory.
+// Handles exceptions that cannot be caught. They occur in a destructor of a library that allocates memory, or in a
+// library's thread (gloo's, if no descriptor is free for a connection). Allocates no memory.
 std::terminate_handler usual_terminate = nullptr;
 [[noreturn]] void on_terminate() {
   const std::type_info* const type = abi::__cxa_current_exception_type();
@@ -77,8 +77,8 @@ void fill_closed_streams() {
   }
 }
 
-// Below these limits libtorch ends in an abort or a crash before main() can report a cause: its libraries allocate
-// 80 MB when they are loaded, and each thread has a stack of RLIMIT_STACK.
+// Below these limits libtorch aborts or crashes before main() can report a cause. Its libraries allocate 80 MB
+// when they are loaded, and each thread has a stack of RLIMIT_STACK.
 void check_limits() {
   struct MinWidth {
     decltype(RLIMIT_DATA) resource;
@@ -110,7 +110,7 @@ void check_limits() {
                                  "); it must be in the folder of metroplex: copy both, or build again");
 }
 
-// Rewrites "help train" to "train --help", and "help optim.lr", which is no command, to "train --help optim.lr".
+// Rewrites "help train" to "train --help", and "help optim.lr" (not a command) to "train --help optim.lr".
 void take_help_topic(const Program& program, std::vector<char*>& words) {
   static char help[] = "--help", train[] = "train";
   if (words.size() != 3 || std::strcmp(words[1], "help") != 0) return;
@@ -162,7 +162,7 @@ int main(int argc, char** argv) {
     const Command* const command = find_command(program, words, code);
     if (command != nullptr && command->run == kNeedsTorch) become_torch_program(words);
     if (command != nullptr) code = command->run({words.begin() + 2, words.end()});
-    // errno is stale here, so the message has no reason.
+    // errno is stale at this point, so the message gives no reason.
     const bool written = std::cout.flush() && std::fflush(stdout) == 0 && std::ferror(stdout) == 0;
     MPX_CHECK(written || code != kExitOk, "files",
               "the output could not be written; is the disk full, or did its reader exit?");

@@ -112,7 +112,7 @@ void read_partition(const std::string& text, data::PreprocessOptions& options) {
   options.num_partitions = count;
 }
 
-// Rewrites one line on a terminal; prints a line every ten seconds in a log.
+// Rewrites one line on a terminal. Otherwise prints a new line every ten seconds.
 class ProgressLine {
  public:
   void show(const data::PreprocessProgress& now) {

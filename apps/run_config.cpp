@@ -119,12 +119,12 @@ void add_megatron(config::Draft& draft, const megatron::Arguments& args, RunArgu
   out.notes.insert(out.notes.end(), args.notes.begin(), args.notes.end());
 }
 
-// Megatron raises where these have no effect.
+// Whether Megatron raises an error if this key has no effect.
 bool raises_in_megatron(const std::string& key) {
   return key == "model.moe_pad_expert_input_to_capacity" || key == "model.moe_router_enable_expert_bias";
 }
 
-// Drops script flags without effect in this configuration, as Megatron ignores them.
+// Drops script flags that have no effect in this configuration. Megatron ignores them too.
 void drop_without_effect(config::Draft& draft, const MegatronFlags& flags, RunArguments& out) {
   for (bool found = !flags.from_scripts.empty(); found;) {
     found = false;
@@ -143,7 +143,7 @@ bool is_yaml(const std::string& word) {
   return word.size() > 5 && (word.ends_with(".yaml") || word.ends_with(".yml"));
 }
 
-// pretrain_codegeex.py uses another activation, and no dropout after the MLP.
+// pretrain_codegeex.py uses a different activation, and no dropout after the MLP.
 void add_codegeex(config::Draft& draft, const megatron::LaunchScript& script, RunArguments& out) {
   if (!megatron::is_codegeex(script.program)) return;
   draft.assign(std::vector<std::string>{"model.family=codegeex", "model.activation=quick_gelu"});
@@ -209,7 +209,7 @@ void add_read_script(config::Draft& draft, Words& words, RunArguments& out, Mega
 }
 
 // The configuration of model.from applies to keys without a value. A run.yaml sets all keys, so a resumed run does
-// not need the original directory.
+// not need the directory of model.from.
 void add_directory(config::Draft& draft) {
   config::Config config = draft.finish();
   const std::string directory = config.model.from;

@@ -52,7 +52,7 @@ Outcome run(const config::Config& config, const comm::World& world) {
     report.begin_step();
     step::train_step(*assembly, {batches, step + 1, step, false, {}});
   }
-  return {report.end_step(), forecast::predicted_memory(*assembly, 1)};
+  return {report.end_step(), forecast::predicted_memory(assembly->process, 1)};
 }
 
 double mib(int64_t bytes) { return static_cast<double>(bytes) / (1 << 20); }

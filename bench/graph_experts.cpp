@@ -87,12 +87,12 @@ struct Run {
 
 void print_memory(const step::Assembly& assembly) {
   const auto kib = [](int64_t bytes) { return static_cast<double>(bytes) / 1024; };
-  if (assembly.graphs) {
-    const auto sizes = assembly.graphs->sizes();
+  if (assembly.graphs.step) {
+    const auto sizes = assembly.graphs.step->sizes();
     std::printf("; KiB: graphs %.1f, static inputs %.1f, handed on 0, pool %.1f", kib(sizes.training.bytes),
                 kib(sizes.static_inputs), kib(sizes.pool.reserved));
-  } else if (assembly.partial_graphs) {
-    const pipeline::GraphSizes sizes = assembly.partial_graphs->sizes().training;
+  } else if (assembly.graphs.partial) {
+    const pipeline::GraphSizes sizes = assembly.graphs.partial->sizes().training;
     std::printf("; KiB: graphs %.1f, static inputs %.1f, gradients %.1f, handed on %.1f, pools %.1f",
                 kib(sizes.size.bytes), kib(sizes.static_inputs), kib(sizes.gradients), kib(sizes.results),
                 kib(sizes.pools.reserved));

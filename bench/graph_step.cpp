@@ -83,11 +83,11 @@ struct Sizes {
 };
 
 Sizes graph_sizes(const step::Assembly& assembly) {
-  if (assembly.graphs) {
-    const step::StepGraphs::Sizes sizes = assembly.graphs->sizes();
+  if (assembly.graphs.step) {
+    const step::StepGraphs::Sizes sizes = assembly.graphs.step->sizes();
     return {1, sizes.training, sizes.static_inputs, sizes.pool};
   }
-  const pipeline::GraphSizes sizes = assembly.partial_graphs->sizes().training;
+  const pipeline::GraphSizes sizes = assembly.graphs.partial->sizes().training;
   return {sizes.graphs, sizes.size, sizes.static_inputs + sizes.gradients, sizes.pools};
 }
 

@@ -155,14 +155,14 @@ class Pair {
   Pair(const Sizes& sizes, const comm::World& world)
       : assembly_(step::assemble(toy(sizes), world, kVocabulary)),
         batches_{random_batch(sizes)},
-        bare_(assembly_->params),
+        bare_(assembly_->model.params),
         x_(at::randn({sizes.sequence, sizes.batch, sizes.hidden})),
         dy_(at::randn({sizes.sequence, sizes.batch, sizes.hidden})),
         loss_gradient_(at::full({}, 1.0 / static_cast<double>(sizes.sequence * sizes.batch))) {}
 
   void our_blocks() {
-    const auto& regions = assembly_->stages.at(0)->regions().places;  // embedding, layers, head
-    assembly_->families.begin_step(1);
+    const auto& regions = assembly_->model.stages.at(0)->regions().places;  // embedding, layers, head
+    assembly_->model.families.begin_step(1);
     std::vector<nn::RegionRun> runs(kLayers);
     nn::Values x(nn::kHiddenStates, x_);
     for (size_t i = 0; i < runs.size(); ++i) x = nn::run_forward(regions[i + 1].region, x, {batches_[0]}, &runs[i]);
@@ -176,12 +176,12 @@ class Pair {
   }
 
   double our_model() {
-    pipeline::Stage& stage = *assembly_->stages.at(0);
-    assembly_->families.begin_step(1);
+    pipeline::Stage& stage = *assembly_->model.stages.at(0);
+    assembly_->model.families.begin_step(1);
     pipeline::StageRun run;
     const at::Tensor loss = stage.forward({}, batches_[0], &run).tensor(nn::kLoss);
     stage.backward(std::move(run), {loss_gradient_}, {});
-    assembly_->families.finish_gradients();
+    assembly_->model.families.finish_gradients();
     return loss.item<double>() * loss_gradient_.item<double>();
   }
   double bare_model() {
@@ -204,7 +204,7 @@ class Pair {
   // Throws unless both give the same results, up to fp32 rounding from a few hundred operations in a different order.
   void check() {
     expect_near("loss", our_model(), bare_model(), 1e-5);
-    for (const nn::Param* param : assembly_->params) {
+    for (const nn::Param* param : assembly_->model.params) {
       const at::Tensor right = bare_.gradient(param->name);
       const double error = (param->main_grad - right).norm().item<double>() / (right.norm().item<double>() + 1e-6);
       expect_near(param->name.c_str(), error, 0, 1e-4);

@@ -84,9 +84,10 @@ config::Config make_config(const Row& row) {
 }
 
 std::vector<nn::Microbatch> make_batches(const step::Assembly& assembly) {
-  const config::Train& train = assembly.config.train;
+  const config::Train& train = assembly.process.config.train;
   std::vector<nn::Microbatch> batches;
-  for (int64_t m = 0; m < train.global_batch_size / (train.micro_batch_size * assembly.groups().dp.size()); ++m) {
+  for (int64_t m = 0; m < train.global_batch_size / (train.micro_batch_size * assembly.process.groups().dp.size());
+       ++m) {
     const at::Tensor text = at::arange(train.micro_batch_size * (train.seq_length + 1), at::kLong)
                                 .add_(17 * m)
                                 .remainder_(1000)
@@ -118,7 +119,7 @@ Outcome run(const config::Config& config, const comm::World& world) {
     report.begin_step();
     step::train_step(*assembly, {batches, step + 1, step * config.train.global_batch_size, false, {}});
   }
-  return {report.end_step(), forecast::predicted_memory(*assembly, static_cast<int64_t>(batches.size()))};
+  return {report.end_step(), forecast::predicted_memory(assembly->process, static_cast<int64_t>(batches.size()))};
 }
 
 void cell(int64_t predicted, int64_t measured) {

@@ -96,7 +96,8 @@ void serve(const config::Config& config, const comm::World& world) {
       std::cout << "stall " << seconds_since(start) << " total 0";
     }
     MPX_CHECK(outcome.saved, "bench", outcome.problem);
-    std::cout << " bytes " << step::copy_bytes(*assembly) << std::endl;
+    std::cout << " bytes " << step::copy_bytes(assembly->process, assembly->model, assembly->optimization)
+              << std::endl;
   }
 }
 

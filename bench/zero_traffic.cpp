@@ -57,15 +57,16 @@ MeasuredTraffic count_step(step::Assembly& assembly, comm::Traffic& traffic, int
   for (int64_t m = 0; m < microbatches; ++m) batches.push_back(make_batch(m));
   for (int64_t step = 0; step < 2; ++step) {
     traffic.clear();
-    step::train_step(assembly, {batches, step + 1, step * assembly.config.train.global_batch_size, false, {}});
-    assembly.families.finish_gathers();
+    step::train_step(assembly,
+                     {batches, step + 1, step * assembly.process.config.train.global_batch_size, false, {}});
+    assembly.model.families.finish_gathers();
   }
   return {traffic.of("dp-cp", "all_reduce"), traffic.of("dp-cp", "reduce_scatter"),
           traffic.of("dp-cp", "all_gather")};
 }
 
 MeasuredTraffic formula(const step::Assembly& assembly, int stage, int64_t m) {
-  const distributed::FlatLayout& layout = assembly.families.all().front().gradients->layout();
+  const distributed::FlatLayout& layout = assembly.model.families.all().front().gradients->layout();
   const auto b = static_cast<int64_t>(layout.buckets().size());
   const int64_t gradients = layout.numel() * 4, params = layout.numel() * 2;
   if (stage == 0) return {{b, gradients}, {}, {}};

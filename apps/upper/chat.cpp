@@ -178,8 +178,9 @@ std::optional<ChatSettings> find_chatting(const config::Data& data, std::shared_
   return chatting;
 }
 
-void run_dialog(step::Assembly& assembly, const ChatSettings& chatting, const run::GenerateOptions& options) {
-  const comm::World& world = *assembly.world;
+void run_dialog(const step::ProcessContext& process, step::RankModel& model, const ChatSettings& chatting,
+                const run::GenerateOptions& options) {
+  const comm::World& world = *process.world;
   const bool speaks = world.rank() == 0;
   std::optional<Dialog> dialog;
   if (speaks) dialog.emplace(chatting);
@@ -194,7 +195,7 @@ void run_dialog(step::Assembly& assembly, const ChatSettings& chatting, const ru
                                  chatting.stop_tokens.end());
     here.stop = [] { return take_interrupt() || !std::cout; };
     GrowingText text(*chatting.tokenizer);
-    run::generate(assembly, prompt, here, [&](int64_t token) {
+    run::generate(process, model, prompt, here, [&](int64_t token) {
       if (speaks) text.add(token);
     });
     if (speaks) dialog->answered(text.finish());

@@ -18,7 +18,7 @@ struct ChatSettings {
   std::shared_ptr<const text::Tokenizer> tokenizer;
   text::ChatTemplate chat_template;
   std::string system;                // at the start of every chat; empty: none
-  std::vector<int64_t> stop_tokens;  // of generation_config.json, and the template's end-of-turn token
+  std::vector<int64_t> stop_tokens;  // from generation_config.json, plus the template's end-of-turn token
   int64_t context = 0;               // limit of prompt and answer together, in tokens
 
   // Returns a chat with only the system message, if any.
@@ -35,6 +35,7 @@ std::optional<ChatSettings> find_chatting(const config::Data& data, std::shared_
 
 // Answers typed messages until /exit or the end of the input. Collective: rank 0 reads and writes. Lines starting
 // with / are commands: /reset, /system TEXT, /help, /exit. Ctrl-C stops an answer; at the prompt it ends the dialog.
-void run_dialog(step::Assembly& assembly, const ChatSettings& chatting, const run::GenerateOptions& options);
+void run_dialog(const step::ProcessContext& process, step::RankModel& model, const ChatSettings& chatting,
+                const run::GenerateOptions& options);
 
 }  // namespace metroplex::apps

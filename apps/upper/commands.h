@@ -1,4 +1,5 @@
-// The commands with tensors. A new command needs a file and lines here, in torch_program.cpp and in ../commands.cpp.
+// Commands that use tensors (libtorch). A new command needs a file and lines here, in torch_program.cpp and in
+// ../commands.cpp.
 #pragma once
 
 #include "apps/command.h"

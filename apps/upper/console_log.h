@@ -46,7 +46,7 @@ class ConsoleLog final : public base::Log {
     std::fprintf(stream, "%s\n", base::escape_controls(line).c_str());
     std::fflush(stream);
   }
-  // Returns false if the run must stop and the reader of a full pipe does not read.
+  // Returns false if the run must stop and no process reads the full pipe.
   bool takes_a_line(FILE* stream) {
     constexpr int kTickMs = 100, kStoppingMs = 1000;
     pollfd out{fileno(stream), POLLOUT, 0};

@@ -151,8 +151,8 @@ void at_line(const GenerateFlags& flags, const PromptLine& line, Work work) {
   }
 }
 
-// Checks all lengths before the first text is continued; otherwise a long text would fail only after the texts before
-// it.
+// Checks all lengths before the first text is continued. Otherwise a long text would fail only after the preceding
+// texts were generated.
 void check_lengths(const GenerateFlags& flags, const GenerateCommand& command) {
   const config::Model& model = command.config.model;
   const bool in_a_table = run::has_position_table(model);
@@ -287,8 +287,8 @@ std::vector<std::string> with_named_directory(std::vector<std::string> arguments
   return arguments;
 }
 
-void write_texts(step::Assembly& assembly, const GenerateCommand& command) {
-  const bool speaks = assembly.world->rank() == 0;
+void write_texts(const step::ProcessContext& process, step::RankModel& model, const GenerateCommand& command) {
+  const bool speaks = process.world->rank() == 0;
   const auto whole = [&](size_t i, const std::vector<int64_t>& made) {
     std::vector<int32_t> all;
     // Removes the tokens that were added before the prompt.
@@ -302,7 +302,7 @@ void write_texts(step::Assembly& assembly, const GenerateCommand& command) {
     const size_t end = std::min(begin + step, command.texts.size());
     const std::vector<std::vector<int64_t>> batch(command.texts.begin() + static_cast<std::ptrdiff_t>(begin),
                                                   command.texts.begin() + static_cast<std::ptrdiff_t>(end));
-    const auto made = run::generate_batch(assembly, batch, command.options);
+    const auto made = run::generate_batch(process, model, batch, command.options);
     for (size_t i = begin; speaks && i < end; ++i) {
       const std::vector<int64_t>& tokens = made[i - begin];
       if (command.lines.empty()) {
@@ -348,8 +348,8 @@ int run_generate(const std::vector<std::string>& arguments) {
           for (const std::string& problem : saved.problems) std::cerr << "warning: " << problem << "\n";
           if (!outcome.notes.empty()) std::cerr << "warning: " << outcome.notes << "\n";
         }
-        if (command.dialog) run_dialog(*assembly, *command.chatting, command.options);
-        else write_texts(*assembly, command);
+        if (command.dialog) run_dialog(assembly->process, assembly->model, *command.chatting, command.options);
+        else write_texts(assembly->process, assembly->model, command);
       },
       command.dialog);
 }

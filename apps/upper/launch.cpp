@@ -98,7 +98,7 @@ int run_here(const config::Config& config, const topology::RankGrid& grid, const
     difference = run::config_difference(config, world);
     if (difference.empty()) body(world);
   });
-  // An exception on a rank would be reported as a failure of its peers.
+  // Not in the body: an exception on a rank would be reported as a failure of its peers.
   MPX_CHECK(difference.empty(), "config", "the ranks were started with different configurations: ", difference,
             "; give all of them the same files, options and environment");
   return kExitOk;

@@ -1,5 +1,5 @@
-// Starts the ranks of a command: as threads of this process, as child processes, or as the one rank that torchrun,
-// Slurm or Open MPI started. All three run the same body.
+// Starts the ranks of a command: as threads, as child processes, or as the one rank that torchrun, Slurm or Open
+// MPI started. All three run the same body.
 #pragma once
 
 #include <exception>
@@ -15,7 +15,7 @@ namespace metroplex::apps {
 
 struct RunArguments;
 
-// An error before the ranks have connected, in a rank of an outer launcher. The other ranks are still waiting for it.
+// An error on a rank of an outer launcher before the ranks connect. The other ranks still wait for this rank.
 class StartError final : public base::Error {
  public:
   using base::Error::Error;
@@ -31,7 +31,7 @@ int64_t planned_world_size(const config::Run& run);
 
 struct RankPlacing {
   bool gpu = false;
-  bool shared = false;      // one GPU for all ranks
+  bool shared = false;      // all ranks share one GPU
   std::string launcher;     // the outer launcher of this process; empty: none
   int64_t rank = 0;         // if there is a launcher
   int64_t local_ranks = 1;  // ranks on this machine

@@ -1,5 +1,5 @@
-// SIGTERM and SIGINT as a flag that the training loop reads once a step, with a message. The second signal ends the
-// process at once; comm/report.h defines a second signal.
+// Turns SIGTERM and SIGINT into a flag that the training loop checks once per step, and prints a message. A second
+// signal ends the process at once; comm/report.h defines what counts as a second signal.
 #pragma once
 
 #include <string>

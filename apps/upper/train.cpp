@@ -176,7 +176,7 @@ EvalCommand eval_command(const RunArguments& first) {
   config.checkpoint.ckpt_step = from.ckpt_step;
   config.checkpoint.exit_on_missing_checkpoint = !weights_alone;
   config.checkpoint.save.clear();
-  config.train.metrics_file = first.config.train.metrics_file;  // not those of the training run
+  config.train.metrics_file = first.config.train.metrics_file;  // not the training run's file
   config.train.tensorboard_dir = first.config.train.tensorboard_dir;
   take_script_ranks(config.run, command.parsed);
   command.tokenizer = tokenizer_facts(config);

@@ -15,10 +15,8 @@
 namespace metroplex::run {
 namespace {
 
-files::ExpertTraceHead make_trace_head(const step::Assembly& assembly) {
-  const config::Model& model = assembly.config.model;
-  return {model.num_moe_experts, model.moe_router_topk, assembly.experts->ep, assembly.experts->etp,
-          config::expert_layers(model)};
+files::ExpertTraceHead make_trace_head(const config::Model& model, const moe::ExpertContext& experts) {
+  return {model.num_moe_experts, model.moe_router_topk, experts.ep, experts.etp, config::expert_layers(model)};
 }
 
 std::vector<int64_t> to_integers(const at::Tensor& x) {
@@ -54,18 +52,20 @@ std::map<std::string, double> normalized_terms(const config::Model& model,
   return shown;
 }
 
-ExpertLoads::ExpertLoads(const step::Assembly& assembly, files::FileSystem& disk, base::Log& log)
-    : a_(assembly),
+ExpertLoads::ExpertLoads(const step::ProcessContext& process, const step::RankModel& model, files::FileSystem& disk,
+                         base::Log& log)
+    : process_(process),
+      model_(model),
       log_(log),
-      head_(make_trace_head(assembly)),
-      writes_trace_(!assembly.config.train.expert_trace_file.empty()),
-      loads_(*assembly.experts, head_.num_experts, std::max<int64_t>(1, assembly.config.train.log_experts_interval)) {
-  if (writes_trace_ && assembly.world->rank() == 0)
-    trace_.emplace(disk, assembly.config.train.expert_trace_file, head_);
+      head_(make_trace_head(process.config.model, *model.experts)),
+      writes_trace_(!process.config.train.expert_trace_file.empty()),
+      loads_(*model.experts, head_.num_experts, std::max<int64_t>(1, process.config.train.log_experts_interval)) {
+  if (writes_trace_ && process.world->rank() == 0)
+    trace_.emplace(disk, process.config.train.expert_trace_file, head_);
 }
 
 std::vector<ExpertMetrics> ExpertLoads::after_step(int64_t iteration) {
-  const int64_t interval = a_.config.train.log_experts_interval;
+  const int64_t interval = process_.config.train.log_experts_interval;
   loads_.add_step();
   if (writes_trace_) write_trace(iteration);
   const bool shows = interval > 0 && iteration % interval == 0;
@@ -79,19 +79,19 @@ std::vector<ExpertMetrics> ExpertLoads::after_step(int64_t iteration) {
 // other ranks. Double is exact here: values are integers below 2^53, ratios or times.
 at::Tensor ExpertLoads::all_layers(const at::Tensor& stage) const {
   const at::Tensor whole = at::zeros({static_cast<int64_t>(head_.layers.size()), stage.size(1)},
-                                     stage.options().device(a_.world->target().memory()));
+                                     stage.options().device(process_.world->target().memory()));
   int64_t row = 0;
-  for (const auto& [number, of] : a_.experts->meter->layers()) {
+  for (const auto& [number, of] : model_.experts->meter->layers()) {
     const auto place = std::find(head_.layers.begin(), head_.layers.end(), number) - head_.layers.begin();
     whole.select(0, place).copy_(stage.select(0, row++));
   }
-  comm::all_reduce(whole, a_.groups().stages);
-  return a_.world->rank() == 0 ? device::read_on_host(a_.world->target(), whole) : at::Tensor();
+  comm::all_reduce(whole, process_.groups().stages);
+  return process_.world->rank() == 0 ? device::read_on_host(process_.world->target(), whole) : at::Tensor();
 }
 
 // Writes the counts of the last step, by source rank.
 void ExpertLoads::write_trace(int64_t iteration) {
-  const moe::ExpertContext& experts = a_.experts.value();
+  const moe::ExpertContext& experts = model_.experts.value();
   const int64_t e = head_.num_experts, counts = head_.sources() * e;
   const at::Tensor own = loads_.last_step();
   const at::Tensor sums = at::zeros({own.size(0), counts + 1}, own.options().dtype(at::kDouble));
@@ -114,7 +114,7 @@ std::vector<ExpertMetrics> ExpertLoads::table() {
   const at::Tensor rows = all_layers(loads_.sums());
   if (!rows.defined()) return {};
   const auto steps = static_cast<double>(loads_.steps()),
-             holders = static_cast<double>(a_.experts->tp_dp_cp.size() / head_.etp);
+             holders = static_cast<double>(model_.experts->tp_dp_cp.size() / head_.etp);
   const int64_t e = head_.num_experts;
   std::vector<ExpertMetrics> layers;
   for (size_t layer = 0; layer < head_.layers.size(); ++layer) {

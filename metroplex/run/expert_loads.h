@@ -26,9 +26,10 @@ std::map<std::string, double> normalized_terms(const config::Model& model,
 
 class ExpertLoads {
  public:
-  // Requires step::needs_expert_loads(a.config). Rank 0 opens the trace and logs its write errors. Throws
+  // Requires step::needs_expert_loads(config). Rank 0 opens the trace and logs its write errors. Throws
   // base::Error("files") if the file belongs to another run.
-  ExpertLoads(const step::Assembly& assembly, files::FileSystem& disk, base::Log& log);
+  ExpertLoads(const step::ProcessContext& process, const step::RankModel& model, files::FileSystem& disk,
+              base::Log& log);
 
   // Call after every step. Collective over the world in steps where a table or trace line is due. In other steps
   // nothing is read, and ranks communicate only if StageLoads reduces early. Returns the layers of the table on rank
@@ -40,7 +41,8 @@ class ExpertLoads {
   std::vector<ExpertMetrics> table();
   at::Tensor all_layers(const at::Tensor& stage) const;
 
-  const step::Assembly& a_;
+  const step::ProcessContext& process_;
+  const step::RankModel& model_;
   base::Log& log_;
   files::ExpertTraceHead head_;
   std::optional<files::ExpertTraceWriter> trace_;  // rank 0

@@ -49,12 +49,12 @@ nn::Microbatch make_microbatch(const Rows& rows, nn::KvCache* cache) {
 
 // Schedules one microbatch through all stages in sequence. Training schedules do not allow that: interleaved needs at
 // least as many microbatches as stages.
-plan::PipelineTable make_forward_table(const step::Assembly& assembly) {
+plan::PipelineTable make_forward_table(const step::ProcessContext& process) {
   plan::PipelineTable table;
   table.name = "one pass";
-  table.num_stages = assembly.placement.ranks;
-  table.num_chunks = assembly.placement.chunks;
-  table.v_shaped = assembly.placement.v_shaped;
+  table.num_stages = process.placement.ranks;
+  table.num_chunks = process.placement.chunks;
+  table.v_shaped = process.placement.v_shaped;
   table.forward_only = true;
   table.ranks.resize(static_cast<size_t>(table.num_stages));
   for (int rank = 0; rank < table.num_stages; ++rank) {
@@ -112,30 +112,30 @@ bool GenerateOptions::stops_at(int64_t token) const {
          std::find(more_stop_tokens.begin(), more_stop_tokens.end(), token) != more_stop_tokens.end();
 }
 
-static void check_prompt(const step::Assembly& assembly, const std::vector<int64_t>& prompt,
+static void check_prompt(const step::ProcessContext& process, const std::vector<int64_t>& prompt,
                          const GenerateOptions& options) {
   MPX_CHECK(!prompt.empty(), "config", "the prompt has no tokens; give at least one character");
   const int64_t longest = static_cast<int64_t>(prompt.size()) + options.max_new_tokens;
-  MPX_CHECK(longest <= assembly.config.model.max_position_embeddings || !has_position_table(assembly.config.model),
+  MPX_CHECK(longest <= process.config.model.max_position_embeddings || !has_position_table(process.config.model),
             "config", "a prompt of ", prompt.size(), " tokens and ", options.max_new_tokens, " new ones need ",
-            longest, " positions, but the model has ", assembly.config.model.max_position_embeddings,
+            longest, " positions, but the model has ", process.config.model.max_position_embeddings,
             "; shorten the prompt or lower --max-new-tokens");
   for (const int64_t token : prompt) {
-    MPX_CHECK(token >= 0 && token < assembly.vocab_size, "data", "prompt token ", token,
-              " is outside the vocabulary of ", assembly.vocab_size);
+    MPX_CHECK(token >= 0 && token < process.vocab_size, "data", "prompt token ", token,
+              " is outside the vocabulary of ", process.vocab_size);
   }
 }
 
 // Broadcasts whether rank 0 requests a stop.
-static bool is_stop_requested(const step::Assembly& assembly, const GenerateOptions& options) {
+static bool is_stop_requested(const step::ProcessContext& process, const GenerateOptions& options) {
   if (!options.stop) return false;
   at::Tensor told = at::zeros({1}, at::kLong);
-  if (assembly.world->rank() == 0) told.fill_(options.stop() ? 1 : 0);
-  comm::broadcast(told, 0, assembly.groups().world);
+  if (process.world->rank() == 0) told.fill_(options.stop() ? 1 : 0);
+  comm::broadcast(told, 0, process.groups().world);
   return told.item<int64_t>() != 0;
 }
 
-std::vector<std::vector<int64_t>> generate_batch(step::Assembly& assembly,
+std::vector<std::vector<int64_t>> generate_batch(const step::ProcessContext& process, step::RankModel& model,
                                                  const std::vector<std::vector<int64_t>>& prompts,
                                                  const GenerateOptions& options,
                                                  const std::function<void(size_t, int64_t)>& on_token) {
@@ -143,7 +143,7 @@ std::vector<std::vector<int64_t>> generate_batch(step::Assembly& assembly,
   MPX_ASSERT(!prompts.empty(), "no prompts");
   size_t longest = 0;
   for (const auto& prompt : prompts) {
-    check_prompt(assembly, prompt, options);
+    check_prompt(process, prompt, options);
     longest = std::max(longest, prompt.size());
   }
   Rows rows;
@@ -152,24 +152,25 @@ std::vector<std::vector<int64_t>> generate_batch(step::Assembly& assembly,
     rows.before.push_back(static_cast<int64_t>(before));
     rows.tokens.emplace_back(before, 0).insert(rows.tokens.back().end(), prompt.begin(), prompt.end());
   }
-  const plan::PipelineTable table = make_forward_table(assembly);
+  const plan::PipelineTable table = make_forward_table(process);
   nn::KvCache cache;
   std::vector<std::vector<int64_t>> generated(prompts.size());
   std::vector<bool> ended(prompts.size(), false);
-  const comm::Group& stages = assembly.groups().stages;
+  const comm::Group& stages = process.groups().stages;
   for (int64_t step = 0; step < options.max_new_tokens; ++step) {
-    if (std::find(ended.begin(), ended.end(), false) == ended.end() || is_stop_requested(assembly, options)) break;
-    const nn::Microbatch batch = step::on_device(make_microbatch(rows, &cache), assembly.world->device());
-    const std::vector<at::Tensor> outputs = assembly.executor->run({table, {batch}, {}, assembly.border(batch)}).last;
+    if (std::find(ended.begin(), ended.end(), false) == ended.end() || is_stop_requested(process, options)) break;
+    const nn::Microbatch batch = step::on_device(make_microbatch(rows, &cache), process.world->device());
+    const std::vector<at::Tensor> outputs =
+        model.executor->run({table, {batch}, {}, step::border_shape(process, model, batch)}).last;
     cache.length += static_cast<int64_t>(rows.tokens[0].size());
     at::Tensor next = at::zeros({static_cast<int64_t>(prompts.size())}, at::kLong);
-    for (size_t row = 0; assembly.last_stage() && row < prompts.size(); ++row) {
+    for (size_t row = 0; process.last_stage() && row < prompts.size(); ++row) {
       const int64_t position = cache.length - rows.before[row];
       if (!ended[row])
         next[static_cast<int64_t>(row)] =
             sample_token(outputs.at(0)[-1][static_cast<int64_t>(row)], options, position);
     }
-    comm::broadcast(next, assembly.last_stage_rank(), stages);
+    comm::broadcast(next, process.last_stage_rank(), stages);
     for (size_t row = 0; row < prompts.size(); ++row) {
       const int64_t token = next[static_cast<int64_t>(row)].item<int64_t>();
       rows.tokens[row] = {token};
@@ -184,12 +185,13 @@ std::vector<std::vector<int64_t>> generate_batch(step::Assembly& assembly,
   return generated;
 }
 
-std::vector<int64_t> generate(step::Assembly& assembly, const std::vector<int64_t>& prompt,
-                              const GenerateOptions& options, const std::function<void(int64_t)>& on_token) {
+std::vector<int64_t> generate(const step::ProcessContext& process, step::RankModel& model,
+                              const std::vector<int64_t>& prompt, const GenerateOptions& options,
+                              const std::function<void(int64_t)>& on_token) {
   const auto told = [&on_token](size_t, int64_t token) {
     if (on_token) on_token(token);
   };
-  return generate_batch(assembly, {prompt}, options, told)[0];
+  return generate_batch(process, model, {prompt}, options, told)[0];
 }
 
 }  // namespace metroplex::run

@@ -32,13 +32,14 @@ int64_t sample_token(const at::Tensor& logits, const GenerateOptions& options, i
 // Collective over the world. Every rank passes the same non-empty prompt and gets the same continuation. `on_token`
 // is called on each rank for each new token. Throws if prompt and continuation exceed the model's positions. Requires
 // sequence_parallel off.
-std::vector<int64_t> generate(step::Assembly& assembly, const std::vector<int64_t>& prompt,
-                              const GenerateOptions& options, const std::function<void(int64_t)>& on_token = {});
+std::vector<int64_t> generate(const step::ProcessContext& process, step::RankModel& model,
+                              const std::vector<int64_t>& prompt, const GenerateOptions& options,
+                              const std::function<void(int64_t)>& on_token = {});
 
 // Generates for several prompts of any lengths at once. Shorter prompts are left-padded; padding is masked, and the
 // first token of each prompt has position 0. Each result equals that of generate() up to floating-point rounding. The
 // longest prompt sets the prefill length.
-std::vector<std::vector<int64_t>> generate_batch(step::Assembly& assembly,
+std::vector<std::vector<int64_t>> generate_batch(const step::ProcessContext& process, step::RankModel& model,
                                                  const std::vector<std::vector<int64_t>>& prompts,
                                                  const GenerateOptions& options,
                                                  const std::function<void(size_t, int64_t)>& on_token = {});

@@ -21,11 +21,11 @@ Due actions_due(const config::Config& config, const plan::MicrobatchSchedule& sc
 }
 
 // As in Megatron-LM, the loss of a skipped step is excluded from the mean.
-void Interval::add(const step::StepOutcome& outcome, int64_t tokens, const std::map<std::string, double>& terms) {
+void Interval::add(const step::StepOutcome& outcome, int64_t tokens) {
   if (!std::isfinite(outcome.loss)) ++nan_;
   if (outcome.updated) {
     loss_ += outcome.loss;
-    for (const auto& [name, value] : terms) terms_[name] += value;
+    for (const auto& [name, value] : outcome.terms) terms_[name] += value;
     ++updates_;
   } else {
     ++skipped_;
@@ -34,7 +34,8 @@ void Interval::add(const step::StepOutcome& outcome, int64_t tokens, const std::
   ++steps_;
 }
 
-void Interval::describe(IterationMetrics& m) const {
+IterationMetrics Interval::means() const {
+  IterationMetrics m;
   const double elapsed = std::chrono::duration<double>(Clock::now() - start_).count();
   m.elapsed_ms_per_iteration = elapsed * 1000 / static_cast<double>(steps_);
   m.lm_loss = loss_ / static_cast<double>(std::max<int64_t>(1, updates_));
@@ -42,6 +43,7 @@ void Interval::describe(IterationMetrics& m) const {
   m.skipped_iterations = skipped_;
   m.nan_iterations = nan_;
   m.tokens_per_second = tokens_ / elapsed;
+  return m;
 }
 
 void Interval::begin() { *this = Interval(); }

@@ -26,13 +26,14 @@ class Interval {
  public:
   using Clock = std::chrono::steady_clock;
 
-  // `terms`: other losses of the step, as in normalized_terms().
-  void add(const step::StepOutcome& outcome, int64_t tokens, const std::map<std::string, double>& terms = {});
+  // outcome.terms: as in normalized_terms().
+  void add(const step::StepOutcome& outcome, int64_t tokens);
   // Excludes `time` from the time per iteration.
   void exclude(Clock::duration time) { start_ += time; }
   int64_t steps() const { return steps_; }
-  // Sets the means over the interval: time, loss, tokens per second, and the counts of skipped and non-finite steps.
-  void describe(IterationMetrics& metrics) const;
+  // Time, losses and tokens per second are means over the interval. Also counts skipped and non-finite steps. The
+  // other fields are not set.
+  IterationMetrics means() const;
   void begin();
 
  private:

@@ -95,20 +95,22 @@ std::string format_duration(double seconds) {
 }
 
 std::string iteration_line(const IterationMetrics& m) {
-  std::string line = format(" [%s] iteration %8ld/%8ld |", timestamp().c_str(), m.iteration, m.train_iters);
-  line += format(" consumed samples: %12ld |", m.consumed_samples);
+  const StepMetrics& last = m.last;
+  const step::StepOutcome& outcome = last.outcome;
+  std::string line = format(" [%s] iteration %8ld/%8ld |", timestamp().c_str(), last.iteration, m.train_iters);
+  line += format(" consumed samples: %12ld |", last.consumed_samples);
   line += format(" elapsed time per iteration (ms): %.1f |", m.elapsed_ms_per_iteration);
   line += format(" throughput per GPU (TFLOP/s/GPU): %.3f |", m.tflops_per_rank);
-  line += format(" learning rate: %.6E |", m.learning_rate);
-  line += format(" global batch size: %5ld |", m.global_batch_size);
+  line += format(" learning rate: %.6E |", outcome.lr);
+  line += format(" global batch size: %5ld |", last.global_batch_size);
   if (std::isnan(m.lm_loss)) line += " lm loss: nan |";  // printf would print the sign of a NaN
   else if (m.lm_loss != 0)
     line += format(" lm loss: %.6E |", m.lm_loss);  // 0: all steps of the interval were skipped
   for (const auto& [name, value] : m.terms) line += " " + name + format(": %.6E |", value);
-  line += format(" loss scale: %.1f |", m.loss_scale);
-  if (std::isfinite(m.grad_norm)) line += format(" grad norm: %.3f |", m.grad_norm);
-  if (m.num_zeros >= 0) line += format(" num zeros: %ld |", m.num_zeros);
-  if (m.params_norm >= 0) line += format(" params norm: %.3f |", m.params_norm);
+  line += format(" loss scale: %.1f |", outcome.loss_scale);
+  if (std::isfinite(outcome.grad_norm)) line += format(" grad norm: %.3f |", outcome.grad_norm);
+  if (outcome.num_zeros >= 0) line += format(" num zeros: %ld |", outcome.num_zeros);
+  if (last.params_norm >= 0) line += format(" params norm: %.3f |", last.params_norm);
   line += format(" number of skipped iterations: %3ld |", m.skipped_iterations);
   line += format(" number of nan iterations: %3ld |", m.nan_iterations);
   line += format(" tokens/s: %.1f |", m.tokens_per_second);
@@ -204,22 +206,20 @@ Metrics::~Metrics() = default;
 void Metrics::iteration(const IterationMetrics& m) { sinks_->log.info(iteration_line(m)); }
 
 void Metrics::step(const StepMetrics& m) {
-  std::vector<std::pair<std::string, double>> values{{"lm loss", m.lm_loss},
-                                                     {"learning-rate", m.learning_rate},
-                                                     {"grad-norm", m.grad_norm},
-                                                     {"batch-size", static_cast<double>(m.global_batch_size)},
-                                                     {"loss-scale", m.loss_scale},
-                                                     {"iteration-time", m.seconds},
-                                                     {"throughput", m.tflops_per_rank},
-                                                     {"tokens-per-second", m.tokens_per_second}};
-  for (const auto& [name, value] : m.terms) values.emplace_back(name, value);
-  if (m.num_zeros >= 0) values.emplace_back("num-zeros", static_cast<double>(m.num_zeros));
+  const step::StepOutcome& outcome = m.outcome;
+  std::vector<std::pair<std::string, double>> values{
+      {"lm loss", outcome.loss},          {"learning-rate", outcome.lr},
+      {"grad-norm", outcome.grad_norm},   {"batch-size", static_cast<double>(m.global_batch_size)},
+      {"loss-scale", outcome.loss_scale}, {"iteration-time", m.seconds},
+      {"throughput", m.tflops_per_rank},  {"tokens-per-second", m.tokens_per_second}};
+  for (const auto& [name, value] : outcome.terms) values.emplace_back(name, value);
+  if (outcome.num_zeros >= 0) values.emplace_back("num-zeros", static_cast<double>(outcome.num_zeros));
   if (m.params_norm >= 0) values.emplace_back("params-norm", m.params_norm);
   std::string line(kIterationKey);
   line += format("%ld, \"consumed_samples\": %ld", m.iteration, m.consumed_samples);
   for (const auto& [tag, value] : values) line += ", \"" + tag + "\": " + json_number(value);
   if (!m.experts.empty()) line += ", \"experts\": " + json_text(m.experts);
-  sinks_->line(line + (m.updated ? "}" : ", \"skipped\": true}"));
+  sinks_->line(line + (outcome.updated ? "}" : ", \"skipped\": true}"));
   for (const std::string& of_experts : m.experts.empty() ? std::vector<std::string>{} : expert_lines(m.experts))
     sinks_->log.info(of_experts);
   if (!m.experts.empty()) sinks_->scalars(m.iteration, collect_scalars(m.experts));

@@ -13,6 +13,7 @@
 #include "config/config.h"
 #include "files/expert_load.h"
 #include "files/file_system.h"
+#include "step/step.h"
 
 namespace metroplex::run {
 
@@ -38,35 +39,23 @@ struct ExpertMetrics {
 struct StepMetrics {
   int64_t iteration = 0;
   int64_t consumed_samples = 0;
-  bool updated = true;  // false: the step was skipped; loss and norm are still those of its batch
-  double lm_loss = 0;
-  double learning_rate = 0;
-  double grad_norm = 0;
-  double loss_scale = 1.0;
+  step::StepOutcome outcome = {};  // terms: normalized_terms; a skipped step has the loss and norm of its batch
   int64_t global_batch_size = 0;
   double seconds = 0;
   double tflops_per_rank = 0;
   double tokens_per_second = 0;
-  int64_t num_zeros = -1;                    // -1: not computed
-  double params_norm = -1;                   // -1: not computed
-  std::map<std::string, double> terms = {};  // other losses by name (normalized_terms)
-  std::vector<ExpertMetrics> experts = {};   // by layer; empty: not due
+  double params_norm = -1;                  // -1: not computed
+  std::vector<ExpertMetrics> experts = {};  // by layer; empty: not due
 };
 
 // Means over the steps of a log interval.
 struct IterationMetrics {
-  int64_t iteration = 0, train_iters = 0;
-  int64_t consumed_samples = 0;
+  StepMetrics last = {};  // the last step of the interval
+  int64_t train_iters = 0;
   double elapsed_ms_per_iteration = 0;
   double tflops_per_rank = 0;
-  double learning_rate = 0;
-  int64_t global_batch_size = 0;
   double lm_loss = 0;                        // mean over the interval's updates; 0: no updates
   std::map<std::string, double> terms = {};  // other losses by name; mean over the updates
-  double loss_scale = 1.0;
-  double grad_norm = 0;
-  int64_t num_zeros = -1;   // -1: not computed
-  double params_norm = -1;  // -1: not computed
   int64_t skipped_iterations = 0, nan_iterations = 0;
   double tokens_per_second = 0;
   double remaining_seconds = 0;

@@ -29,8 +29,8 @@ data::BuildOptions build_options(const config::Config& config, const step::RunLe
 
 class RunData {
  public:
-  // Builds the datasets for a run of the given length. `assembly` must outlive this object. Collective.
-  RunData(const step::Assembly& assembly, const step::RunLength& length, const TokenizerFacts& tokenizer,
+  // Builds the datasets for a run of the given length. `process` must outlive this object. Collective.
+  RunData(const step::ProcessContext& process, const step::RunLength& length, const TokenizerFacts& tokenizer,
           bool forward_only, std::shared_ptr<files::FileSystem> disk);
 
   bool has(Split split) const { return !sizes_[split].empty(); }
@@ -52,16 +52,16 @@ class RunData {
   std::vector<nn::Microbatch> next(step::BatchStream& stream, const BatchRequest& request) const;
 
  private:
-  bool is_reader() const { return a_.groups().batch.first(); }
+  bool is_reader() const { return process_.groups().batch.first(); }
   // True if this rank reads the samples of all data-parallel ranks.
-  bool reads_all() const { return a_.config.parallel.hybrid_context_parallel; }
+  bool reads_all() const { return process_.config.parallel.hybrid_context_parallel; }
   std::vector<nn::Microbatch> next_hybrid(step::BatchStream& stream, const BatchRequest& request) const;
   void build(const step::RunLength& length, const TokenizerFacts& tokenizer, bool forward_only,
              std::shared_ptr<files::FileSystem> disk);
   void broadcast_sizes();
   data::SamplerOptions sampler_options(int64_t consumed) const;
 
-  const step::Assembly& a_;
+  const step::ProcessContext& process_;
   std::array<std::vector<std::shared_ptr<const data::Dataset>>, 3> datasets_;  // on reading ranks
   std::array<std::vector<int64_t>, 3> sizes_;                                  // in samples, on every rank
   data::TrainOrder train_order_;

@@ -23,21 +23,21 @@ using base::concat;
 
 namespace {
 
-std::string layout_line(const step::Assembly& assembly) {
-  const config::Parallel& parallel = assembly.config.parallel;
+std::string layout_line(const step::ProcessContext& process) {
+  const config::Parallel& parallel = process.config.parallel;
   std::string line =
-      concat(" layout: ", assembly.world->size(), " ranks, tp ", parallel.tp(), " x pp ", parallel.pp());
+      concat(" layout: ", process.world->size(), " ranks, tp ", parallel.tp(), " x pp ", parallel.pp());
   if (parallel.vpp() > 1) line += concat(" (", parallel.vpp(), " virtual stages each)");
-  line += concat(" x dp ", assembly.groups().dp.size());
-  if (assembly.config.model.has_experts()) line += concat(", experts: ep ", parallel.ep(), ", etp ", parallel.etp());
+  line += concat(" x dp ", process.groups().dp.size());
+  if (process.config.model.has_experts()) line += concat(", experts: ep ", parallel.ep(), ", etp ", parallel.etp());
   if (parallel.sequence_parallel) line += ", sequence parallel";
   if (parallel.data_parallel_sharding_strategy != config::ShardingStrategy::no_shard)
     line += concat(", ZeRO: ", parallel.data_parallel_sharding_strategy.text());
   return line;
 }
 
-std::string batch_line(const step::Assembly& assembly, const step::RunLength& length) {
-  const config::Train& train = assembly.config.train;
+std::string batch_line(const step::ProcessContext& process, const step::RunLength& length) {
+  const config::Train& train = process.config.train;
   return concat(" batches: ", length.full_batch_size, " samples of ", train.seq_length, " tokens, microbatches of ",
                 train.micro_batch_size, "; ", length.iterations, " iterations, ", length.samples, " samples");
 }
@@ -58,10 +58,10 @@ std::string chats_text(double tokens, double of_chats, double learned) {
 }
 
 // One line for all sources, because a blend may have hundreds.
-std::string data_line(const step::Assembly& assembly, const step::RunLength& length, files::FileSystem& disk) {
-  const std::vector<data::SourceTokens> sources = data::training_tokens(
-      assembly.config.data, disk,
-      {assembly.config.train.seq_length, static_cast<uint64_t>(assembly.config.run.seed), true});
+std::string data_line(const step::ProcessContext& process, const step::RunLength& length, files::FileSystem& disk) {
+  const std::vector<data::SourceTokens> sources =
+      data::training_tokens(process.config.data, disk,
+                            {process.config.train.seq_length, static_cast<uint64_t>(process.config.run.seed), true});
   double most = 0, tokens = 0, of_chats = 0, learned = 0;
   for (const data::SourceTokens& source : sources) {
     if (!source.problem.empty() || source.tokens == 0) continue;
@@ -77,11 +77,11 @@ std::string data_line(const step::Assembly& assembly, const step::RunLength& len
                 chats_text(tokens, of_chats, learned), ", ", sources.size() > 1 ? "at most " : "", epochs_text(most));
 }
 
-std::string device_line(const step::Assembly& assembly) {
-  const std::string dtype = assembly.config.precision.params_dtype.text();
-  if (!assembly.world->device().is_cpu()) {
-    const std::string own = config::own_attention(assembly.config, device::compute_capability());
-    return concat(" device: ", assembly.world->device().str(), ", ", dtype, own.empty() ? "" : "; " + own);
+std::string device_line(const step::ProcessContext& process) {
+  const std::string dtype = process.config.precision.params_dtype.text();
+  if (!process.world->device().is_cpu()) {
+    const std::string own = config::own_attention(process.config, device::compute_capability());
+    return concat(" device: ", process.world->device().str(), ", ", dtype, own.empty() ? "" : "; " + own);
   }
   return concat(" device: cpu, ", at::get_num_threads(), " threads per rank, ", dtype);
 }
@@ -123,10 +123,9 @@ std::string untrained_rows(const config::Config& config, files::FileSystem& disk
 
 }  // namespace
 
-std::vector<std::string> run_lines(const step::Assembly& assembly, const step::RunLength& length,
+std::vector<std::string> run_lines(const step::ProcessContext& process, const step::RunLength& length,
                                    files::FileSystem& disk) {
-  return {layout_line(assembly), batch_line(assembly, length), data_line(assembly, length, disk),
-          device_line(assembly)};
+  return {layout_line(process), batch_line(process, length), data_line(process, length, disk), device_line(process)};
 }
 
 std::string balance_warning(const config::Model& m) {

@@ -13,7 +13,7 @@
 namespace metroplex::run {
 
 // Returns one line each about layout, batches, data with epochs, and device. Reads the data indices through `disk`.
-std::vector<std::string> run_lines(const step::Assembly& assembly, const step::RunLength& length,
+std::vector<std::string> run_lines(const step::ProcessContext& process, const step::RunLength& length,
                                    files::FileSystem& disk);
 
 // Returns a warning for an MoE model without any load balancing, else "".

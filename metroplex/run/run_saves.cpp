@@ -26,12 +26,12 @@ std::string on_disk(files::FileSystem& disk, const std::string& folder) {
 
 void RunSaves::report(int64_t iteration, const SaveOutcome& outcome) {
   const std::string name = "iteration " + std::to_string(iteration);
-  const std::string& folder = a_.config.checkpoint.save;
-  const bool is_reporter = a_.world->rank() == 0;
-  base::Log& log = *environment_.log;
-  summary_.last_save_failed = !outcome.saved;
+  const std::string& folder = run_.config().checkpoint.save;
+  const bool is_reporter = run_.first_rank();
+  base::Log& log = *run_.environment.log;
+  run_.summary.last_save_failed = !outcome.saved;
   if (outcome.saved) {
-    summary_.last_checkpoint = position_.checkpoint = outcome.path;
+    run_.summary.last_checkpoint = run_.position.checkpoint = outcome.path;
     if (!is_reporter) return;
     log.info(" saved checkpoint " + outcome.path);
     if (!outcome.note.empty()) log.info(" " + outcome.note);
@@ -42,27 +42,26 @@ void RunSaves::report(int64_t iteration, const SaveOutcome& outcome) {
   if (!is_reporter) return;
   log.warn("could not save " + name + ": " + outcome.problem + "; older checkpoints in checkpoint.save = " + folder +
            " are untouched");
-  summary_.on_disk = name + " could not be saved: " + outcome.problem + "; " + on_disk(*environment_.disk, folder);
+  run_.summary.on_disk = name + " could not be saved: " + outcome.problem + "; " + on_disk(run_.disk(), folder);
 }
 
 void RunSaves::save(bool last) {
   if (!background_) {
-    iteration_ = position_.iteration;
-    report(iteration_, save_state(a_, position_, *environment_.disk));
+    iteration_ = run_.position.iteration;
+    report(iteration_, save_state(*run_.assembly, run_.position, run_.disk()));
     return;
   }
   poll();
   if (last) {
     finish();
-  } else if (!all_ranks_true(!background_->in_flight(), *a_.world)) {
-    if (a_.world->rank() == 0)
-      environment_.log->warn(
-          base::concat("iteration ", position_.iteration, " is not saved: iteration ", iteration_,
-                       " is still being written; the disk is slower than checkpoint.save_interval"));
+  } else if (!all_ranks_true(!background_->in_flight(), run_.world())) {
+    if (run_.first_rank())
+      run_.warn(base::concat("iteration ", run_.position.iteration, " is not saved: iteration ", iteration_,
+                             " is still being written; the disk is slower than checkpoint.save_interval"));
     return;
   }
-  iteration_ = position_.iteration;
-  background_->begin(position_);
+  iteration_ = run_.position.iteration;
+  background_->begin(run_.position);
 }
 
 void RunSaves::poll() {
@@ -71,27 +70,26 @@ void RunSaves::poll() {
 }
 
 void RunSaves::export_last() {
-  const std::string& directory = a_.config.checkpoint.export_hf;
-  if (directory.empty() || a_.world->rank() != 0) return;
-  summary_.export_failed = true;
-  if (!has_current() || summary_.last_save_failed) {
-    environment_.log->warn("checkpoint.export_hf = " + directory + " is not written: the last checkpoint is missing");
+  const std::string& directory = run_.config().checkpoint.export_hf;
+  if (directory.empty() || !run_.first_rank()) return;
+  run_.summary.export_failed = true;
+  if (!has_current() || run_.summary.last_save_failed) {
+    run_.warn("checkpoint.export_hf = " + directory + " is not written: the last checkpoint is missing");
     return;
   }
-  if (environment_.disk->exists(directory)) {  // check_export_target() accepted it because no step was left
-    summary_.export_failed = false;
-    environment_.log->info(" checkpoint.export_hf = " + directory +
-                           " exists and is kept, because no steps were left");
+  if (run_.disk().exists(directory)) {  // check_export_target() accepted it because no step was left
+    run_.summary.export_failed = false;
+    run_.say(" checkpoint.export_hf = " + directory + " exists and is kept, because no steps were left");
     return;
   }
   try {
-    checkpoint::Reader reader(*environment_.disk, position_.checkpoint);
-    hf::write_directory(*environment_.disk, reader, directory);
-    summary_.export_failed = false;
-    environment_.log->info(" wrote " + directory + " for Hugging Face");
+    checkpoint::Reader reader(run_.disk(), run_.position.checkpoint);
+    hf::write_directory(run_.disk(), reader, directory);
+    run_.summary.export_failed = false;
+    run_.say(" wrote " + directory + " for Hugging Face");
   } catch (const base::Error& error) {
-    environment_.log->warn(base::concat("checkpoint.export_hf: ", error.what(), "; `metroplex convert ",
-                                        position_.checkpoint, " --to hf DIR` writes it"));
+    run_.warn(base::concat("checkpoint.export_hf: ", error.what(), "; `metroplex convert ", run_.position.checkpoint,
+                           " --to hf DIR` writes it"));
   }
 }
 

@@ -6,16 +6,15 @@
 #include <optional>
 
 #include "run/saving.h"
-#include "run/trainer.h"
+#include "run/run_context.h"
 
 namespace metroplex::run {
 
-// All members except poll() are collective. The arguments must outlive this object.
+// All members except poll() are collective. `run` must outlive this object.
 class RunSaves {
  public:
-  RunSaves(step::Assembly& assembly, const TrainerEnvironment& environment, Position& position, RunSummary& summary)
-      : a_(assembly), environment_(environment), position_(position), summary_(summary) {
-    if (assembly.config.checkpoint.async_save) background_.emplace(assembly, *environment.disk);
+  explicit RunSaves(RunContext& run) : run_(run) {
+    if (run.config().checkpoint.async_save) background_.emplace(*run.assembly, run.disk());
   }
 
   // Saves the current position, in the background with checkpoint.async_save. If an earlier save is still in flight,
@@ -29,16 +28,13 @@ class RunSaves {
   // become warnings, because the checkpoint itself exists.
   void export_last();
   // True if the position is saved or being saved, or was loaded from checkpoint.save.
-  bool has_current() const { return iteration_ == position_.iteration; }
-  void mark_loaded() { iteration_ = position_.iteration; }
+  bool has_current() const { return iteration_ == run_.position.iteration; }
+  void mark_loaded() { iteration_ = run_.position.iteration; }
 
  private:
   void report(int64_t iteration, const SaveOutcome& outcome);
 
-  step::Assembly& a_;
-  const TrainerEnvironment& environment_;
-  Position& position_;
-  RunSummary& summary_;
+  RunContext& run_;
   std::optional<BackgroundSaves> background_;
   int64_t iteration_ = -1;
 };

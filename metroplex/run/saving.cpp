@@ -29,11 +29,12 @@ void capture_errors(Contents& contents, const Work& work) {
   } catch (const std::exception&) { contents.failed = std::current_exception(); }
 }
 
-Contents collect_contents(step::Assembly& assembly, const Position& position, files::FileSystem& disk) {
+Contents collect_contents(const step::ProcessContext& process, step::RankModel& model,
+                          step::Optimization& optimization, const Position& position, files::FileSystem& disk) {
   Contents contents;
   capture_errors(contents, [&] {
-    if (assembly.groups().checkpoint.first()) contents.state = run_state(assembly, position, disk);
-    contents.pieces = regions_to_write(assembly);
+    if (process.groups().checkpoint.first()) contents.state = run_state(process, optimization, position, disk);
+    contents.pieces = regions_to_write(process, model, optimization);
   });
   return contents;
 }
@@ -67,15 +68,15 @@ SaveOutcome write(const Contents& contents, const config::Checkpoint& checkpoint
 }  // namespace
 
 SaveOutcome save_state(step::Assembly& assembly, const Position& position, files::FileSystem& disk) {
-  return write(collect_contents(assembly, position, disk), assembly.config.checkpoint, assembly.groups().checkpoint,
-               disk);
+  return write(collect_contents(assembly.process, assembly.model, assembly.optimization, position, disk),
+               assembly.process.config.checkpoint, assembly.process.groups().checkpoint, disk);
 }
 
 BackgroundSaves::BackgroundSaves(step::Assembly& assembly, files::FileSystem& disk)
-    : a_(assembly),
+    : assembly_(assembly),
       disk_(disk),
-      memory_(at::empty({copy_bytes(assembly)}, at::TensorOptions(at::kByte))) {
-}  // pageable: pinned memory may take up to twice the size
+      memory_(at::empty({copy_bytes(assembly.process, assembly.model, assembly.optimization)},
+                        at::TensorOptions(at::kByte))) {}  // pageable: pinned memory may take up to twice the size
 
 std::vector<checkpoint::LocalPiece> BackgroundSaves::copy_pieces(std::vector<checkpoint::LocalPiece> pieces) {
   char* to = static_cast<char*>(memory_.mutable_data_ptr());
@@ -94,13 +95,14 @@ std::vector<checkpoint::LocalPiece> BackgroundSaves::copy_pieces(std::vector<che
 
 void BackgroundSaves::begin(const Position& position) {
   MPX_ASSERT(!in_flight(), "a run can only have one save in flight");
-  Contents contents = collect_contents(a_, position, disk_);
+  Contents contents = collect_contents(assembly_.process, assembly_.model, assembly_.optimization, position, disk_);
   capture_errors(contents, [&] {
     if (!contents.failed) contents.pieces = copy_pieces(std::move(contents.pieces));
   });
-  outcome_ = std::async(std::launch::async, [this, contents = std::move(contents), group = a_.groups().checkpoint] {
-    return write(contents, a_.config.checkpoint, group, disk_);
-  });
+  outcome_ = std::async(std::launch::async,
+                        [this, contents = std::move(contents), group = assembly_.process.groups().checkpoint] {
+                          return write(contents, assembly_.process.config.checkpoint, group, disk_);
+                        });
 }
 
 std::optional<SaveOutcome> BackgroundSaves::take_finished() {

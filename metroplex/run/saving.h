@@ -48,7 +48,7 @@ class BackgroundSaves {
  private:
   std::vector<checkpoint::LocalPiece> copy_pieces(std::vector<checkpoint::LocalPiece> pieces);
 
-  step::Assembly& a_;
+  step::Assembly& assembly_;
   files::FileSystem& disk_;
   at::Tensor memory_;                 // bytes; pageable
   std::future<SaveOutcome> outcome_;  // from std::async, so its destructor waits

@@ -66,17 +66,18 @@ optim::ScheduleArgs schedule_from(const Json& j) {
 using SkippedNames = std::set<std::string>;
 
 // Returns the tensors that a run starting from weights does not load. Throws if a required weight is missing.
-SkippedNames find_skipped(const step::Assembly& assembly, const checkpoint::TensorSource& source) {
+SkippedNames find_skipped(const step::ProcessContext& process, const step::RankModel& model,
+                          const checkpoint::TensorSource& source) {
   SkippedNames skipped;
   std::vector<std::string> missing;
-  for (const optim::State& state : weight_states(assembly)) {
+  for (const optim::State& state : weight_states(model)) {
     const std::string& name = state.param->name;
     const bool there = source.find(name, "weight") != nullptr;
-    if (!config::loads(assembly.config, name) || (!there && config::is_adapter(name))) skipped.insert(name);
+    if (!config::loads(process.config, name) || (!there && config::is_adapter(name))) skipped.insert(name);
     else if (!there) missing.push_back(name);
   }
-  for (const optim::State& state : buffer_states(assembly)) {
-    if (!config::loads(assembly.config, state.param->name)) skipped.insert(state.param->name);
+  for (const optim::State& state : buffer_states(model)) {
+    if (!config::loads(process.config, state.param->name)) skipped.insert(state.param->name);
   }
   constexpr size_t kMost = 12;
   std::string list;
@@ -88,14 +89,15 @@ SkippedNames find_skipped(const step::Assembly& assembly, const checkpoint::Tens
 }
 
 // Checks the load patterns against the names of the source and of all stages. Collective.
-void check_load_patterns(const step::Assembly& assembly, const checkpoint::TensorSource& source) {
+void check_load_patterns(const step::ProcessContext& process, const step::RankModel& model,
+                         const checkpoint::TensorSource& source) {
   std::vector<step::NamePattern> patterns;
-  for (const std::string& pattern : assembly.config.checkpoint.load_only)
+  for (const std::string& pattern : process.config.checkpoint.load_only)
     patterns.push_back({"checkpoint.load_only", pattern});
-  for (const std::string& pattern : assembly.config.checkpoint.load_except)
+  for (const std::string& pattern : process.config.checkpoint.load_except)
     patterns.push_back({"checkpoint.load_except", pattern});
   if (patterns.empty()) return;
-  std::vector<std::string> names = gather_stage_names(assembly);
+  std::vector<std::string> names = gather_stage_names(process, model);
   for (const files::TensorForm& tensor : source.tensors()) names.push_back(tensor.name);
   check_patterns(patterns, names);
 }
@@ -123,16 +125,17 @@ std::string skipped_text(const SkippedNames& skipped, checkpoint::Exchange& exch
 }
 
 // Loads the weights. Uses the main parameter for full precision if the checkpoint has one and this run does not.
-void load_weights(step::Assembly& assembly, checkpoint::TensorSource& source, const SkippedNames& skipped) {
-  for (const optim::State& state : weight_states(assembly)) {
-    const bool exact = !assembly.config.precision.half() && source.find(state.param->name, "main") != nullptr;
+void load_weights(const step::ProcessContext& process, const step::RankModel& model, checkpoint::TensorSource& source,
+                  const SkippedNames& skipped) {
+  for (const optim::State& state : weight_states(model)) {
+    const bool exact = !process.config.precision.half() && source.find(state.param->name, "main") != nullptr;
     if (!skipped.contains(state.param->name)) step::fill(source, state, state.values(), exact ? "main" : "weight");
     for (const char* kind : {"weight", "main"}) source.mark_read(state.param->name, kind);  // one replaces the other
   }
 }
 
-void load_buffers(step::Assembly& assembly, checkpoint::TensorSource& source, const SkippedNames& skipped) {
-  for (const optim::State& state : buffer_states(assembly)) {
+void load_buffers(const step::RankModel& model, checkpoint::TensorSource& source, const SkippedNames& skipped) {
+  for (const optim::State& state : buffer_states(model)) {
     if (!skipped.contains(state.param->name)) step::fill(source, state, state.values(), state.kind);
     else source.mark_read(state.param->name, state.kind);
   }
@@ -140,11 +143,12 @@ void load_buffers(step::Assembly& assembly, checkpoint::TensorSource& source, co
 
 // Handles runs that froze other parameters. Optimizer state of parameters frozen in this run is skipped and reported
 // in `outcome`. Throws if a trained parameter has no state in the checkpoint.
-void check_moments(step::Assembly& assembly, checkpoint::TensorSource& source, LoadOutcome& outcome) {
+void check_moments(const step::ProcessContext& process, const step::Optimization& optimization,
+                   checkpoint::TensorSource& source, LoadOutcome& outcome) {
   size_t left = 0;
   for (const files::TensorForm& tensor : source.tensors()) {
     if (tensor.kind == "weight" || tensor.kind == "main" || tensor.kind == "buffer") continue;
-    if (config::trains(assembly.config, tensor.name)) continue;
+    if (config::trains(process.config, tensor.name)) continue;
     source.mark_read(tensor.name, tensor.kind);
     ++left;
   }
@@ -152,7 +156,7 @@ void check_moments(step::Assembly& assembly, checkpoint::TensorSource& source, L
     add_line(outcome.notes, base::concat("not loaded from the checkpoint: optimizer state of frozen parameters, ",
                                          left, " tensors"));
   std::set<std::string> missing;
-  for (const optim::State& state : assembly.optimizer->state()) {
+  for (const optim::State& state : optimization.optimizer->state()) {
     if (state.kind == "main" || source.find(state.param->name, state.kind) != nullptr) continue;
     if (source.find(state.param->name, "weight") == nullptr) continue;  // load_weights reports that
     missing.insert(state.param->name);
@@ -166,15 +170,15 @@ void check_moments(step::Assembly& assembly, checkpoint::TensorSource& source, L
 
 // Main parameters are loaded even if only weights are. From a checkpoint without main parameters, the stored weights
 // are used, which may be more precise than this run's.
-void load_optimizer(step::Assembly& assembly, checkpoint::TensorSource& source, bool moments,
+void load_optimizer(step::Optimization& optimization, checkpoint::TensorSource& source, bool moments,
                     const SkippedNames& skipped) {
-  for (const optim::State& state : assembly.optimizer->state()) {
+  for (const optim::State& state : optimization.optimizer->state()) {
     const bool main = state.kind == "main";
     if ((!main && !moments) || skipped.contains(state.param->name)) continue;
     const bool as_weight = main && source.find(state.param->name, "main") == nullptr;
     const at::Tensor values = state.values();
     step::fill(source, state, values, as_weight ? "weight" : state.kind);
-    assembly.optimizer->restore(state, values);
+    optimization.optimizer->restore(state, values);
   }
 }
 
@@ -182,11 +186,11 @@ void load_optimizer(step::Assembly& assembly, checkpoint::TensorSource& source, 
 struct ReadRules {
   bool begins = false, moments = false, allowed = false;
 };
-void check_all_read(const step::Assembly& assembly, checkpoint::TensorSource& source, checkpoint::Exchange& exchange,
-                    const ReadRules& requested, LoadOutcome& outcome) {
+void check_all_read(const step::ProcessContext& process, checkpoint::TensorSource& source,
+                    checkpoint::Exchange& exchange, const ReadRules& requested, LoadOutcome& outcome) {
   const auto [begins, moments, allowed] = requested;
   for (const files::TensorForm& tensor : source.tensors()) {
-    if (begins && !config::loads(assembly.config, tensor.name)) source.mark_read(tensor.name, tensor.kind);
+    if (begins && !config::loads(process.config, tensor.name)) source.mark_read(tensor.name, tensor.kind);
     if (!moments && tensor.kind != "weight" && tensor.kind != "main" && tensor.kind != "buffer")
       source.mark_read(tensor.name, tensor.kind);
   }
@@ -201,8 +205,8 @@ void check_all_read(const step::Assembly& assembly, checkpoint::TensorSource& so
   add_line(outcome.notes, "not loaded from the checkpoint: " + list);
 }
 
-Json scaler_json(const step::Assembly& assembly, const kernels::StepValues& step) {
-  if (!assembly.scaler) return nullptr;
+Json scaler_json(const step::Optimization& optimization, const kernels::StepValues& step) {
+  if (!optimization.scaler) return nullptr;
   const optim::GradScalerState state = optim::scaler_state(step);
   return {{"scale", state.scale},
           {"growth_tracker", state.growth_tracker},
@@ -210,15 +214,15 @@ Json scaler_json(const step::Assembly& assembly, const kernels::StepValues& step
 }
 
 // If the checkpoint has no loss scale, the initial scale is kept.
-void load_step(step::Assembly& assembly, int64_t steps, const Json& scaler) {
-  kernels::StepValues step = assembly.step.read();
-  assembly.steps = steps;
+void load_step(step::Optimization& optimization, int64_t steps, const Json& scaler) {
+  kernels::StepValues step = optimization.step_state.read();
+  optimization.steps = steps;
   step.steps = static_cast<double>(steps);
-  if (assembly.scaler && !scaler.is_null()) {
-    optim::set_scaler_state(step, assembly.scaler->resumed({scaler.at("scale"), scaler.at("growth_tracker"),
-                                                            scaler.at("hysteresis_tracker")}));
+  if (optimization.scaler && !scaler.is_null()) {
+    optim::set_scaler_state(step, optimization.scaler->resumed({scaler.at("scale"), scaler.at("growth_tracker"),
+                                                                scaler.at("hysteresis_tracker")}));
   }
-  assembly.step.write(step);
+  optimization.step_state.write(step);
 }
 
 // Data order and dropout masks follow from the seed, so a resumed run must keep it.
@@ -231,18 +235,19 @@ void check_seed(const Json& extra, const config::Config& config, const std::stri
 }
 
 // Checks the data on rank 0 and broadcasts the result.
-void check_data(step::Assembly& assembly, const checkpoint::Reader& reader, const data::TrainOrder& order,
-                checkpoint::Exchange& exchange, LoadOutcome& outcome) {
-  if (!assembly.optimizer || assembly.config.checkpoint.finetune || outcome.position.consumed_train_samples == 0)
+void check_data(const step::ProcessContext& process, const step::Optimization& optimization,
+                const checkpoint::Reader& reader, const data::TrainOrder& order, checkpoint::Exchange& exchange,
+                LoadOutcome& outcome) {
+  if (!optimization.optimizer || process.config.checkpoint.finetune || outcome.position.consumed_train_samples == 0)
     return;
   const SavedData saved = saved_data(reader.manifest());
   const std::string told =
-      exchange.broadcast(exchange.rank() == 0 ? data_note({assembly.config, order}, saved.run()) : "");
+      exchange.broadcast(exchange.rank() == 0 ? data_note({process.config, order}, saved.run()) : "");
   const std::string other =
-      exchange.broadcast(exchange.rank() == 0 ? data_differences({assembly.config, order}, saved.run()) : "");
+      exchange.broadcast(exchange.rank() == 0 ? data_differences({process.config, order}, saved.run()) : "");
   if (!told.empty()) add_line(outcome.notes, told);
   if (other.empty()) return;
-  check_data_override(assembly.config.checkpoint, other, outcome.path, outcome.position.consumed_train_samples);
+  check_data_override(process.config.checkpoint, other, outcome.path, outcome.position.consumed_train_samples);
   add_line(outcome.notes, "resuming at sample " + std::to_string(outcome.position.consumed_train_samples) +
                               " of other training data:" + other);
 }
@@ -275,55 +280,57 @@ std::string find_later_branch(files::FileSystem& disk, const config::Checkpoint&
 }  // namespace
 
 std::string load_from_source(step::Assembly& assembly, checkpoint::TensorSource& source) {
-  GroupExchange exchange(assembly.groups().checkpoint);
-  assembly.families.finish_gathers();
+  GroupExchange exchange(assembly.process.groups().checkpoint);
+  assembly.model.families.finish_gathers();
   SkippedNames skipped;
-  if (assembly.optimizer) {
-    check_load_patterns(assembly, source);
-    skipped = find_skipped(assembly, source);
+  if (assembly.optimization.optimizer) {
+    check_load_patterns(assembly.process, assembly.model, source);
+    skipped = find_skipped(assembly.process, assembly.model, source);
   }
-  load_weights(assembly, source, skipped);
-  for (const optim::State& state : buffer_states(assembly)) {
+  load_weights(assembly.process, assembly.model, source, skipped);
+  for (const optim::State& state : buffer_states(assembly.model)) {
     if (source.find(state.param->name, state.kind) != nullptr && !skipped.contains(state.param->name))
       step::fill(source, state, state.values(), state.kind);
   }
-  if (assembly.optimizer) load_optimizer(assembly, source, false, skipped);
+  if (assembly.optimization.optimizer) load_optimizer(assembly.optimization, source, false, skipped);
   LoadOutcome outcome;
-  check_all_read(assembly, source, exchange, {.begins = assembly.optimizer != nullptr}, outcome);
-  assembly.families.loaded();
+  check_all_read(assembly.process, source, exchange, {.begins = assembly.optimization.optimizer != nullptr}, outcome);
+  assembly.model.families.loaded();
   return skipped_text(skipped, exchange);
 }
 
 std::string load_from_directory(step::Assembly& assembly, files::FileSystem& disk) {
   hf::Source::Wanted wanted;
-  if (assembly.optimizer) wanted = [&](const std::string& name) { return config::loads(assembly.config, name); };
-  hf::Source source(disk, assembly.config.model.from, assembly.config.model, wanted);
+  if (assembly.optimization.optimizer)
+    wanted = [&](const std::string& name) { return config::loads(assembly.process.config, name); };
+  hf::Source source(disk, assembly.process.config.model.from, assembly.process.config.model, wanted);
   return load_from_source(assembly, source);
 }
 
-checkpoint::RunState run_state(const step::Assembly& assembly, const Position& position, files::FileSystem& disk) {
+checkpoint::RunState run_state(const step::ProcessContext& process, const step::Optimization& optimization,
+                               const Position& position, files::FileSystem& disk) {
   checkpoint::RunState state;
   state.iteration = position.iteration;
   state.consumed_samples = position.consumed_train_samples;
-  config::Config saved = assembly.config;
+  config::Config saved = process.config;
   saved.model.from.clear();  // its weights are part of the checkpoint
   state.config_yaml = config::dump(saved);
-  const kernels::StepValues step = assembly.step.read();
+  const kernels::StepValues step = optimization.step_state.read();
   Json extra{{"optimizer_steps", static_cast<int64_t>(step.steps)},
              {"skipped_iterations", position.skipped_iterations},
              {"scheduled_samples", position.scheduled_samples},
-             {"grad_scaler", scaler_json(assembly, step)},
+             {"grad_scaler", scaler_json(optimization, step)},
              {"train_sources", position.train_order.sources},
              {"train_epochs", position.train_order.epochs},
-             {"seed", assembly.config.run.seed},  // dropout depends on seed, step and sample; nothing else is random
-             {"schedule", schedule_json(assembly.schedule->args())}};
+             {"seed", process.config.run.seed},  // dropout depends on seed, step and sample; nothing else is random
+             {"schedule", schedule_json(optimization.schedule->args())}};
   if (position.tokenizer) {
     extra["tokenizer"] = tokenizer_json(*position.tokenizer);
     for (const auto& [name, bytes] : position.tokenizer->files) state.side_files.push_back({name, bytes});
   }
   state.extra = extra.dump();
   const bool same = !position.checkpoint.empty() &&
-                    same_folder(files::parent_directory(position.checkpoint), assembly.config.checkpoint.save, disk);
+                    same_folder(files::parent_directory(position.checkpoint), process.config.checkpoint.save, disk);
   state.parent = same ? files::base_name(position.checkpoint) : "";
   return state;
 }
@@ -348,21 +355,21 @@ void check_schedule(const config::Config& config, int64_t data_parallel_size, co
 
 LoadOutcome load_state(step::Assembly& assembly, const std::string& directory, files::FileSystem& disk,
                        const Position& expected) {
-  GroupExchange exchange(assembly.groups().checkpoint);
-  const config::Checkpoint& checkpoint = assembly.config.checkpoint;
+  GroupExchange exchange(assembly.process.groups().checkpoint);
+  const config::Checkpoint& checkpoint = assembly.process.config.checkpoint;
   checkpoint::Found found = checkpoint::open_path(disk, directory, checkpoint.ckpt_step, exchange);
   LoadOutcome outcome;
   for (const std::string& problem : found.problems) add_line(outcome.notes, problem);
   if (!found.reader) {
-    config::Config requested = assembly.config;
+    config::Config requested = assembly.process.config;
     requested.checkpoint.load = directory;
     check_first_start(requested, found.others, disk);
     return outcome;
   }
   checkpoint::Reader& reader = *found.reader;
   outcome.path = reader.directory();
-  const auto allowed = check_loadable(assembly.config, expected.tokenizer.get(), reader.manifest(), outcome.path,
-                                      assembly.optimizer != nullptr);
+  const auto allowed = check_loadable(assembly.process.config, expected.tokenizer.get(), reader.manifest(),
+                                      outcome.path, assembly.optimization.optimizer != nullptr);
   for (const Difference& difference : allowed)
     add_line(outcome.notes, difference.key + " is " + difference.here + " here and was " + difference.there);
   const Json extra = Json::parse(reader.manifest().extra);
@@ -374,33 +381,34 @@ LoadOutcome load_state(step::Assembly& assembly, const std::string& directory, f
                       outcome.path,
                       expected.train_order,
                       expected.tokenizer};
-  check_data(assembly, reader, expected.train_order, exchange, outcome);
-  const bool with_optimizer = assembly.optimizer && !checkpoint.finetune && !checkpoint.no_load_optim;
-  assembly.families.finish_gathers();  // a gather in flight reads the values that loading writes
-  const bool begins = assembly.optimizer && checkpoint.finetune;
+  check_data(assembly.process, assembly.optimization, reader, expected.train_order, exchange, outcome);
+  const bool with_optimizer = assembly.optimization.optimizer && !checkpoint.finetune && !checkpoint.no_load_optim;
+  assembly.model.families.finish_gathers();  // a gather in flight reads the values that loading writes
+  const bool begins = assembly.optimization.optimizer && checkpoint.finetune;
   SkippedNames skipped;
   if (begins) {
-    check_load_patterns(assembly, reader);
-    skipped = find_skipped(assembly, reader);
+    check_load_patterns(assembly.process, assembly.model, reader);
+    skipped = find_skipped(assembly.process, assembly.model, reader);
     outcome.skipped_tensors = skipped_text(skipped, exchange);
   }
-  load_weights(assembly, reader, skipped);
-  load_buffers(assembly, reader, skipped);
-  if (with_optimizer) check_moments(assembly, reader, outcome);
-  if (assembly.optimizer) load_optimizer(assembly, reader, with_optimizer, skipped);
-  check_all_read(assembly, reader, exchange, {begins, with_optimizer, !allowed.empty()}, outcome);
+  load_weights(assembly.process, assembly.model, reader, skipped);
+  load_buffers(assembly.model, reader, skipped);
+  if (with_optimizer) check_moments(assembly.process, assembly.optimization, reader, outcome);
+  if (assembly.optimization.optimizer) load_optimizer(assembly.optimization, reader, with_optimizer, skipped);
+  check_all_read(assembly.process, reader, exchange, {begins, with_optimizer, !allowed.empty()}, outcome);
   if (with_optimizer) {
-    load_step(assembly, extra.at("optimizer_steps"), extra.value("grad_scaler", Json()));
-    assembly.schedule = std::make_unique<optim::LrSchedule>(optim::merge_schedules(
-        assembly.schedule->args(), schedule_from(extra.at("schedule")), schedule_source(assembly.config.optim)));
-    assembly.rates.invalidate();
+    load_step(assembly.optimization, extra.at("optimizer_steps"), extra.value("grad_scaler", Json()));
+    assembly.optimization.schedule = std::make_unique<optim::LrSchedule>(
+        optim::merge_schedules(assembly.optimization.schedule->args(), schedule_from(extra.at("schedule")),
+                               schedule_source(assembly.process.config.optim)));
+    assembly.optimization.rates.invalidate();
   }
-  assembly.families.loaded();
+  assembly.model.families.loaded();
   outcome.loaded = true;
   const config::Train saved = config::parse_saved(reader.manifest().config_yaml).train;
   outcome.metrics_file = saved.metrics_file;
   outcome.expert_trace_file = saved.expert_trace_file;
-  if (exchange.rank() == 0 && assembly.optimizer)
+  if (exchange.rank() == 0 && assembly.optimization.optimizer)
     outcome.later_branch = find_later_branch(disk, checkpoint, outcome.path);
   return outcome;
 }

@@ -42,7 +42,8 @@ class GroupExchange final : public checkpoint::Exchange {
 
 // The metadata that rank 0 writes in addition to the tensors: position, schedules, configuration, tokenizer files.
 // Waits for the device.
-checkpoint::RunState run_state(const step::Assembly& assembly, const Position& position, files::FileSystem& disk);
+checkpoint::RunState run_state(const step::ProcessContext& process, const step::Optimization& optimization,
+                               const Position& position, files::FileSystem& disk);
 
 // Collective. Loads the weights, and main parameters if present, from a weights-only source such as a Hugging Face
 // directory (hf/directory.h). A training run skips the tensors excluded by checkpoint.load_only and load_except, and

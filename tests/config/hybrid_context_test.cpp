@@ -25,36 +25,6 @@ TEST(HybridContextRules, RunsOnAnEvenNumberOfRanks) {
       "nothing");
 }
 
-TEST(HybridContextRules, RefusesWhatItCannotBeCombinedWith) {
-  constexpr const char* kKey = "parallel.hybrid_context_parallel";
-  constexpr const char* kMost = "parallel.max_seqlen_per_dp_cp_rank";
-  const std::vector<Wrong> cases = {
-      {hybrid({"parallel.pipeline_model_parallel_size=2"}), kKey, "parallel.pipeline_model_parallel_size = 2"},
-      {hybrid({"data.reset_attention_mask=false"}), kKey, "without data.reset_attention_mask"},
-      {hybrid({"train.micro_batch_size=2"}), kKey, "train.micro_batch_size = 2"},
-      {hybrid({"data.dataloader_type=cyclic"}), kKey, "data.dataloader_type = cyclic"},
-      {hybrid({"parallel.context_parallel_cut=zigzag"}), kKey, "context_parallel_cut = zigzag"},
-      {hybrid({"parallel.context_parallel_token_slack=0.1"}), "parallel.context_parallel_token_slack", kMost},
-      {hybrid({"parallel.tensor_model_parallel_size=8", "model.num_attention_heads=8"}), kKey, "an odd number"},
-      {hybrid({"parallel.max_seqlen_per_dp_cp_rank=7"}), kMost,
-       "a document of train.seq_length = 32 tokens on 4 ranks"},
-      {hybrid({"parallel.sequence_parallel=true", "parallel.max_seqlen_per_dp_cp_rank=1"}), kMost,
-       "must be 2 or more"},
-      {hybrid({"parallel.data_parallel_sharding_strategy=optim_grads"}), kKey,
-       "data_parallel_sharding_strategy = optim_grads"},
-      {hybrid({"parallel.data_parallel_sharding_strategy=optim_grads_params"}), kKey, "= optim_grads_params"},
-      {hybrid({"train.cuda_graph_impl=local"}), kKey, "train.cuda_graph_impl = local"},
-      {hybrid({"model.num_moe_experts=4", "model.ffn_hidden_size=64"}), kKey, "model.num_moe_experts = 4"},
-      {hybrid({"parallel.cp_comm_type=a2a+p2p", "parallel.hierarchical_context_parallel_sizes=1,1"}),
-       "parallel.cp_comm_type", "sizes differ"},
-      {hybrid({"parallel.cp_comm_type=a2a"}), "model.num_attention_heads", "4 ranks share the 2 heads"},
-      {hybrid({"parallel.cp_comm_type=a2a", "model.softmax_type=learnable", "model.num_attention_heads=8"}),
-       "model.softmax_type", "excludes parallel.cp_comm_type"},
-      {{"parallel.max_seqlen_per_dp_cp_rank=8"}, kMost, "has no effect without parallel.hybrid_context_parallel"},
-  };
-  for (const Wrong& wrong : cases) expect_refused(wrong);
-}
-
 TEST(HybridContextRules, SizesArePowersOfTwoThatDivideTheRanks) {
   EXPECT_EQ(hybrid_context_sizes(1), (std::vector<int>{1}));
   EXPECT_EQ(hybrid_context_sizes(6), (std::vector<int>{1, 2}));

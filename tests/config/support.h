@@ -1,7 +1,6 @@
 // Helpers for the config tests: a valid configuration, ways to invalidate it, and the message of an error.
 #pragma once
 
-#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -34,29 +33,6 @@ inline Config good(const std::vector<std::string>& overrides = {}) {
 
 using test::catch_error;
 
-// Overrides of good(), the one key that the error must name, and words of the rule.
-struct Wrong {
-  std::vector<std::string> overrides;
-  const char* key;
-  const char* words;
-};
-
 inline std::string described(const std::vector<Violation>& list) { return list.empty() ? "nothing" : message(list); }
-
-// The rules reject it, or the parser does if a value is invalid for its key.
-inline void expect_refused(const Wrong& wrong) {
-  if (const std::string unread = catch_error([&] { good(wrong.overrides); }); !unread.empty()) {
-    EXPECT_NE(unread.find(wrong.key), std::string::npos) << unread;
-    EXPECT_NE(unread.find(wrong.words), std::string::npos) << unread;
-    return;
-  }
-  const std::vector<Violation> list = violations(good(wrong.overrides), kWorld);
-  const bool blamed = std::any_of(list.begin(), list.end(), [&](const Violation& v) {
-    return v.key == wrong.key && v.rule.find(wrong.words) != std::string::npos;
-  });
-  EXPECT_TRUE(blamed) << wrong.overrides[0] << " should blame " << wrong.key << " with '" << wrong.words << "', got "
-                      << described(list);
-  for (const Violation& v : list) EXPECT_FALSE(v.rule.empty() || v.fix.empty() || v.value.empty()) << v.key;
-}
 
 }  // namespace metroplex::config

@@ -113,12 +113,12 @@ struct Recorder {
 std::vector<nn::Microbatch> make_batches(const step::Assembly& assembly, const Tokens& tokens, bool labels,
                                          bool training) {
   std::vector<nn::Microbatch> batches;
-  const int64_t dp = assembly.groups().dp.size();
-  for (int64_t n = assembly.groups().dp.index(); n < static_cast<int64_t>(tokens.size()); n += dp) {
+  const int64_t dp = assembly.process.groups().dp.size();
+  for (int64_t n = assembly.process.groups().dp.index(); n < static_cast<int64_t>(tokens.size()); n += dp) {
     const std::vector<int64_t>& sequence = tokens[static_cast<size_t>(n)];
     step::HostBatch host;
     host.numbers = {n, 1, n};
-    host.vocab_size = assembly.vocab_size;
+    host.vocab_size = assembly.process.vocab_size;
     data::Sample sample;
     for (size_t t = 0; t < sequence.size(); ++t) {
       const bool last = t + 1 == sequence.size();
@@ -128,7 +128,8 @@ std::vector<nn::Microbatch> make_batches(const step::Assembly& assembly, const T
       sample.loss_mask.push_back(last ? 0.0F : 1.0F);
     }
     host.samples.push_back(std::move(sample));
-    nn::Microbatch batch = step::stack_samples(host, assembly.dtype == at::kDouble ? at::kDouble : at::kFloat);
+    nn::Microbatch batch =
+        step::stack_samples(host, assembly.process.dtype == at::kDouble ? at::kDouble : at::kFloat);
     if (!labels) batch.labels = at::Tensor();
     batch.training = training;
     batches.push_back(std::move(batch));
@@ -140,26 +141,29 @@ std::vector<nn::Microbatch> make_batches(const step::Assembly& assembly, const T
 void take_logits(step::Assembly& assembly, const Tokens& tokens, std::mutex& mutex, std::vector<at::Tensor>& logits) {
   const std::vector<nn::Microbatch> batches = make_batches(assembly, tokens, false, false);
   const auto outputs =
-      assembly.executor
-          ->run({assembly.table(static_cast<int>(batches.size()), true), batches, {}, assembly.border(batches[0])})
+      assembly.model.executor
+          ->run({assembly.model.table(assembly.process.config.parallel, static_cast<int>(batches.size()), true),
+                 batches,
+                 {},
+                 step::border_shape(assembly.process, assembly.model, batches[0])})
           .last;
-  if (!assembly.last_stage() || !assembly.groups().tp.first()) return;
+  if (!assembly.process.last_stage() || !assembly.process.groups().tp.first()) return;
   const std::lock_guard lock(mutex);
   for (size_t i = 0; i < outputs.size(); ++i) {
-    const size_t n =
-        static_cast<size_t>(assembly.groups().dp.index()) + i * static_cast<size_t>(assembly.groups().dp.size());
+    const size_t n = static_cast<size_t>(assembly.process.groups().dp.index()) +
+                     i * static_cast<size_t>(assembly.process.groups().dp.size());
     logits[n] = outputs[i].select(1, 0).to(at::kDouble);
   }
 }
 
 void insert_fault(step::Assembly& assembly, Fault fault) {
-  for (const distributed::Shard& slice : assembly.slices) {
+  for (const distributed::Shard& slice : assembly.model.slices) {
     const std::string& name = slice.param->name;
     if (fault == Fault::zero_tensor && name == "decoder.layers.0.self_attention.linear_proj.weight")
       slice.values.zero_();
     if (fault == Fault::scaled_norm && name == "decoder.layers.1.pre_mlp_layernorm.weight") slice.values.mul_(1.001);
   }
-  assembly.families.loaded();
+  assembly.model.families.loaded();
 }
 
 // Converts our whole tensors to theirs.
@@ -223,7 +227,8 @@ ModelRun run_model(const std::string& directory, const Layout& layout, const Tok
     const std::vector<nn::Microbatch> batches = make_batches(*assembly, tokens, true, true);
     step::StepInput step{
         batches, 1, 0, false, [&](double unscale) {
-          for (const auto& [name, values] : verify::gather_whole(*assembly, verify::GatherKind::main_grad))
+          for (const auto& [name, values] : verify::gather_whole(
+                   assembly->process, assembly->model, assembly->optimization, verify::GatherKind::main_grad))
             gradients[name] = values.to(at::kDouble).mul(unscale);
         }};
     step::train_step(*assembly, step);
@@ -244,7 +249,8 @@ ModelRun run_model(const std::string& directory, const Layout& layout, const Tok
                                          nullptr, step::InitialValues::loaded);
     run::load_from_directory(*assembly, disk);
     insert_fault(*assembly, fault);
-    const auto made = run::generate(*assembly, prompt, {.max_new_tokens = new_tokens, .temperature = 0});
+    const auto made =
+        run::generate(assembly->process, assembly->model, prompt, {.max_new_tokens = new_tokens, .temperature = 0});
     if (world.rank() == 0) run.generated = made;
   });
   return run;

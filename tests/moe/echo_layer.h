@@ -147,8 +147,9 @@ inline Results run(Layer& layer, const Case& test_case, const Form& form, const 
     }
     for (size_t i = 0; i < regions.size(); ++i) {
       x = nn::run_forward(regions[i], x, {batch, nullptr, nullptr, form.recomputes}, &runs[i]);
-      if (x.has(moe::kReplicaWeight1)) {
-        const at::Tensor& counts = x.tensor(moe::kRowCounts);
+      const moe::LayerValues passed = moe::from_values(x, /*topk=*/1);
+      if (passed.replicas.defined()) {
+        const at::Tensor& counts = passed.rows.counts;
         const int64_t home = test_case.experts / test_case.ep();
         const at::Tensor replicated = counts.narrow(0, home, test_case.slots);
         const at::Tensor planned = layer.plans.back().source_rows.sum(0).narrow(

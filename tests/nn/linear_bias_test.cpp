@@ -15,13 +15,12 @@ struct Products final : device::Recorder {
 };
 
 // y of a layer [7 -> 10] for `target`; its tensors are on the CPU or meta tensors.
-template <class Layer>
-at::Tensor forward(const device::Target& target, at::Device memory, const at::Tensor& x, const at::Tensor& weight,
-                   const at::Tensor& bias) {
+at::Tensor forward(nn::LinearSplit split, const device::Target& target, at::Device memory, const at::Tensor& x,
+                   const at::Tensor& weight, const at::Tensor& bias) {
   nn::LayerContext context = layer_context({}, false, x.scalar_type());
   context.target = target;
   context.deferred = true;
-  Layer layer(nn::linear_spec("l", 7, 10, true), context);
+  nn::Linear layer(nn::linear_spec("l", 7, 10, true), split, context);
   std::vector<nn::Param*> params;
   layer.collect_params(params);
   EXPECT_EQ(params.size(), 2u);
@@ -32,8 +31,7 @@ at::Tensor forward(const device::Target& target, at::Device memory, const at::Te
 }
 
 // Integers: sums in any order are exact.
-template <class Layer>
-void check() {
+void check(nn::LinearSplit split) {
   const auto whole = [](std::vector<int64_t> sizes, uint64_t seed) {
     return sample(std::move(sizes), seed).mul(50).round();
   };
@@ -44,7 +42,7 @@ void check() {
     const device::Target target{at::Device(gpu ? at::kCUDA : at::kCPU, gpu ? 0 : -1), &products};
     const Operators operators;
     products.all.clear();
-    const at::Tensor y = forward<Layer>(target, at::kCPU, x, weight, bias);
+    const at::Tensor y = forward(split, target, at::kCPU, x, weight, bias);
     EXPECT_TRUE(y.equal(wanted)) << "gpu " << gpu;
     ASSERT_EQ(products.all.size(), 1u);
     EXPECT_EQ(products.all[0].name, gpu ? "addmm" : "mm");
@@ -54,15 +52,15 @@ void check() {
     EXPECT_EQ(operators.count("aten::add_"), gpu ? 0 : 1);
   }
   const Operators operators;
-  const at::Tensor y = forward<Layer>({at::Device(at::kCUDA, 0), &products, true}, at::kMeta, x, weight, bias);
+  const at::Tensor y = forward(split, {at::Device(at::kCUDA, 0), &products, true}, at::kMeta, x, weight, bias);
   EXPECT_EQ(y.sizes(), at::IntArrayRef({3, 2, 10}));
   EXPECT_EQ(operators.count("aten::add_"), 0) << "without values as with them";
   EXPECT_EQ(products.all.back().name, "addmm");
 }
 
 TEST(LinearBias, IsAddedByTheProductItselfOnAGpu) {
-  check<nn::ColumnParallelLinear>();
-  check<nn::ReplicatedLinear>();
+  check(nn::LinearSplit::output);
+  check(nn::LinearSplit::none);
 }
 
 }  // namespace

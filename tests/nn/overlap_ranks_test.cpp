@@ -83,7 +83,7 @@ Events backward_of_a_column_layer(bool sequence_parallel) {
     Events mine;
     const comm::Group watched({"tp", tp.purpose(), tp.ranks()}, tp.index(),
                               std::make_shared<LoggedBackend>(tp.backend(), mine));
-    nn::ColumnParallelLinear layer({"fc", 8, 12, false}, layer_context(watched, sequence_parallel));
+    nn::Linear layer({"fc", 8, 12, false}, nn::LinearSplit::output, layer_context(watched, sequence_parallel));
     give_main_grad({&layer.weight()});
     const at::Tensor x = sample({sequence_parallel ? 2 : 4, 3, 8}, 1).requires_grad_(true);
     const at::Tensor out = layer.forward(x);

@@ -65,7 +65,7 @@ TEST(ColumnParallelLinearRanks, EqualsTheUnshardedLayer) {
   for_each_layout([](const comm::Group& tp, bool sequence_parallel) {
     for (const bool skip_bias : {false, true}) {
       nn::LinearSpec spec{"fc", 12, 24, true, skip_bias, nn::Init::normal};
-      nn::ColumnParallelLinear layer(spec, layer_context(tp, sequence_parallel));
+      nn::Linear layer(spec, nn::LinearSplit::output, layer_context(tp, sequence_parallel));
       prepare(layer);
       const at::Tensor x = sample({8, 3, 12}, 1), dy = sample({8, 3, 24}, 2);
       const Reference right = reference(x, gather_values(layer.weight(), tp),
@@ -83,7 +83,7 @@ TEST(ColumnParallelLinearRanks, EqualsTheUnshardedLayer) {
 TEST(ColumnParallelLinearRanks, GatedOutputsKeepGateAndUpApart) {
   for_each_layout([](const comm::Group& tp, bool sequence_parallel) {
     nn::LinearSpec spec{"fc", 12, 16, false, false, nn::Init::normal, /*gated=*/true};
-    nn::ColumnParallelLinear layer(spec, layer_context(tp, sequence_parallel));
+    nn::Linear layer(spec, nn::LinearSplit::output, layer_context(tp, sequence_parallel));
     give_main_grad({&layer.weight()});
     const at::Tensor x = sample({4, 2, 12}, 1), weight = gather_values(layer.weight(), tp);
     const at::Tensor out = layer.forward(local(x, tp, sequence_parallel));
@@ -97,7 +97,7 @@ TEST(ColumnParallelLinearRanks, GatedOutputsKeepGateAndUpApart) {
 TEST(RowParallelLinearRanks, EqualsTheUnshardedLayer) {
   for_each_layout([](const comm::Group& tp, bool sequence_parallel) {
     nn::LinearSpec spec{"proj", 24, 12, true, false, nn::Init::scaled_normal};
-    nn::RowParallelLinear layer(spec, layer_context(tp, sequence_parallel));
+    nn::Linear layer(spec, nn::LinearSplit::input, layer_context(tp, sequence_parallel));
     prepare(layer);
     const at::Tensor x = sample({8, 3, 24}, 1), dy = sample({8, 3, 12}, 2);
     const Reference right = reference(x, gather_values(layer.weight(), tp), gather_values(*layer.bias(), tp), dy);

@@ -12,7 +12,7 @@ namespace metroplex::parity {
 namespace {
 
 std::vector<nn::Microbatch> make_batches(const Spec& spec, const step::Assembly& assembly, int64_t iteration) {
-  const int64_t dp = assembly.groups().dp.size(), dp_rank = assembly.groups().dp.index();
+  const int64_t dp = assembly.process.groups().dp.size(), dp_rank = assembly.process.groups().dp.index();
   std::vector<nn::Microbatch> batches;
   for (int64_t m = 0; m < spec.gbs / (spec.mbs * dp); ++m) {
     step::HostBatch host;
@@ -29,8 +29,8 @@ std::vector<nn::Microbatch> make_batches(const Spec& spec, const step::Assembly&
       }
       host.samples.push_back(std::move(sample));
     }
-    const auto mask = assembly.dtype == at::kDouble ? at::kDouble : at::kFloat;
-    batches.push_back(step::on_device(step::stack_samples(host, mask), assembly.world->device()));
+    const auto mask = assembly.process.dtype == at::kDouble ? at::kDouble : at::kFloat;
+    batches.push_back(step::on_device(step::stack_samples(host, mask), assembly.process.world->device()));
   }
   return batches;
 }
@@ -48,15 +48,15 @@ double recipe_element(const nn::Param& whole, int64_t index) {
 // Every parameter gets its whole values on a separate copy, of which this rank's shard is written: float32, then the
 // type of the recorded run.
 void set_recipe_weights(step::Assembly& assembly, at::ScalarType run_dtype) {
-  for (const distributed::Shard& slice : assembly.slices) {
+  for (const distributed::Shard& slice : assembly.model.slices) {
     nn::Param whole = *slice.param;
     whole.data = at::zeros(whole.local_shape, at::kFloat);
     nn::fill(whole,
              [&](int64_t index) { return static_cast<double>(static_cast<float>(recipe_element(whole, index))); });
     slice.values.copy_(whole.data.view(-1).narrow(0, slice.begin, slice.size()).to(run_dtype));
   }
-  assembly.families.loaded();
-  assembly.optimizer->copy_from_params();
+  assembly.model.families.loaded();
+  assembly.optimization.optimizer->copy_from_params();
 }
 
 config::Config make_config(const Spec& spec, const ReplayOptions& options) {
@@ -73,7 +73,7 @@ config::Config make_config(const Spec& spec, const ReplayOptions& options) {
 }
 
 void zero_layer(const step::Assembly& assembly) {
-  for (const distributed::Shard& slice : assembly.slices) {
+  for (const distributed::Shard& slice : assembly.model.slices) {
     if (slice.param->name.find("layers.0.") != std::string::npos) slice.gradient.zero_();
   }
 }
@@ -106,14 +106,14 @@ step::StepOutcome skipped_step(step::Assembly& assembly, const std::vector<nn::M
 
 std::vector<at::Tensor> copy_params(const step::Assembly& assembly) {
   std::vector<at::Tensor> copies;
-  for (const distributed::Shard& slice : assembly.slices) copies.push_back(slice.values.clone());
+  for (const distributed::Shard& slice : assembly.model.slices) copies.push_back(slice.values.clone());
   return copies;
 }
 
 void write_back(step::Assembly& assembly, const std::vector<at::Tensor>& copies) {
-  for (size_t i = 0; i < copies.size(); ++i) assembly.slices[i].values.copy_(copies[i]);
-  assembly.families.loaded();
-  assembly.optimizer->copy_from_params();
+  for (size_t i = 0; i < copies.size(); ++i) assembly.model.slices[i].values.copy_(copies[i]);
+  assembly.model.families.loaded();
+  assembly.optimization.optimizer->copy_from_params();
 }
 
 }  // namespace
@@ -151,7 +151,10 @@ Trajectory replay(const Spec& spec, const comm::World& world, const ReplayOption
       input.on_gradients = [&](double unscale) {
         if (options.fault == Fault::zero_layer_gradient) zero_layer(*assembly);
         if (compared)
-          trajectory.gradients = in_double(verify::gather_whole(*assembly, verify::GatherKind::main_grad), unscale);
+          trajectory.gradients =
+              in_double(verify::gather_whole(assembly->process, assembly->model, assembly->optimization,
+                                             verify::GatherKind::main_grad),
+                        unscale);
       };
     }
     const std::vector<at::Tensor> before =
@@ -160,12 +163,13 @@ Trajectory replay(const Spec& spec, const comm::World& world, const ReplayOption
     // The rate itself is compared separately; only its effect matters here.
     if (options.fault == Fault::learning_rate) trajectory.steps.back().lr /= 1.1;
     if (options.fault == Fault::no_update) write_back(*assembly, before);
-    if (options.fault == Fault::half_main_params) assembly->optimizer->copy_from_params();
+    if (options.fault == Fault::half_main_params) assembly->optimization.optimizer->copy_from_params();
     if (trajectory.steps.back().updated) scheduled += spec.gbs;
   }
-  MPX_CHECK(!assembly->graph_device || forecast::captured_graphs(*assembly) > 0, "parity", "nothing was replayed of ",
-            spec.iters, " steps");
-  trajectory.parameters = in_double(verify::gather_whole(*assembly, verify::GatherKind::data));
+  MPX_CHECK(!assembly->process.graph_device || forecast::captured_graphs(assembly->graphs) > 0, "parity",
+            "nothing was replayed of ", spec.iters, " steps");
+  trajectory.parameters = in_double(
+      verify::gather_whole(assembly->process, assembly->model, assembly->optimization, verify::GatherKind::data));
   return trajectory;
 }
 

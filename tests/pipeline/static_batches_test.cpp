@@ -197,7 +197,7 @@ TEST_F(StaticBatchesTest, GenerationAndTwoDevicesAreRefused) {
   one[1].cache = reinterpret_cast<nn::KvCache*>(&one);
   EXPECT_ANY_THROW(held.allocate(one));
   held.allocate(batches(1));
-  EXPECT_EQ(held.difference(one), "microbatch 1: cache: another one");
+  EXPECT_EQ(held.difference(one), "microbatch 1: cache: a different KvCache object");
   auto mixed = batches(1);
   mixed[1].tokens = mixed[1].tokens.to(at::kMeta);
   try {

@@ -112,11 +112,11 @@ std::map<std::string, at::Tensor> after(const config::Config& config, int64_t ra
   comm::run_threads(static_cast<int>(ranks), topology::RankGrid(static_cast<int>(ranks), config.parallel), {},
                     [&](const comm::World& world) {
                       const auto assembly = step::assemble(config, world, kVocab);
-                      EXPECT_EQ(assembly->graphs != nullptr,
+                      EXPECT_EQ(assembly->graphs.step != nullptr,
                                 config.train.cuda_graph_impl == config::CudaGraphImpl::full_iteration);
-                      EXPECT_EQ(assembly->partial_graphs != nullptr, config.train.captures_parts());
+                      EXPECT_EQ(assembly->graphs.partial != nullptr, config.train.captures_parts());
                       for (int64_t step = 0; step < steps; ++step) test::step_at(*assembly, step);
-                      for (const nn::Param* param : assembly->params) {
+                      for (const nn::Param* param : assembly->model.params) {
                         EXPECT_EQ(param->frozen, !config::trains(config, param->name)) << param->name;
                         if (param->frozen) { EXPECT_FALSE(param->main_grad.defined()) << param->name; }
                       }
@@ -241,10 +241,11 @@ TEST(Freezing, LoadedValuesReachAllRanks) {
       trained(kLlama, {zero("optim"), "parallel.overlap_param_gather=false", kFrozen[0]}, 2);
   comm::run_threads(2, topology::RankGrid(2, config.parallel), {}, [&](const comm::World& world) {
     const auto assembly = step::assemble(config, world, kVocab);
-    for (const distributed::Shard& slice : assembly->slices) slice.values.fill_(2);
-    assembly->families.loaded();
-    assembly->families.finish_gathers();
-    for (const nn::Param* param : assembly->params) EXPECT_TRUE(param->data.eq(2).all().item<bool>()) << param->name;
+    for (const distributed::Shard& slice : assembly->model.slices) slice.values.fill_(2);
+    assembly->model.families.loaded();
+    assembly->model.families.finish_gathers();
+    for (const nn::Param* param : assembly->model.params)
+      EXPECT_TRUE(param->data.eq(2).all().item<bool>()) << param->name;
   });
 }
 
@@ -257,12 +258,13 @@ Gradients compute_gradients(const config::Config& config, const std::function<vo
   Gradients out;
   comm::run_threads(1, topology::RankGrid(1, config.parallel), {}, [&](const comm::World& world) {
     const auto assembly = step::assemble(config, world, kVocab);
-    for (nn::Param* param : assembly->params) write(*param);
-    for (const nn::Param* param : assembly->params) out.values[param->name] = param->data.clone();
+    for (nn::Param* param : assembly->model.params) write(*param);
+    for (const nn::Param* param : assembly->model.params) out.values[param->name] = param->data.clone();
     const auto batches = test::make_batches(*assembly, 0);
     step::StepInput input{batches, 1, 0, false, {}};
     input.on_gradients = [&](double) {
-      out.gradients = verify::gather_whole(*assembly, verify::GatherKind::main_grad);
+      out.gradients = verify::gather_whole(assembly->process, assembly->model, assembly->optimization,
+                                           verify::GatherKind::main_grad);
     };
     out.loss = step::train_step(*assembly, input).loss;
   });

@@ -79,15 +79,15 @@ void expect_saves_of_their_moment(config::Config config, const TestLayout& layou
     for (int64_t step = 0; step < 2; ++step) {  // the second into the memory of the first
       step_at(*assembly, 2 * step);
       const run::Position position{step + 1, 8, 8};
-      assembly->config.checkpoint.save = folder.at("now");
+      assembly->process.config.checkpoint.save = folder.at("now");
       ASSERT_TRUE(run::save_state(*assembly, position, disk.disk()).saved);
-      assembly->config.checkpoint.save = folder.at("later");
+      assembly->process.config.checkpoint.save = folder.at("later");
       if (world.rank() == 0) disk.hold();
-      comm::barrier(assembly->groups().world);
+      comm::barrier(assembly->process.groups().world);
       saves.begin(position);
       EXPECT_FALSE(saves.take_finished());
       step_at(*assembly, 2 * step + 1);
-      comm::barrier(assembly->groups().world);
+      comm::barrier(assembly->process.groups().world);
       if (world.rank() == 0) disk.release();
       const auto outcome = saves.wait();
       ASSERT_TRUE(outcome);
@@ -130,7 +130,7 @@ TEST(BackgroundSaves, HoldWhatIsPredictedForThem) {
       files::PosixFileSystem disk;
       const device::MemoryMeter meter;
       const run::BackgroundSaves saves(*assembly, disk);
-      const int64_t held = meter.bytes(), predicted = forecast::predicted_memory(*assembly, 4).use.host;
+      const int64_t held = meter.bytes(), predicted = forecast::predicted_memory(assembly->process, 4).use.host;
       EXPECT_GT(held, 0);
       // One of several replicas (tp or pp) writes their common state; a prediction counts it for each.
       if (layout.tp * layout.pp == 1) {
@@ -271,7 +271,8 @@ std::vector<int64_t> written(const config::Config& base, const TestLayout& layou
   std::vector<int64_t> bytes(static_cast<size_t>(layout.ranks()));
   run_sharded(config, layout, [&](const comm::World& world) {
     const auto assembly = step::assemble(config, world, kVocab);
-    for (const checkpoint::LocalPiece& piece : step::regions_to_write(*assembly))
+    for (const checkpoint::LocalPiece& piece :
+         step::regions_to_write(assembly->process, assembly->model, assembly->optimization))
       piece.produce(
           [&](const void*, size_t size) { bytes[static_cast<size_t>(world.rank())] += static_cast<int64_t>(size); });
   });

@@ -38,7 +38,7 @@ int64_t held_bytes(const config::Config& asked) {
     const nn::Microbatch batch = make_batch(config.train, world.rank(), 0);
     const device::MemoryMeter meter;
     pipeline::StageRun run;
-    const nn::Values out = assembly->stages[0]->forward({}, batch, &run);
+    const nn::Values out = assembly->model.stages[0]->forward({}, batch, &run);
     if (world.rank() == 0) held = meter.bytes();
     comm::barrier(world.groups().world);
   });

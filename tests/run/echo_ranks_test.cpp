@@ -143,7 +143,7 @@ TEST(EchoRanks, TheTableHasMeansOverThePlansSinceTheLast) {
   run_sharded(config, grid.layout, [&](const comm::World& world) {
     const auto assembly = step::assemble(config, world, kVocab);
     NullLog log;
-    run::ExpertLoads loads(*assembly, disk, log);
+    run::ExpertLoads loads(assembly->process, assembly->model, disk, log);
     for (int64_t step = 0; step < 4; ++step) {
       step_at(*assembly, step);
       const auto table = loads.after_step(step + 1);

@@ -55,7 +55,7 @@ LoadReport train_on(const Experts& cut_to, const std::string& trace_file) {
   run_sharded(config, cut_to.layout, [&](const comm::World& world) {
     const auto assembly = step::assemble(config, world, kVocab);
     Lines lines;
-    run::ExpertLoads loads(*assembly, disk, lines);
+    run::ExpertLoads loads(assembly->process, assembly->model, disk, lines);
     for (int64_t step = 0; step < 4; ++step) {
       step_at(*assembly, step);
       const auto table = loads.after_step(step + 1);
@@ -141,7 +141,7 @@ TEST(ExpertLoads, CountRowsThatAStaticBufferDrops) {
     run_sharded(cut(config, layout.layout), layout.layout, [&](const comm::World& world) {
       const auto assembly = step::assemble(cut(config, layout.layout), world, kVocab);
       Lines lines;
-      run::ExpertLoads loads(*assembly, disk, lines);
+      run::ExpertLoads loads(assembly->process, assembly->model, disk, lines);
       step_at(*assembly, 0);
       const auto table = loads.after_step(1);
       if (world.rank() == 0) share = table.at(0).dropped;
@@ -198,10 +198,10 @@ TEST(ExpertLoads, RanksAreComparedOverAllGroups) {
   run_sharded(config, layout.layout, [&](const comm::World& world) {
     const auto assembly = step::assemble(config, world, kVocab);
     Lines lines;
-    run::ExpertLoads loads(*assembly, disk, lines);
+    run::ExpertLoads loads(assembly->process, assembly->model, disk, lines);
     // 10 tokens of each rank go to expert 0 (on the first rank of each group), and another 20 of rank 3.
-    assembly->experts->meter->layer(1).tokens.select(0, 0).fill_(world.rank() == 3 ? 30 : 10);
-    assembly->experts->meter->layer(1).dropped.fill_(world.rank() == 0 ? 60 : 0);
+    assembly->model.experts->meter->layer(1).tokens.select(0, 0).fill_(world.rank() == 3 ? 30 : 10);
+    assembly->model.experts->meter->layer(1).dropped.fill_(world.rank() == 0 ? 60 : 0);
     const auto table = loads.after_step(1);
     if (world.rank() != 0) return;
     EXPECT_DOUBLE_EQ(table.at(0).ranks.together, 40 / (60.0 / 4));
@@ -235,10 +235,10 @@ TEST(ExpertLoads, OfALongIntervalAreAddedUpOnTheWay) {
   config = cut(config, layout.layout);
   run_sharded(config, layout.layout, [&](const comm::World& world) {
     const auto assembly = step::assemble(config, world, kVocab);
-    step::StageLoads loads(*assembly->experts, kExperts, 7, 3 * kExperts);
+    step::StageLoads loads(*assembly->model.experts, kExperts, 7, 3 * kExperts);
     for (const int rounds : {1, 2}) {
       for (int64_t step = 0; step < 7; ++step) {
-        moe::LoadMeter::Layer& layer = assembly->experts->meter->layer(1);
+        moe::LoadMeter::Layer& layer = assembly->model.experts->meter->layer(1);
         layer.counts.zero_();
         layer.tokens.select(0, step % kExperts).fill_(5);  // of both ranks
         layer.dispatch_ms = 2 + world.rank();
@@ -271,7 +271,7 @@ TEST(ExpertLoads, NothingIsReadOrSentWhereNothingIsDue) {
     const comm::World watched = world.recorded(log);
     const auto assembly = step::assemble(config, watched, kVocab);
     Lines lines;
-    run::ExpertLoads loads(*assembly, disk, lines);
+    run::ExpertLoads loads(assembly->process, assembly->model, disk, lines);
     for (int64_t step = 0; step < 3; ++step) {
       step_at(*assembly, step);
       log.calls.clear();
@@ -300,8 +300,8 @@ TEST(ExpertLoads, CountEveryMicrobatchOfTrainingOnce) {
       auto batches = make_batches(*assembly, 1);
       for (nn::Microbatch& batch : batches) batch.training = false;
       step::evaluate_step(*assembly, batches);
-      ASSERT_EQ(assembly->experts->meter->layers().size(), 2U);
-      for (const auto& [number, layer] : assembly->experts->meter->layers())
+      ASSERT_EQ(assembly->model.experts->meter->layers().size(), 2U);
+      for (const auto& [number, layer] : assembly->model.experts->meter->layers())
         EXPECT_EQ(layer.tokens.sum().item<int64_t>(), 8 * kSequence * kTopk) << granularity;
     });
   }
@@ -311,11 +311,11 @@ TEST(ExpertLoads, OfAModelThatNobodyAskedAboutAreNotCounted) {
   const config::Config config = cut(make_config(kAlone), {});
   EXPECT_FALSE(step::needs_expert_loads(config));
   run_sharded(config, {}, [&](const comm::World& world) {
-    EXPECT_EQ(step::assemble(config, world, kVocab)->experts->meter, nullptr);
+    EXPECT_EQ(step::assemble(config, world, kVocab)->model.experts->meter, nullptr);
     config::Config counted = config;
     counted.train.log_experts_interval = 1;
-    EXPECT_NE(step::assemble(counted, world, kVocab)->experts->meter, nullptr);
-    EXPECT_EQ(step::assemble(counted, world, kVocab, /*forward_only=*/true)->experts->meter, nullptr);
+    EXPECT_NE(step::assemble(counted, world, kVocab)->model.experts->meter, nullptr);
+    EXPECT_EQ(step::assemble(counted, world, kVocab, /*forward_only=*/true)->model.experts->meter, nullptr);
   });
 }
 

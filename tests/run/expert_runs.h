@@ -60,7 +60,7 @@ inline ExpertRun train_steps(const config::Config& config, const ExpertGrid& gri
       mine.losses.push_back(outcome.loss);
       mine.norms.push_back(outcome.grad_norm);
       mine.repeated.push_back(outcome.repeated);
-      for (const auto& [layer, load] : assembly->experts->meter->layers()) {
+      for (const auto& [layer, load] : assembly->model.experts->meter->layers()) {
         mine.loads.push_back(load.counts.clone());
         if (load.replicas.defined()) mine.replicas += load.replicas[moe::LoadMeter::kReplicas].item<double>();
       }

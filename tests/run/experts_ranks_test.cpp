@@ -202,7 +202,8 @@ TEST(ExpertsRanks, AStepThatOverflowedIsTakenAgainAsIfItHadNotBeen) {
       double wanted_loss = 0;
       const auto loads = [](const step::Assembly& assembly) {
         std::vector<at::Tensor> counts;
-        for (const auto& [layer, load] : assembly.experts->meter->layers()) counts.push_back(load.counts.clone());
+        for (const auto& [layer, load] : assembly.model.experts->meter->layers())
+          counts.push_back(load.counts.clone());
         return counts;
       };
       std::vector<std::vector<at::Tensor>> wanted_loads(8);
@@ -213,17 +214,17 @@ TEST(ExpertsRanks, AStepThatOverflowedIsTakenAgainAsIfItHadNotBeen) {
           const auto before = whole_state(*assembly);
           const auto rank = static_cast<size_t>(world.rank());
           if (overflows) {
-            if (world.rank() == 1) assembly->step_flags[kernels::kOverflow] = 1;
+            if (world.rank() == 1) assembly->step_buffers.flags[kernels::kOverflow] = 1;
             const auto batches = make_batches(*assembly, 1), next = make_batches(*assembly, 2);
             const step::StepInput input{batches, 2, 8, false, {}}, behind{next, 3, 16, false, {}};
             const step::EnqueuedStep first = step::enqueue_step(*assembly, input),
                                      second = step::enqueue_step(*assembly, behind);
-            EXPECT_EQ(assembly->step.read().updates, 0);
+            EXPECT_EQ(assembly->optimization.step_state.read().updates, 0);
             const step::StepOutcome outcome = step::read_outcome(*assembly, input, first);
             EXPECT_TRUE(outcome.overflow && !outcome.updated);
             EXPECT_NE(outcome.skipped.find("on 1 ranks"), std::string::npos) << outcome.skipped;
             EXPECT_TRUE(step::read_outcome(*assembly, behind, second).overflow) << "the overflow flag was not reset";
-            assembly->families.finish_gathers();
+            assembly->model.families.finish_gathers();
             expect_equal_state(whole_state(*assembly), before);
           }
           const step::StepOutcome outcome = step_at(*assembly, 1);
@@ -254,10 +255,11 @@ TEST(ExpertsRanks, OnlyForwardsThatCountAreCounted) {
     config = cut(config, {});
     run_sharded(config, {}, [&](const comm::World& world) {
       const auto assembly = step::assemble(config, world, kVocab);
-      ASSERT_TRUE(assembly->experts && assembly->experts->meter);
+      ASSERT_TRUE(assembly->model.experts && assembly->model.experts->meter);
       const auto counted = [&] {
         int64_t sum = 0;
-        for (const auto& [layer, load] : assembly->experts->meter->layers()) sum += load.tokens.sum().item<int64_t>();
+        for (const auto& [layer, load] : assembly->model.experts->meter->layers())
+          sum += load.tokens.sum().item<int64_t>();
         return sum;
       };
       std::vector<nn::Microbatch> evaluated = make_batches(*assembly, 0);

@@ -76,10 +76,10 @@ Result trained(config::Config config, const LayoutOptions& how, at::ScalarType r
   Result result;
   run_sharded(config, TestLayout{how.tp, how.pp, how.vpp, how.dp, how.tp > 1}, [&](const comm::World& world) {
     const auto assembly = step::assemble(config, world, kVocab, false, toy_experts(world, router));
-    assembly->extra_border_values = toy_border(config);
+    assembly->model.extra_border_values = toy_border(config);
     if (!leg.load.empty()) { EXPECT_TRUE(run::load_state(*assembly, leg.load).loaded); }
     Result mine;
-    mine.families = assembly->families.all().size();
+    mine.families = assembly->model.families.all().size();
     for (int64_t step = leg.from; step < leg.to; ++step) {
       const step::StepOutcome outcome = step_at(*assembly, step);
       mine.losses.push_back(outcome.loss);
@@ -87,7 +87,7 @@ Result trained(config::Config config, const LayoutOptions& how, at::ScalarType r
       mine.balance.push_back(outcome.terms.at("balance"));
       mine.zeros.push_back(outcome.num_zeros);
     }
-    assembly->families.finish_gathers();
+    assembly->model.families.finish_gathers();
     mine.state = whole_state(*assembly);
     if (!leg.save.empty()) {
       const auto saved = run::save_state(*assembly, {leg.to, leg.to * config.train.global_batch_size, 0});

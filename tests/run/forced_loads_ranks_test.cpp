@@ -38,7 +38,7 @@ files::ExpertTrace train_on(config::Config config, const TestLayout& layout, con
   run_sharded(config, layout, [&](const comm::World& world) {
     const auto assembly = step::assemble(config, world, kVocab);
     NullLog quiet;
-    run::ExpertLoads loads(*assembly, disk, quiet);
+    run::ExpertLoads loads(assembly->process, assembly->model, disk, quiet);
     for (int64_t step = 0; step < 3; ++step) {
       step_at(*assembly, step);
       loads.after_step(step + 1);

@@ -105,11 +105,15 @@ std::vector<int64_t> without_cache(step::Assembly& assembly, const GenerateOptio
     batch.tokens = at::tensor(text, at::kLong).view({1, length});
     batch.position_ids = at::arange(length, at::kLong).view({1, length});
     batch.training = false;
-    const auto outputs =
-        assembly.executor->run({assembly.table(2, true), {batch, batch}, {}, assembly.border(batch)}).last;
+    const auto outputs = assembly.model.executor
+                             ->run({assembly.model.table(assembly.process.config.parallel, 2, true),
+                                    {batch, batch},
+                                    {},
+                                    step::border_shape(assembly.process, assembly.model, batch)})
+                             .last;
     at::Tensor next = at::zeros({1}, at::kLong);
-    if (assembly.last_stage()) next.fill_(run::sample_token(outputs.at(0)[-1][0], options, length));
-    comm::broadcast(next, assembly.groups().pp.size() - 1, assembly.groups().pp);
+    if (assembly.process.last_stage()) next.fill_(run::sample_token(outputs.at(0)[-1][0], options, length));
+    comm::broadcast(next, assembly.process.groups().pp.size() - 1, assembly.process.groups().pp);
     text.push_back(next.item<int64_t>());
   }
   return {text.begin() + static_cast<int64_t>(kPrompt.size()), text.end()};
@@ -126,7 +130,8 @@ Continuation continue_on(const config::Config& base, const TestLayout& layout, c
   run_sharded(config, layout, [&](const comm::World& world) {
     const auto assembly = step::assemble(config, world, kVocab, true);
     Continuation mine;
-    mine.cached = run::generate(*assembly, kPrompt, options, [&](int64_t token) { mine.announced.push_back(token); });
+    mine.cached = run::generate(assembly->process, assembly->model, kPrompt, options,
+                                [&](int64_t token) { mine.announced.push_back(token); });
     mine.plain = without_cache(*assembly, options);
     const std::lock_guard hold(lock);
     if (!result.cached.empty()) { EXPECT_EQ(mine.cached, result.cached) << "ranks disagree"; }
@@ -169,8 +174,9 @@ TEST(Generate, ABatchOfAnyLengthsIsContinuedAsEachAlone) {
         options.max_new_tokens = 12;
         options.temperature = 0;
         std::vector<std::vector<int64_t>> alone;
-        for (const auto& prompt : prompts) alone.push_back(run::generate(*assembly, prompt, options));
-        EXPECT_EQ(run::generate_batch(*assembly, prompts, options), alone);
+        for (const auto& prompt : prompts)
+          alone.push_back(run::generate(assembly->process, assembly->model, prompt, options));
+        EXPECT_EQ(run::generate_batch(assembly->process, assembly->model, prompts, options), alone);
         EXPECT_NE(alone[0], alone[1]);
         // A finished text does not affect the others; each of several stop tokens ends a text.
         options.stop_token = alone[0][6];
@@ -179,13 +185,14 @@ TEST(Generate, ABatchOfAnyLengthsIsContinuedAsEachAlone) {
         for (const auto& text : alone)
           cut_short.emplace_back(
               text.begin(), std::find_if(text.begin(), text.end(), [&](int64_t t) { return options.stops_at(t); }));
-        EXPECT_EQ(run::generate_batch(*assembly, prompts, options), cut_short);
+        EXPECT_EQ(run::generate_batch(assembly->process, assembly->model, prompts, options), cut_short);
         options = {.max_new_tokens = 12};
-        for (size_t i = 0; i < prompts.size(); ++i) alone[i] = run::generate(*assembly, prompts[i], options);
-        EXPECT_EQ(run::generate_batch(*assembly, prompts, options), alone);
+        for (size_t i = 0; i < prompts.size(); ++i)
+          alone[i] = run::generate(assembly->process, assembly->model, prompts[i], options);
+        EXPECT_EQ(run::generate_batch(assembly->process, assembly->model, prompts, options), alone);
         int64_t asked = 0;
         options.stop = [&asked, &world] { return world.rank() == 0 && ++asked > 3; };
-        EXPECT_EQ(run::generate(*assembly, kPrompt, options),
+        EXPECT_EQ(run::generate(assembly->process, assembly->model, kPrompt, options),
                   std::vector<int64_t>(alone[0].begin(), alone[0].begin() + 3));
       });
     }
@@ -202,7 +209,8 @@ TEST(Generate, StopsBeforeTheStopToken) {
   const config::Config one = cut(config, {});
   run_sharded(one, {}, [&](const comm::World& world) {
     const auto assembly = step::assemble(one, world, kVocab, true);
-    EXPECT_EQ(run::generate(*assembly, kPrompt, options), std::vector<int64_t>(whole.begin(), end));
+    EXPECT_EQ(run::generate(assembly->process, assembly->model, kPrompt, options),
+              std::vector<int64_t>(whole.begin(), end));
   });
 }
 
@@ -212,7 +220,7 @@ TEST(Generate, RefusesWhatItCannotDo) {
     const auto assembly = step::assemble(config, world, kVocab, true);
     const auto refused = [&](const std::vector<int64_t>& prompt, const GenerateOptions& options, const char* word) {
       try {
-        run::generate(*assembly, prompt, options);
+        run::generate(assembly->process, assembly->model, prompt, options);
         ADD_FAILURE() << "accepted; " << word;
       } catch (const base::Error& error) {
         EXPECT_NE(std::string(error.what()).find(word), std::string::npos) << error.what();

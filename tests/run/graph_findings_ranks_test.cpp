@@ -78,17 +78,18 @@ struct Parts {
 };
 Parts replayed_parts(const config::Config& config, const comm::World& world) {
   const auto assembly = step::assemble(config, world, test::kVocab);
-  const std::unique_ptr<graph::GraphDevice> plain = std::move(assembly->graph_device);
+  const std::unique_ptr<graph::GraphDevice> plain = std::move(assembly->process.graph_device);
   auto logged = std::make_unique<graph::LoggedGraphs>(dynamic_cast<graph::TapeRecorder&>(*plain->recorder()));
   const graph::LoggedGraphs& device = *logged;
-  assembly->graph_device = std::move(logged);
-  assembly->partial_graphs = std::make_unique<step::PartialGraphs>(*assembly, *assembly->graph_device);
+  assembly->process.graph_device = std::move(logged);
+  assembly->graphs.partial =
+      std::make_unique<step::PartialGraphs>(assembly->process, assembly->model, *assembly->process.graph_device);
   for (int64_t step = 0; step < 4; ++step) {
     test::step_at(*assembly, step);
     step::evaluate_step(*assembly, test::make_batches(*assembly, step + 100));
   }
   Parts parts{device.findings(), device.replays()};
-  assembly->partial_graphs.reset();
+  assembly->graphs.partial.reset();
   return parts;
 }
 

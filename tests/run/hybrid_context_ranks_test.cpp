@@ -233,7 +233,7 @@ TEST(HybridContext, NoRankHoldsMoreThanPredicted) {
       }
       const forecast::MeasuredMemory measured = report.end_step();
       const replay::MemoryPrediction want =
-          forecast::predicted_memory(*assembly, static_cast<int64_t>(batches.size()));
+          forecast::predicted_memory(assembly->process, static_cast<int64_t>(batches.size()));
       EXPECT_LE(measured.use.activations, want.use.activations);
       at::Tensor most = at::tensor({measured.use.activations}, at::kLong);
       comm::all_reduce(most, world.groups().dp_cp, comm::ReduceOp::max);

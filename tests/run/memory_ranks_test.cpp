@@ -23,8 +23,8 @@ void measure(const config::Config& config, const comm::World& world,
 }
 
 int64_t microbatches(const step::Assembly& assembly) {
-  return assembly.config.train.global_batch_size /
-         (assembly.config.train.micro_batch_size * assembly.groups().dp.size());
+  return assembly.process.config.train.global_batch_size /
+         (assembly.process.config.train.micro_batch_size * assembly.process.groups().dp.size());
 }
 
 TEST(MemoryRanks, ThePredictionIsWhatARankHolds) {
@@ -34,7 +34,7 @@ TEST(MemoryRanks, ThePredictionIsWhatARankHolds) {
     run_sharded(config, test_case.cut, [&](const comm::World& world) {
       measure(config, world, [&](step::Assembly& assembly, const forecast::MeasuredMemory& measured) {
         SCOPED_TRACE(test_case.name + " rank " + std::to_string(world.rank()));
-        const replay::MemoryPrediction want = forecast::predicted_memory(assembly, microbatches(assembly));
+        const replay::MemoryPrediction want = forecast::predicted_memory(assembly.process, microbatches(assembly));
         EXPECT_EQ(measured.use.parameters, want.use.parameters);
         EXPECT_EQ(measured.use.gradients, want.use.gradients);
         EXPECT_EQ(measured.use.main_parameters, want.use.main_parameters);
@@ -63,7 +63,7 @@ TEST(MemoryRanks, WithASlackOfTokensNoRankHoldsMoreThanPredicted) {
     run_sharded(config, test_case.cut, [&](const comm::World& world) {
       measure(config, world, [&](step::Assembly& assembly, const forecast::MeasuredMemory& measured) {
         SCOPED_TRACE(base::concat(exchange, " rank ", world.rank()));
-        const replay::MemoryPrediction want = forecast::predicted_memory(assembly, microbatches(assembly));
+        const replay::MemoryPrediction want = forecast::predicted_memory(assembly.process, microbatches(assembly));
         EXPECT_LE(measured.use.activations, want.use.activations);
         EXPECT_GE(static_cast<double>(measured.use.activations), 0.3 * static_cast<double>(want.use.activations));
         EXPECT_LE(measured.peak, want.peak);

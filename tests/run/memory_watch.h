@@ -21,16 +21,16 @@ class MemoryWatch {
   };
 
   MemoryWatch(step::Assembly& assembly, device::MemoryMeter& meter) : a_(assembly), meter_(meter) {
-    for (const auto& stage : assembly.stages) stage->add_observer("watch", around_);
-    assembly.executor->observers().add("watch", [this](const plan::Action&, double) {
+    for (const auto& stage : assembly.model.stages) stage->add_observer("watch", around_);
+    assembly.model.executor->observers().add("watch", [this](const plan::Action&, double) {
       see();
       before_ = meter_.bytes();
       ++action_;
     });
   }
   ~MemoryWatch() {
-    for (const auto& stage : a_.stages) stage->remove_observer("watch");
-    a_.executor->observers().remove("watch");
+    for (const auto& stage : a_.model.stages) stage->remove_observer("watch");
+    a_.model.executor->observers().remove("watch");
   }
 
   void begin() {
@@ -74,7 +74,8 @@ inline void train_watched(step::Assembly& assembly, MemoryWatch& watch) {
   for (int64_t step = 0; step < 2; ++step) {
     const auto batches = make_batches(assembly, step);
     watch.begin();
-    step::train_step(assembly, {batches, step + 1, step * assembly.config.train.global_batch_size, false, {}});
+    step::train_step(assembly,
+                     {batches, step + 1, step * assembly.process.config.train.global_batch_size, false, {}});
     watch.end();
   }
 }

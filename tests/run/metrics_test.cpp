@@ -35,15 +35,15 @@ class Lines final : public base::Log {
 
 IterationMetrics some_metrics() {
   IterationMetrics m;
-  m.iteration = 5;
+  m.last.iteration = 5;
   m.train_iters = 100;
-  m.consumed_samples = 40;
+  m.last.consumed_samples = 40;
   m.elapsed_ms_per_iteration = 123.44;
   m.tflops_per_rank = 1.25;
-  m.learning_rate = 3e-4;
-  m.global_batch_size = 8;
+  m.last.outcome.lr = 3e-4;
+  m.last.global_batch_size = 8;
   m.lm_loss = 4.5;
-  m.grad_norm = 0.75;
+  m.last.outcome.grad_norm = 0.75;
   m.tokens_per_second = 1000.04;
   m.remaining_seconds = 3723;
   return m;
@@ -53,9 +53,9 @@ run::StepMetrics some_step() {
   run::StepMetrics m;
   m.iteration = 5;
   m.consumed_samples = 40;
-  m.lm_loss = 4.5;
-  m.learning_rate = 3e-4;
-  m.grad_norm = 0.75;
+  m.outcome.loss = 4.5;
+  m.outcome.lr = 3e-4;
+  m.outcome.grad_norm = 0.75;
   m.global_batch_size = 8;
   m.seconds = 0.12344;
   return m;
@@ -77,8 +77,8 @@ TEST(IterationLine, HasMegatronsFieldsInMegatronsForm) {
   IterationMetrics m = some_metrics();
   const std::string plain = run::iteration_line(m);
   EXPECT_TRUE(std::regex_match(plain, std::regex(line_pattern(false)))) << plain;
-  m.num_zeros = 12;
-  m.params_norm = 3.5;
+  m.last.outcome.num_zeros = 12;
+  m.last.params_norm = 3.5;
   const std::string more = run::iteration_line(m);
   EXPECT_TRUE(std::regex_match(more, std::regex(line_pattern(true)))) << more;
   for (const double sign : {1.0, -1.0}) {
@@ -135,9 +135,9 @@ TEST(Metrics, AreWrittenAsJsonLinesThatARestartContinues) {
   }
   run::StepMetrics lost = some_step();
   lost.iteration = 6;
-  lost.updated = false;
-  lost.lm_loss = std::numeric_limits<double>::quiet_NaN();
-  lost.num_zeros = 0;
+  lost.outcome.updated = false;
+  lost.outcome.loss = std::numeric_limits<double>::quiet_NaN();
+  lost.outcome.num_zeros = 0;
   run::Metrics(config, disk, log).step(lost);
   const auto lines = json_lines(config.metrics_file);
   ASSERT_EQ(lines.size(), 3u);
@@ -166,7 +166,7 @@ TEST(Metrics, NumbersReadBackToTheSameDouble) {
     run::Metrics metrics(config, disk, log);
     for (const double value : values) {
       run::StepMetrics m = some_step();
-      m.lm_loss = value;
+      m.outcome.loss = value;
       metrics.step(m);
     }
   }
@@ -293,7 +293,7 @@ TEST(TensorBoard, GetsEveryNthStepAndNoPointWhereThereIsNoNumber) {
     for (int64_t i = 1; i <= 7; ++i) {
       run::StepMetrics m = some_step();
       m.iteration = i;
-      if (i == 6) m.lm_loss = m.grad_norm = std::numeric_limits<double>::infinity();
+      if (i == 6) m.outcome.loss = m.outcome.grad_norm = std::numeric_limits<double>::infinity();
       metrics.step(m);
     }
   }
@@ -319,7 +319,7 @@ TEST(IterationLine, HasOtherLossesBehindTheLoss) {
 
 run::StepMetrics step_of_experts() {
   run::StepMetrics m = some_step();
-  m.terms = {{"z_loss", 0.5}};
+  m.outcome.terms = {{"z_loss", 0.5}};
   m.experts = {{1, 20, 10, 11, 12, 13, 14, {1.5, 2.5, 3.75}, {1.25, 1.75, 12.5}, 0.125, 2.5, 3.5},
                {3, 20, 1, 2, 3, 4, 5}};
   return m;

@@ -88,8 +88,8 @@ TEST(OptimizerOffloadRanks, TheHostHoldsWhatTheFormulaSays) {
     const config::Config config = cut(with(form, true), layout);
     run_sharded(config, layout, [&](const comm::World& world) {
       const auto assembly = step::assemble(config, world, kVocab);
-      const replay::MemoryUse predicted = forecast::predicted_memory(*assembly, 4).use;
-      const optim::Optimizer::Bytes bytes = assembly->optimizer->bytes();
+      const replay::MemoryUse predicted = forecast::predicted_memory(assembly->process, 4).use;
+      const optim::Optimizer::Bytes bytes = assembly->optimization.optimizer->bytes();
       EXPECT_EQ(bytes.host, predicted.host);
       EXPECT_GT(bytes.host, 0);
       EXPECT_EQ(bytes.main_params + bytes.moments + predicted.main_parameters + predicted.moments, 0);

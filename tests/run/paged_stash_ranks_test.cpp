@@ -143,7 +143,7 @@ void expect_free_pages(const std::vector<std::string>& frozen) {
     const ExpertRun want = train_steps(plain, grid, 3);
     run_sharded(config, grid.layout, [&](const comm::World& world) {
       const auto assembly = step::assemble(config, world, kVocab);
-      const moe::PagedStash& stash = *assembly->experts->stash;
+      const moe::PagedStash& stash = *assembly->model.experts->stash;
       for (int64_t step = 0; step < 3; ++step) {
         stash.pool().fill_(0xFF);  // NaN in every format
         EXPECT_EQ(step_at(*assembly, step).loss, want.losses[static_cast<size_t>(step)]);
@@ -172,10 +172,10 @@ TEST(PagedStash, MissesNoPageBehindAStepThatWasGivenUp) {
   const ExpertRun want = train_steps(on(grid, "", nullptr), grid, 1);
   run_sharded(config, grid.layout, [&](const comm::World& world) {
     const auto assembly = step::assemble(config, world, kVocab);
-    const at::Tensor& state = assembly->experts->stash->state();
+    const at::Tensor& state = assembly->model.experts->stash->state();
     {
       pipeline::StageRun run;
-      assembly->stages[0]->forward({}, make_batches(*assembly, 1)[0], &run);
+      assembly->model.stages[0]->forward({}, make_batches(*assembly, 1)[0], &run);
     }
     EXPECT_GT(state.const_data_ptr<int32_t>()[kernels::kTakenPages], 0);
     const step::StepOutcome outcome = step_at(*assembly, 0);
@@ -184,7 +184,7 @@ TEST(PagedStash, MissesNoPageBehindAStepThatWasGivenUp) {
     const auto* const now = state.const_data_ptr<int32_t>();
     EXPECT_EQ(now[kernels::kTakenPages], 0);
     EXPECT_EQ(now[kernels::kWantedPages], 0);
-    EXPECT_EQ(free_pages(state).size(), static_cast<size_t>(num_pages(*assembly->experts->stash)));
+    EXPECT_EQ(free_pages(state).size(), static_cast<size_t>(num_pages(*assembly->model.experts->stash)));
   });
 }
 
@@ -277,9 +277,9 @@ TEST(PagedStash, HasPagesForTheMicrobatchesInFlight) {
       ", moe_paged_stash: true, moe_paged_stash_page_size: 4, moe_paged_stash_buffer_size_factor_cuda: 1.25");
   run_sharded(config, layout, [&](const comm::World& world) {
     const auto assembly = step::assemble(config, world, kVocab);
-    const int64_t pages = assembly->experts->stash->state().numel() - kernels::kPageWords;
-    EXPECT_EQ(pages, assembly->last_stage() ? 20 : 40);
-    EXPECT_EQ(assembly->experts->stash->pool().numel(), pages * 4 * (32 + 48 + 48) * 4);
+    const int64_t pages = assembly->model.experts->stash->state().numel() - kernels::kPageWords;
+    EXPECT_EQ(pages, assembly->process.last_stage() ? 20 : 40);
+    EXPECT_EQ(assembly->model.experts->stash->pool().numel(), pages * 4 * (32 + 48 + 48) * 4);
   });
 }
 

@@ -39,7 +39,7 @@ Ran train_steps(const config::Config& config, const TestLayout& layout, int64_t 
   Ran ran;
   test::run_sharded(config, layout, [&](const comm::World& world) {
     const auto assembly = step::assemble(config, world, test::kVocab);
-    assembly->variable_lengths = variable_lengths;
+    assembly->model.variable_lengths = variable_lengths;
     Ran mine;
     int64_t most = 0;  // graphs planned for a step
     for (int64_t step = 0; step < steps; ++step) {
@@ -51,13 +51,13 @@ Ran train_steps(const config::Config& config, const TestLayout& layout, int64_t 
       mine.scales.push_back(outcome.loss_scale);
       mine.updated.push_back(outcome.updated);
       mine.repeated += outcome.repeated.empty() ? 0 : 1;
-      if (assembly->partial_graphs) most = std::max(most, assembly->partial_graphs->sizes().planned);
+      if (assembly->graphs.partial) most = std::max(most, assembly->graphs.partial->sizes().planned);
       if (step % 2 == 1)
         mine.evaluated.push_back(step::evaluate_step(*assembly, make_batches(*assembly, step + 100)).mean());
     }
     mine.state = test::whole_state(*assembly);
-    if (assembly->partial_graphs) {
-      mine.sizes = assembly->partial_graphs->sizes();
+    if (assembly->graphs.partial) {
+      mine.sizes = assembly->graphs.partial->sizes();
       EXPECT_EQ(mine.sizes.training.graphs, most);
       EXPECT_EQ(mine.sizes.training.pools.live, 0) << "something of a step is still held";
     }
@@ -322,7 +322,7 @@ TEST(PartialGraphs, AnotherNumberOfMicrobatchesReusesInstances) {
 
 // Microbatch m of step s has 8 tokens, or 4 depending on both numbers.
 std::vector<nn::Microbatch> batches_of_two_lengths(step::Assembly& assembly, int64_t step, bool mixed) {
-  config::Train train = assembly.config.train;
+  config::Train train = assembly.process.config.train;
   std::vector<nn::Microbatch> batches;
   for (int64_t m = 0; m < 8; ++m) {
     train.seq_length = (mixed ? step + m : step / 3) % 2 == 0 ? 8 : 4;
@@ -365,14 +365,15 @@ TEST(PartialGraphs, CaptureBeginsBehindTheWarmUpAndTakesTheBytesOfItsInputs) {
     const auto config = test::cut(with_graphs(test::small_gpt(), CudaGraphImpl::local, modules), layout);
     test::run_sharded(config, layout, [&](const comm::World& world) {
       const auto assembly = step::assemble(config, world, test::kVocab);
-      const bool first = assembly->groups().pp.first();
+      const bool first = assembly->process.groups().pp.first();
       const plan::GraphPlan plan =
-          plan::plan_graphs(assembly->table(8, false), assembly->groups().pp.index(), plan::alike_layers({2}));
+          plan::plan_graphs(assembly->model.table(assembly->process.config.parallel, 8, false),
+                            assembly->process.groups().pp.index(), plan::alike_layers({2}));
       const int64_t instances = plan.num_instances, batch = batch_bytes(test::make_batches(*assembly, 0)[0]);
       EXPECT_GE(instances, first ? 2 : 1);
       for (int64_t step = 0; step < 5; ++step) {
         test::step_at(*assembly, step);
-        const pipeline::GraphSizes sizes = assembly->partial_graphs->sizes().training;
+        const pipeline::GraphSizes sizes = assembly->graphs.partial->sizes().training;
         const int64_t used = step < kWarmup ? 0 : instances;
         EXPECT_EQ(sizes.graphs, used * 2 * 2);
         // Whole layers are chained: the second one reads the output buffer of the first.
@@ -421,16 +422,17 @@ TEST(PartialGraphs, LayersWithExpertsHandOnWhatIsPlanned) {
       }
       test::run_sharded(config, layout, [&](const comm::World& world) {
         const auto assembly = step::assemble(config, world, test::kVocab);
-        const int stage = assembly->groups().pp.index(), per_stage = 4 / static_cast<int>(layout.pp);
+        const int stage = assembly->process.groups().pp.index(), per_stage = 4 / static_cast<int>(layout.pp);
         plan::GraphLayers layers{{{}}};
         for (int i = stage * per_stage; i < (stage + 1) * per_stage; ++i) {
           const int kind = i == 1 ? 0 : 1;
           if (tensors.count(kind) > 0) layers.signatures[0].push_back(kind);
         }
-        const plan::GraphPlan plan = plan::plan_graphs(assembly->table(4, false), stage, layers);
+        const plan::GraphPlan plan =
+            plan::plan_graphs(assembly->model.table(assembly->process.config.parallel, 4, false), stage, layers);
         const plan::GraphBytes bytes = plan::graph_bytes(plan, layers, tensors);
         for (int64_t step = 0; step <= kWarmup; ++step) test::step_at(*assembly, step);
-        const pipeline::GraphSizes sizes = assembly->partial_graphs->sizes().training;
+        const pipeline::GraphSizes sizes = assembly->graphs.partial->sizes().training;
         EXPECT_EQ(sizes.static_inputs,
                   plan.num_instances * batch_bytes(test::make_batches(*assembly, 0)[0]) + bytes.inputs);
         EXPECT_EQ(sizes.results, bytes.results);
@@ -499,9 +501,9 @@ TEST(PartialGraphs, AcceptedScopesAreCapturedWithAnyRecomputation) {
         const config::Config cut = test::cut(config, {});
         test::run_sharded(cut, {}, [&](const comm::World& world) {
           const auto assembly = step::assemble(cut, world, test::kVocab);
-          const config::CudaGraphModules named = assembly->config.train.captured_modules();
+          const config::CudaGraphModules named = assembly->process.config.train.captured_modules();
           using enum config::CudaGraphModule;
-          for (const auto& [layer, segments] : captured_segments(*assembly->stages.at(0))) {
+          for (const auto& [layer, segments] : captured_segments(*assembly->model.stages.at(0))) {
             SCOPED_TRACE(testing::Message() << layer << ", " << text_of(scope) << "with " << module);
             const bool dense = layer.ends_with(".1");
             EXPECT_EQ(captures(segments, ".self_attention"), named.has(attn));

@@ -82,7 +82,8 @@ std::vector<nn::Microbatch> batches_of_run(step::Assembly& assembly, int64_t ste
   auto batches = make_sharded_batches(assembly, step);
   if (count > 0) batches.resize(static_cast<size_t>(count));
   for (nn::Microbatch& batch : batches) {
-    if (assembly.dtype != at::kDouble) batch.loss_mask = batch.loss_mask.to(at::kFloat);  // as in training runs
+    if (assembly.process.dtype != at::kDouble)
+      batch.loss_mask = batch.loss_mask.to(at::kFloat);  // as in training runs
   }
   return batches;
 }
@@ -126,7 +127,7 @@ void expect_predicted_graphs(const config::Config& config, const TestLayout& lay
         const replay::MemoryPrediction want = forecast::predict_memory(request);
         request.eager = true;
         const replay::MemoryPrediction eager = forecast::predict_memory(request);
-        const step::PartialGraphs::Sizes sizes = assembly->partial_graphs->sizes();
+        const step::PartialGraphs::Sizes sizes = assembly->graphs.partial->sizes();
         EXPECT_EQ(sizes.training.static_inputs + sizes.training.gradients + sizes.evaluation.static_inputs,
                   want.use.graphs - want.graph_pools);
         const int64_t peak = sizes.training.pools.peak + sizes.evaluation.pools.peak,

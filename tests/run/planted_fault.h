@@ -41,6 +41,7 @@ class PlantedSegment final : public nn::Segment {
 // `in` with the value of `name` replaced by `x`.
 inline nn::Values replaced(const nn::Values& in, std::string_view name, const at::Tensor& x) {
   nn::Values out;
+  out.host = in.host;
   for (const auto& [other, value] : in) out.add(other, other == name ? x : value.tensor());
   return out;
 }

@@ -31,16 +31,20 @@ Steps run(const config::Config& base, const TestLayout& layout, int steps) {
     std::vector<step::StepOutcome> outcomes;
     int64_t scheduled = 0;
     for (int64_t step = 0; step < steps; ++step) {
-      auto before = verify::gather_whole(*assembly, verify::GatherKind::data);
+      auto before =
+          verify::gather_whole(assembly->process, assembly->model, assembly->optimization, verify::GatherKind::data);
       outcomes.push_back(
           step::train_step(*assembly, {make_batches(*assembly, step), step + 1, scheduled, false, {}}));
       if (outcomes.back().updated) {
         scheduled += config.train.global_batch_size;
       } else {
-        expect_equal_state(verify::gather_whole(*assembly, verify::GatherKind::data), before);
+        expect_equal_state(verify::gather_whole(assembly->process, assembly->model, assembly->optimization,
+                                                verify::GatherKind::data),
+                           before);
       }
     }
-    auto params = verify::gather_whole(*assembly, verify::GatherKind::data);
+    auto params =
+        verify::gather_whole(assembly->process, assembly->model, assembly->optimization, verify::GatherKind::data);
     if (world.rank() == 0) result = {outcomes, std::move(params)};
   });
   return result;
@@ -67,7 +71,7 @@ Expected expected_with_scale(const TestLayout& layout, int steps, double scale, 
     Expected mine;
     double largest = 0, now = scale;
     std::map<const nn::Param*, at::Tensor> before;
-    for (nn::Param* param : assembly->params) {
+    for (nn::Param* param : assembly->model.params) {
       param->on_use.add("test", [&, param] {
         at::Tensor& sum = before[param];
         const at::Tensor added = sum.defined() ? param->main_grad - sum : param->main_grad;
@@ -81,10 +85,10 @@ Expected expected_with_scale(const TestLayout& layout, int steps, double scale, 
       largest = 0;
       const auto judge = [&](double) {
         const at::Tensor most = at::full({}, largest, at::kDouble);
-        comm::all_reduce(most, assembly->groups().world, comm::ReduceOp::max);
+        comm::all_reduce(most, assembly->process.groups().world, comm::ReduceOp::max);
         const double share = now * most.item<double>() / 65504;
         mine.nearest = std::min(mine.nearest, std::max(share, 1 / share));
-        assembly->config.precision.grad_norm_skip_threshold = share < 1 && learns ? 1e30 : 0;
+        assembly->process.config.precision.grad_norm_skip_threshold = share < 1 && learns ? 1e30 : 0;
       };
       mine.outcomes.push_back(
           step::train_step(*assembly, {make_batches(*assembly, step), step + 1, scheduled, false, judge}));
@@ -143,13 +147,13 @@ TEST(LossScaling, AnOverflowOnOneRankSkipsTheStepOnAll) {
     run_sharded(config, layout, [&](const comm::World& world) {
       const auto assembly = step::assemble(config, world, kVocab);
       if (world.rank() == 5) {
-        nn::Param& param = *assembly->params.back();
+        nn::Param& param = *assembly->model.params.back();
         param.on_use.add("test", [&param] { param.main_grad.view(-1)[0] = std::numeric_limits<double>::infinity(); });
       }
       const auto outcome = step::train_step(*assembly, {make_batches(*assembly, 0), 1, 0, false, {}});
       EXPECT_FALSE(outcome.updated);
       EXPECT_NE(outcome.skipped.find("256"), std::string::npos) << outcome.skipped;
-      EXPECT_EQ(assembly->step.read().steps, 0);
+      EXPECT_EQ(assembly->optimization.step_state.read().steps, 0);
     });
   }
 }
@@ -224,9 +228,9 @@ std::string message_of_nan(const config::Config& config, const TestLayout& layou
   try {
     run_sharded(config, layout, [&](const comm::World& world) {
       const auto assembly = step::assemble(config, world, kVocab);
-      nn::Param& param = **std::find_if(assembly->params.begin(), assembly->params.end(), [](const nn::Param* param) {
-        return param->name.find("linear_fc1.weight") != std::string::npos;
-      });
+      nn::Param& param = **std::find_if(
+          assembly->model.params.begin(), assembly->model.params.end(),
+          [](const nn::Param* param) { return param->name.find("linear_fc1.weight") != std::string::npos; });
       int uses = 0;
       if (world.rank() == rank) {
         param.on_use.add("test", [&] {
@@ -275,7 +279,7 @@ TEST(NotFinite, TheMicrobatchWhoseDataIsToBlameIsNamedInEveryLayoutAndNothingIsU
           step_at(*assembly, 0);
           const auto before = whole_state(*assembly);
           auto batches = make_batches(*assembly, 1);
-          if (assembly->groups().dp.last())
+          if (assembly->process.groups().dp.last())
             batches.at(blamed).loss_mask[0][1] = std::numeric_limits<double>::quiet_NaN();
           std::string message;
           try {

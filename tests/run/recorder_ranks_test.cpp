@@ -28,9 +28,9 @@ Recorded record(config::Config config, bool sequence_parallel) {
                         const comm::World watched = world.recorded(recorder);
                         const auto assembly = step::assemble(config, watched, kVocab);
                         for (int64_t step = 0; step < 2; ++step) mine.outcome = step_at(*assembly, step);
-                        for (const optim::State& state : assembly->optimizer->state())
-                          assembly->optimizer->restore(state, state.values().clone());
-                        assembly->families.finish_gathers();
+                        for (const optim::State& state : assembly->optimization.optimizer->state())
+                          assembly->optimization.optimizer->restore(state, state.values().clone());
+                        assembly->model.families.finish_gathers();
                       }
                       mine.kernels = recorder.kernels();
                       mine.calls = recorder.calls();
@@ -122,7 +122,7 @@ TEST(RecorderRanks, IsToldOfEveryCallOfAGroup) {
       const comm::World watched = world.recorded(recorder);
       const auto assembly = step::assemble(config, watched, kVocab);
       step_at(*assembly, 0);
-      assembly->families.finish_gathers();
+      assembly->model.families.finish_gathers();
       of_ranks[static_cast<size_t>(world.rank())] = recorder.calls();
     });
     std::map<std::string, int64_t> recorded, counted;

@@ -26,7 +26,7 @@ struct Sizes {
 
 Sizes decoded_sizes(step::Assembly& assembly) {
   Sizes sizes;
-  for (const optim::State& state : assembly.optimizer->state()) {
+  for (const optim::State& state : assembly.optimization.optimizer->state()) {
     const auto bytes = static_cast<int64_t>((state.end - state.begin) * c10::elementSize(state.dtype));
     sizes.largest = std::max(sizes.largest, bytes);
     sizes.all += bytes;
@@ -92,16 +92,16 @@ TEST(SaveMemory, ASaveWithoutMemoryIsAFailedSaveAndTheRunGoesOn) {
     const auto assembly = step::assemble(config, world, kVocab);
     step_at(*assembly, 0);
     EXPECT_TRUE(run::save_state(*assembly, {1, 8, 8}).saved);
-    comm::barrier(assembly->groups().world);
+    comm::barrier(assembly->process.groups().world);
     if (world.rank() == 0) scarce.limit = decoded_sizes(*assembly).largest;
-    comm::barrier(assembly->groups().world);
+    comm::barrier(assembly->process.groups().world);
     const run::SaveOutcome failed = run::save_state(*assembly, {2, 16, 16});
     EXPECT_FALSE(failed.saved);
     EXPECT_NE(failed.problem.find("out of memory"), std::string::npos) << failed.problem;
     EXPECT_EQ(failed.problem.find('\n'), std::string::npos) << "a stack trace: " << failed.problem;
-    comm::barrier(assembly->groups().world);
+    comm::barrier(assembly->process.groups().world);
     scarce.limit = std::numeric_limits<int64_t>::max();
-    comm::barrier(assembly->groups().world);
+    comm::barrier(assembly->process.groups().world);
     EXPECT_GT(step_at(*assembly, 1).loss, 0.0);
     EXPECT_TRUE(run::save_state(*assembly, {2, 16, 16}).saved);
   });

@@ -23,15 +23,16 @@ std::vector<at::Tensor> compute_gradients(const config::Config& config, const co
   const auto assembly = step::assemble(config, world, kVocab);
   const auto batches = make_batches(*assembly, 0);
   const auto count = static_cast<int>(batches.size());
-  plan::PipelineTable table = assembly->table(count, false);
+  plan::PipelineTable table = assembly->model.table(assembly->process.config.parallel, count, false);
   if (weights != Weights::in_backward) table = split_backward(std::move(table), weights == Weights::at_the_end);
-  assembly->families.begin_step(count);
+  assembly->model.families.begin_step(count);
   const at::Tensor factors = at::arange(1, count + 1, at::kDouble).reciprocal();
-  assembly->executor->run({table, batches, factors, assembly->border(batches[0])});
-  EXPECT_EQ(assembly->executor->num_live(), 0U);
-  step::finish_gradients(*assembly);
+  assembly->model.executor->run(
+      {table, batches, factors, step::border_shape(assembly->process, assembly->model, batches[0])});
+  EXPECT_EQ(assembly->model.executor->num_live(), 0U);
+  step::finish_gradients(assembly->process, assembly->model, assembly->optimization);
   std::vector<at::Tensor> gradients;
-  for (const distributed::Shard& slice : assembly->slices) gradients.push_back(slice.gradient.clone());
+  for (const distributed::Shard& slice : assembly->model.slices) gradients.push_back(slice.gradient.clone());
   return gradients;
 }
 

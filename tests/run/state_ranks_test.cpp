@@ -67,7 +67,7 @@ TEST(TrainingState, PaddingStaysZeroWhenAnotherNumberFormatIsLoaded) {
     const auto assembly = step::assemble(half, world, kVocab);
     EXPECT_TRUE(run::load_state(*assembly, folder.at("ckpt")).loaded);
     int64_t padding = 0;
-    for (const distributed::Shard& slice : assembly->slices) {
+    for (const distributed::Shard& slice : assembly->model.slices) {
       const auto rows = slice.param->local_shape.front();
       if (slice.param->padding_numel() == 0) continue;
       const at::Tensor values = slice.values.view({rows, -1});
@@ -289,11 +289,11 @@ TEST(TrainingState, GoingBackLeavesABranchAndSaysSo) {
       position.checkpoint = saved.path;
       EXPECT_EQ(saved.note, "");
     }
-    assembly->config.checkpoint.ckpt_step = 5;
+    assembly->process.config.checkpoint.ckpt_step = 5;
     const run::LoadOutcome loaded = run::load_state(*assembly, root);
     EXPECT_NE(loaded.later_branch.find("iter_0000010"), std::string::npos) << loaded.later_branch;
     EXPECT_EQ(loaded.later_branch.find("iter_0000005"), std::string::npos) << loaded.later_branch;
-    assembly->config.checkpoint.keep_last = 2;
+    assembly->process.config.checkpoint.keep_last = 2;
     const auto saved = run::save_state(*assembly, {6, 48, 48, 0, loaded.position.checkpoint});
     EXPECT_NE(saved.note.find("iter_0000010, iter_0000009"), std::string::npos) << saved.note;
     files::PosixFileSystem disk;

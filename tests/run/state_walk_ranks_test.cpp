@@ -208,16 +208,16 @@ State whole(const Runs& runs, const std::string& directory) {
 
 // `whole` becomes the weights, the main parameters and the buffers; moments stay zero.
 void take_over(step::Assembly& assembly, const State& whole) {
-  assembly.families.finish_gathers();
-  for (nn::Param* param : assembly.params) param->data.copy_(whole.at(param->name).view_as(param->data));
-  assembly.optimizer->copy_from_params();
-  for (const optim::State& state : assembly.optimizer->state()) {
+  assembly.model.families.finish_gathers();
+  for (nn::Param* param : assembly.model.params) param->data.copy_(whole.at(param->name).view_as(param->data));
+  assembly.optimization.optimizer->copy_from_params();
+  for (const optim::State& state : assembly.optimization.optimizer->state()) {
     if (state.kind != "main") continue;
-    assembly.optimizer->restore(state,
-                                whole.at(state.param->name + " main").view(-1).slice(0, state.begin, state.end));
+    assembly.optimization.optimizer->restore(
+        state, whole.at(state.param->name + " main").view(-1).slice(0, state.begin, state.end));
   }
-  for (nn::Buffer* buffer : assembly.buffers) buffer->data.copy_(whole.at(buffer->name).view_as(buffer->data));
-  assembly.families.loaded();
+  for (nn::Buffer* buffer : assembly.model.buffers) buffer->data.copy_(whole.at(buffer->name).view_as(buffer->data));
+  assembly.model.families.loaded();
 }
 
 struct ByHand {
@@ -235,8 +235,8 @@ std::vector<Step> run_by_hand(const config::Config& base, const State& weights, 
     const auto assembly = step::assemble(config, world, kVocab);
     take_over(*assembly, weights);
     const auto schedule = step::microbatch_schedule(config, kHere.dp);
-    const run::RunData data(*assembly, step::run_length(config, schedule), {kVocab, kVocab - 1, nullptr}, false,
-                            std::make_shared<files::PosixFileSystem>());
+    const run::RunData data(assembly->process, step::run_length(config, schedule), {kVocab, kVocab - 1, nullptr},
+                            false, std::make_shared<files::PosixFileSystem>());
     run::Position at = hand.start;
     at.train_order = data.train_order();
     step::BatchStream stream = data.stream(run::kTrain, at.consumed_train_samples);

@@ -91,7 +91,7 @@ TEST(StaticBuffers, StopNamesLayerRankRowsAndFactorOnEveryRank) {
     for (const char* part : {"layer ", " rows for rank ", " of ep, whose capacity is ",
                              "model.moe_expert_rank_capacity_factor = 1", "raise it to ", "moe_overflow_policy"})
       expect_contains(said, part);
-    assembly->families.finish_gathers();
+    assembly->model.families.finish_gathers();
     const State after = whole_state(*assembly);
     for (const auto& [name, values] : before) EXPECT_TRUE(at::equal(after.at(name), values)) << name;
   });

@@ -109,7 +109,7 @@ TEST(StepGraphs, ThePoolHoldsWhatIsPredicted) {
           const auto assembly = step::assemble(config, world, test_case.vocab);
           for (int64_t step = 0; step < 4; ++step) test::step_at(*assembly, step);
           const auto want = forecast::predict_memory({config, world.size(), world.rank(), test_case.vocab});
-          const graph::GraphPool::Bytes pool = assembly->graphs->sizes().pool;
+          const graph::GraphPool::Bytes pool = assembly->graphs.step->sizes().pool;
           EXPECT_NEAR(pool.peak, forecast::step_bytes(want), test::kScalars);
           EXPECT_GE(pool.reserved, pool.peak);
         });
@@ -134,7 +134,7 @@ TEST(StepGraphs, AnotherNumberOrFormOfMicrobatchesIsCapturedAgain) {
         losses.push_back(step::evaluate_step(*assembly, {batches.front()}).mean());
         samples += static_cast<int64_t>(batches.size());
       }
-      EXPECT_EQ(assembly->graphs != nullptr, how.train.captures_iteration());
+      EXPECT_EQ(assembly->graphs.step != nullptr, how.train.captures_iteration());
     });
     return losses;
   };
@@ -192,7 +192,7 @@ void expect_same_terms(const config::Config& model, const TestLayout& layout) {
         mine.back()["ran again"] = outcome.repeated.empty() ? 0 : 1;
         samples += static_cast<int64_t>(batches.size()) * layout.dp;
       }
-      EXPECT_EQ(assembly->graphs != nullptr, how.train.captures_iteration());
+      EXPECT_EQ(assembly->graphs.step != nullptr, how.train.captures_iteration());
       if (world.rank() == 0) told = std::move(mine);
     });
     return told;
@@ -229,7 +229,7 @@ TEST(StepGraphs, AStepThatRunsAsItIsLeavesTheCaptureAsItWouldBe) {
         input.eager = true;
         if (between) step::train_step(*assembly, input);
         test::step_at(*assembly, 2);
-        if (world.rank() == 0) operations[between ? 1 : 0] = assembly->graphs->sizes().training.nodes;
+        if (world.rank() == 0) operations[between ? 1 : 0] = assembly->graphs.step->sizes().training.nodes;
       });
     }
     EXPECT_GT(operations[0], 100) << sharding;
@@ -251,12 +251,12 @@ TEST(StepGraphs, TrainingAndEvaluationAreAGraphEach) {
     config = with_graphs(test::cut(config, layout));
     test::run_sharded(config, layout, [&](const comm::World& world) {
       const auto assembly = step::assemble(config, world, test::kVocab);
-      EXPECT_EQ(forecast::captured_graphs(*assembly), 0);
+      EXPECT_EQ(forecast::captured_graphs(assembly->graphs), 0);
       for (int64_t step = 0; step < 4; ++step) {
         test::step_at(*assembly, step);
         step::evaluate_step(*assembly, test::make_batches(*assembly, step));
       }
-      EXPECT_EQ(forecast::captured_graphs(*assembly), 2);
+      EXPECT_EQ(forecast::captured_graphs(assembly->graphs), 2);
     });
   }
 }
@@ -268,10 +268,10 @@ TEST(StepGraphs, TimersOfActionsWaitForNothingInACapture) {
     const auto assembly = step::assemble(config, world, test::kVocab);
     int waits = 0;
     step::Timers timers(2, [&] {
-      EXPECT_FALSE(assembly->graphs->capturing());
+      EXPECT_FALSE(assembly->graphs.step->capturing());
       ++waits;
     });
-    step::time_actions(*assembly, timers);
+    step::time_actions(assembly->model, assembly->graphs, timers);
     std::vector<int> waited;
     for (int64_t step = 0; step < 4; ++step) {
       test::step_at(*assembly, step);
@@ -289,7 +289,7 @@ TEST(StepGraphs, AHandshakeOfLengthsIsRefused) {
   try {
     test::run_sharded(config, layout, [&](const comm::World& world) {
       const auto assembly = step::assemble(config, world, test::kVocab);
-      assembly->variable_lengths = true;
+      assembly->model.variable_lengths = true;
       test::step_at(*assembly, 0);
     });
     FAIL() << "a step whose lengths are exchanged was captured";

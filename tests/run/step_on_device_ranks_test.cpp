@@ -134,7 +134,7 @@ TEST(StepOnDevice, TheHostReadsOnceWithLossTermsAndBuffersToo) {
       CallLog log;
       const comm::World watched = world.recorded(log);
       const auto assembly = step::assemble(config, watched, kVocab, false, toy_experts(watched, at::kFloat));
-      assembly->extra_border_values = toy_border(config);
+      assembly->model.extra_border_values = toy_border(config);
       expect_one_read(*assembly, log, !held_back);
     });
   }
@@ -156,7 +156,7 @@ std::vector<RecordedCall> enqueued(const config::Config& config, const comm::Wor
     const step::EnqueuedStep enqueued = step::enqueue_step(*assembly, {batches, step + 1, 8 * step, false, {}});
     EXPECT_EQ(enqueued.vector.tensor().device().type(), world.device().type());
   }
-  assembly->families.finish_gathers();
+  assembly->model.families.finish_gathers();
   return log.kernels();
 }
 
@@ -219,9 +219,9 @@ TEST(StepOnDevice, CountsItsStepsAndFindsItsRatesWithoutTheHost) {
           const step::EnqueuedStep enqueued = step::enqueue_step(*assembly, input);
           if (!told && step < 2) continue;
           const auto outcome = step::read_outcome(*assembly, input, enqueued);
-          EXPECT_EQ(outcome.lr, assembly->schedule->lr(8 * step));
+          EXPECT_EQ(outcome.lr, assembly->optimization.schedule->lr(8 * step));
         }
-        EXPECT_EQ(assembly->steps, 3);
+        EXPECT_EQ(assembly->optimization.steps, 3);
         states.push_back(whole_state(*assembly));
       });
     }
@@ -244,12 +244,12 @@ TEST(StepOnDevice, ALossThatIsNotFiniteHoldsEveryRankBackBeforeTheHostHearsOfIt)
       auto batches = make_batches(*assembly, 1);
       if (world.groups().dp.index() == 1) batches[2].loss_mask[0][0] = std::numeric_limits<double>::quiet_NaN();
       const step::EnqueuedStep step = step::enqueue_step(*assembly, {batches, 2, 8, false, {}});
-      EXPECT_EQ(assembly->step.read().updates, 0);
-      EXPECT_EQ(assembly->step.read().steps, 1);
+      EXPECT_EQ(assembly->optimization.step_state.read().updates, 0);
+      EXPECT_EQ(assembly->optimization.step_state.read().steps, 1);
       const step::StepVector told = step.vector.on_host(world.target());
       EXPECT_EQ(told.sums()->bad_losses, 2) << "of both tensor-parallel ranks";
-      EXPECT_EQ(std::isfinite(told.losses()[2]), !assembly->last_stage() || world.groups().dp.index() != 1);
-      assembly->families.finish_gathers();
+      EXPECT_EQ(std::isfinite(told.losses()[2]), !assembly->process.last_stage() || world.groups().dp.index() != 1);
+      assembly->model.families.finish_gathers();
       expect_equal_state(whole_state(*assembly), before);
     });
   }
@@ -265,7 +265,7 @@ TEST(StepOnDevice, FollowsAScheduleWhoseBatchSizeChanges) {
       auto batches = make_batches(*assembly, step);
       batches.resize(static_cast<size_t>(2 + 2 * (step / 3)));
       const auto outcome = step::train_step(*assembly, {batches, step + 1, samples, false, {}});
-      EXPECT_EQ(outcome.lr, assembly->schedule->lr(samples)) << "step " << step;
+      EXPECT_EQ(outcome.lr, assembly->optimization.schedule->lr(samples)) << "step " << step;
       samples += static_cast<int64_t>(batches.size());
     }
   });

@@ -102,7 +102,7 @@ TEST(VariableLengths, MicrobatchesOfDifferentLengthTrainAsOnOneRank) {
     std::vector<double> seen;
     run_sharded(settings, layout, [&](const comm::World& world) {
       const auto assembly = step::assemble(settings, world, kVocab);
-      assembly->variable_lengths = true;
+      assembly->model.variable_lengths = true;
       for (int64_t step = 0; step < 3; ++step) {
         std::vector<nn::Microbatch> batches;
         for (int64_t m = 0; m < 4; ++m) {
@@ -134,14 +134,14 @@ TEST(ShardedInitialization, TrainsAndItsTiedCopiesStayEqual) {
   run_sharded(config, layout, [&](const comm::World& world) {
     const auto assembly = step::assemble(config, world, kVocab);
     const auto tied = [&]() -> nn::Param& {
-      for (nn::Param* param : assembly->params) {
+      for (nn::Param* param : assembly->model.params) {
         if (!param->placement.shared.empty()) return *param;
       }
       throw base::Error("test", "no shared parameter");
     };
     const auto expect_equal_copies = [&](const char* when) {
       at::Tensor sum = tied().data.clone();
-      comm::all_reduce(sum, assembly->shared.front().group);
+      comm::all_reduce(sum, assembly->model.shared.front().group);
       EXPECT_TRUE(at::equal(sum, 2.0 * tied().data)) << when;
     };
     expect_equal_copies("at the start");
@@ -158,8 +158,8 @@ TEST(ShardedInitialization, TrainsAndItsTiedCopiesStayEqual) {
     }
     EXPECT_LT(last, first - 0.2);
     at::Tensor difference = tied().data.clone();
-    if (!assembly->groups().tp.first()) difference.neg_();
-    comm::all_reduce(difference, assembly->groups().tp);
+    if (!assembly->process.groups().tp.first()) difference.neg_();
+    comm::all_reduce(difference, assembly->process.groups().tp);
     EXPECT_GT(difference.abs().max().item<double>(), 0.01) << "tensor-parallel ranks drew the same rows";
   });
 }
@@ -181,12 +181,12 @@ Failure failing_step(const config::Config& base, const TestLayout& layout,
       auto batches = make_batches(*assembly, 0);
       spoil(world, batches);
       std::vector<at::Tensor> before;
-      for (const nn::Param* param : assembly->params) before.push_back(param->data.clone());
+      for (const nn::Param* param : assembly->model.params) before.push_back(param->data.clone());
       const auto check = [&] {
         const std::lock_guard hold(lock);
-        failure.changed = failure.changed || assembly->step.read().steps != 0;
+        failure.changed = failure.changed || assembly->optimization.step_state.read().steps != 0;
         for (size_t i = 0; i < before.size(); ++i) {
-          failure.changed = failure.changed || !at::equal(before[i], assembly->params[i]->data);
+          failure.changed = failure.changed || !at::equal(before[i], assembly->model.params[i]->data);
         }
       };
       try {
@@ -268,11 +268,14 @@ TEST(Evaluation, IsTheSameOnAnyLayoutAndLeavesTheModelAlone) {
       const auto assembly = step::assemble(config, world, kVocab);
       auto batches = make_batches(*assembly, 0);
       for (nn::Microbatch& batch : batches) batch.training = false;
-      const auto before = verify::gather_whole(*assembly, verify::GatherKind::data);
+      const auto before =
+          verify::gather_whole(assembly->process, assembly->model, assembly->optimization, verify::GatherKind::data);
       const double mean = step::evaluate_step(*assembly, batches).mean();
       EXPECT_EQ(step::evaluate_step(*assembly, batches).mean(), mean);
       if (world.rank() == 0) means.push_back(mean);
-      expect_equal_state(verify::gather_whole(*assembly, verify::GatherKind::data), before);
+      expect_equal_state(
+          verify::gather_whole(assembly->process, assembly->model, assembly->optimization, verify::GatherKind::data),
+          before);
     });
   }
   ASSERT_EQ(means.size(), 3u);

@@ -93,13 +93,14 @@ inline nn::Microbatch make_batch(const config::Train& train, int64_t first_sampl
 }
 
 inline std::vector<nn::Microbatch> make_batches(const step::Assembly& assembly, int64_t step) {
-  const config::Train& train = assembly.config.train;
-  const comm::Group& dp = assembly.groups().dp;
+  const config::Train& train = assembly.process.config.train;
+  const comm::Group& dp = assembly.process.groups().dp;
   const int64_t count = train.global_batch_size / (train.micro_batch_size * dp.size());
   std::vector<nn::Microbatch> batches;
   for (int64_t m = 0; m < count; ++m) {
     const int64_t first = step * train.global_batch_size + (m * dp.size() + dp.index()) * train.micro_batch_size;
-    batches.push_back(make_batch(train, first, step, assembly.dtype == at::kDouble ? at::kDouble : at::kFloat));
+    batches.push_back(
+        make_batch(train, first, step, assembly.process.dtype == at::kDouble ? at::kDouble : at::kFloat));
   }
   return batches;
 }
@@ -107,7 +108,8 @@ inline std::vector<nn::Microbatch> make_batches(const step::Assembly& assembly, 
 // With context parallelism this rank's region of each batch.
 inline std::vector<nn::Microbatch> make_sharded_batches(const step::Assembly& assembly, int64_t step) {
   std::vector<nn::Microbatch> batches = make_batches(assembly, step);
-  const step::SequenceSharding parts = step::sequence_sharding(assembly.config.parallel, assembly.groups().cp);
+  const step::SequenceSharding parts =
+      step::sequence_sharding(assembly.process.config.parallel, assembly.process.groups().cp);
   for (nn::Microbatch& batch : batches) batch = step::shard_sequence(batch, parts);
   return batches;
 }
@@ -118,30 +120,32 @@ inline step::StepOutcome step_at(step::Assembly& assembly, int64_t step, int64_t
 }
 // If no step was skipped.
 inline step::StepOutcome step_at(step::Assembly& assembly, int64_t step) {
-  return step_at(assembly, step, step * assembly.config.train.global_batch_size);
+  return step_at(assembly, step, step * assembly.process.config.train.global_batch_size);
 }
 
 // Whole tensors on rank 0: parameters and buffers by name, optimizer state by "name kind".
 inline std::map<std::string, at::Tensor> whole_state(step::Assembly& assembly) {
-  auto all = verify::gather_whole(assembly, verify::GatherKind::data);
+  auto all = verify::gather_whole(assembly.process, assembly.model, assembly.optimization, verify::GatherKind::data);
   std::map<std::string, std::vector<verify::ParamShard>> kinds;
-  for (const optim::State& state : assembly.optimizer->state())
+  for (const optim::State& state : assembly.optimization.optimizer->state())
     kinds[state.kind].push_back({state.param, state.begin, state.end, state.values()});
   // A rank may have no state of some kind, but all ranks must join in gathering each.
   std::string mine;
   for (const auto& [kind, parts] : kinds) mine += kind + '\n';
-  for (const std::string& text : comm::all_gather_strings(mine, assembly.groups().world)) {
+  for (const std::string& text : comm::all_gather_strings(mine, assembly.process.groups().world)) {
     std::istringstream lines(text);
     for (std::string kind; std::getline(lines, kind);) kinds[kind];
   }
   for (const auto& [kind, parts] : kinds) {
-    const at::ScalarType dtype = assembly.dtype == at::kDouble ? at::kDouble : at::kFloat;
-    for (auto& [name, tensor] : verify::gather_shards(assembly, parts, dtype)) all[name + " " + kind] = tensor;
+    const at::ScalarType dtype = assembly.process.dtype == at::kDouble ? at::kDouble : at::kFloat;
+    for (auto& [name, tensor] : verify::gather_shards(assembly.process, assembly.model, parts, dtype))
+      all[name + " " + kind] = tensor;
   }
   std::vector<verify::ParamShard> buffers;
-  for (const nn::Buffer* buffer : assembly.buffers)
+  for (const nn::Buffer* buffer : assembly.model.buffers)
     buffers.push_back({buffer, 0, buffer->numel(), buffer->data.view(-1)});
-  for (auto& [name, tensor] : verify::gather_shards(assembly, buffers, at::kDouble)) all[name] = tensor;
+  for (auto& [name, tensor] : verify::gather_shards(assembly.process, assembly.model, buffers, at::kDouble))
+    all[name] = tensor;
   return all;
 }
 

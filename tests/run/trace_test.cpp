@@ -87,9 +87,9 @@ TEST(Trace, AStrayCopyIsFoundByTheMeter) {
     StrayCopy stray;
     stray.bytes = hidden_bytes(config);
     MemoryWatch watch(*assembly, meter);
-    assembly->stages[0]->add_observer("stray", stray);
+    assembly->model.stages[0]->add_observer("stray", stray);
     train_watched(*assembly, watch);
-    assembly->stages[0]->remove_observer("stray");
+    assembly->model.stages[0]->remove_observer("stray");
     ASSERT_EQ(watch.moments.size(), want.moments.size());
     int found = 0;
     for (size_t i = 0; i < want.moments.size(); ++i) {

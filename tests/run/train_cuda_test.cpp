@@ -228,7 +228,7 @@ TEST(TrainOnGpu, ASaveTakesOneTensorOnTheDeviceAndABufferOnTheHost) {
   run_on(0, config, {}, [&](const comm::World& world) {
     const auto assembly = step::assemble(config, world, kVocab);
     int64_t largest = 0, all = 0;
-    for (const optim::State& state : assembly->optimizer->state()) {
+    for (const optim::State& state : assembly->optimization.optimizer->state()) {
       const auto bytes = static_cast<int64_t>((state.end - state.begin) * c10::elementSize(state.dtype));
       largest = std::max(largest, bytes);
       all += bytes;

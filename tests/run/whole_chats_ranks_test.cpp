@@ -126,13 +126,13 @@ TrainResult train_on(const data::Dataset& dataset, const config::Config& config,
   std::mutex lock;
   run_sharded(config, layout, [&](const comm::World& world) {
     const auto assembly = step::assemble(config, world, kVocab);
-    const step::SequenceSharding parts = step::sequence_sharding(config.parallel, assembly->groups().cp);
-    const int64_t dp = assembly->groups().dp.size();
+    const step::SequenceSharding parts = step::sequence_sharding(config.parallel, assembly->process.groups().cp);
+    const int64_t dp = assembly->process.groups().dp.size();
     std::vector<double> losses;
     for (int64_t step = 0; step < 3; ++step) {
       std::vector<nn::Microbatch> batches;
       for (int64_t m = 0; m < 4 / dp; ++m) {
-        const int64_t number = step * 4 + m * dp + assembly->groups().dp.index();
+        const int64_t number = step * 4 + m * dp + assembly->process.groups().dp.index();
         data::Sample sample;
         dataset.get(number, sample);
         batches.push_back(step::shard_sequence(make_microbatch(std::move(sample), number, step), parts));

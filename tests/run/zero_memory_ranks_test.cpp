@@ -55,18 +55,18 @@ struct HeldMemory {
 };
 // A unit is the bucket of one block, with its own padding.
 int64_t two_largest_units(const step::Assembly& assembly) {
-  const distributed::FlatLayout& layout = assembly.families.all().front().values->layout();
+  const distributed::FlatLayout& layout = assembly.model.families.all().front().values->layout();
   std::vector<int64_t> units;
   for (const distributed::FlatBucket& bucket : layout.buckets()) units.push_back(bucket.end - bucket.begin);
   std::sort(units.rbegin(), units.rend());
-  return (units.at(0) + units.at(1)) * static_cast<int64_t>(c10::elementSize(assembly.dtype));
+  return (units.at(0) + units.at(1)) * static_cast<int64_t>(c10::elementSize(assembly.process.dtype));
 }
 HeldMemory predict_held(const step::Assembly& assembly) {
-  const replay::MemoryPrediction predicted = forecast::predicted_memory(assembly, 2);
+  const replay::MemoryPrediction predicted = forecast::predicted_memory(assembly.process, 2);
   int64_t all = 0;
-  for (const nn::Param* param : assembly.params) all += param->numel();
+  for (const nn::Param* param : assembly.model.params) all += param->numel();
   return {predicted.use.parameters, two_largest_units(assembly),
-          all * static_cast<int64_t>(c10::elementSize(assembly.dtype))};
+          all * static_cast<int64_t>(c10::elementSize(assembly.process.dtype))};
 }
 
 template <class Body>
@@ -106,7 +106,7 @@ TEST(ZeroMemoryRanks, AnEighthAndTheTwoLargestUnitsAreHeldWhileTraining) {
     device::MemoryMeter meter;
     const auto assembly = step::assemble(config, world, kVocab);
     const HeldMemory held = predict_held(*assembly);
-    const replay::MemoryPrediction predicted = forecast::predicted_memory(*assembly, 2);
+    const replay::MemoryPrediction predicted = forecast::predicted_memory(assembly->process, 2);
     step_at(*assembly, 0);
     const auto batches = make_batches(*assembly, 1);
     forecast::MemoryReport report(*assembly, meter);

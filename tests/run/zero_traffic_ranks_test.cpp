@@ -26,18 +26,18 @@ Counted measure_step(config::Config config, int stage, int64_t microbatches) {
   comm::run_threads(4, topology::RankGrid(4, config.parallel), options, [&](const comm::World& world) {
     const auto assembly = step::assemble(config, world, kVocab);
     step_at(*assembly, 0);
-    assembly->families.finish_gathers();
+    assembly->model.families.finish_gathers();
     comm::barrier(world.groups().world);
     if (world.rank() == 0) traffic->clear();
     comm::barrier(world.groups().world);
     step_at(*assembly, 1);
-    assembly->families.finish_gathers();
+    assembly->model.families.finish_gathers();
     comm::barrier(world.groups().world);
     if (world.rank() != 0) return;
-    const distributed::FlatLayout& layout_of = assembly->families.all().front().gradients->layout();
+    const distributed::FlatLayout& layout_of = assembly->model.families.all().front().gradients->layout();
     counted.buckets = static_cast<int64_t>(layout_of.buckets().size());
     counted.padded = layout_of.numel();
-    counted.segments = static_cast<int64_t>(assembly->stages[0]->blocks().size());
+    counted.segments = static_cast<int64_t>(assembly->model.stages[0]->blocks().size());
     counted.ranks = 4;
     counted.all_reduce = traffic->of("dp-cp", "all_reduce");
     counted.reduce_scatter = traffic->of("dp-cp", "reduce_scatter");

@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-#include <chrono>
+#include <ctime>
 #include <fstream>
 
 #include <nlohmann/json.hpp>
@@ -99,8 +99,8 @@ TEST(MegatronGroups, HierarchiesJoinNeighboursFirstAndNeedTheRightProduct) {
   EXPECT_THROW(hierarchical_groups({0, 1, 2, 3}, {4, 0}), base::Error);
 }
 
-// Returns the shortest time of several runs, because the machine may be busy.
-double seconds_for_groups(int64_t stages) {
+// Returns the shortest processor time of several runs, because the machine may be busy.
+double time_for_groups(int64_t stages) {
   config::Parallel parallel;
   parallel.tensor_model_parallel_size = 8;
   parallel.context_parallel_size = 4;
@@ -110,20 +110,20 @@ double seconds_for_groups(int64_t stages) {
   parallel.num_distributed_optimizer_instances = 2;
   MegatronOptions options;
   options.hierarchical_context_parallel_sizes = {2, 2};
-  double best = 1e9;
-  for (int run = 0; run < 5; ++run) {
-    const auto start = std::chrono::steady_clock::now();
+  double best = 1e18;
+  for (int run = 0; run < 3; ++run) {
+    const std::clock_t start = std::clock();
     const RankGrid grid(1024 * stages, parallel);
     const auto groups = megatron_groups(grid, options);
-    best = std::min(best, std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+    best = std::min(best, static_cast<double>(std::clock() - start));
     EXPECT_EQ(find_groups(groups, "TENSOR_MODEL_PARALLEL_GROUP").size(), static_cast<size_t>(128 * stages));
   }
   return best;
 }
 
-// 16 times the ranks take 16 times as long if the work is linear, and 256 times if it is quadratic. The limit is the
+// 64 times the ranks take 64 times as long if the work is linear, and 4096 times if it is quadratic. The limit is the
 // geometric mean.
-TEST(MegatronGroups, TimeGrowsLinearly) { EXPECT_LT(seconds_for_groups(16) / seconds_for_groups(1), 64); }
+TEST(MegatronGroups, TimeGrowsLinearly) { EXPECT_LT(time_for_groups(64) / time_for_groups(1), 512); }
 
 }  // namespace
 }  // namespace metroplex::topology::megatron_groups_test

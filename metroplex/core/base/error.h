@@ -20,7 +20,7 @@ class Error : public std::runtime_error {
   std::string room_;
 };
 
-// Returns what(), for an Error without the module.
+// Returns what(); for an Error, without the module prefix.
 std::string message_of(const std::exception& error);
 
 template <class... Parts>

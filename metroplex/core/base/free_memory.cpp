@@ -70,7 +70,8 @@ bool holds_memory(const std::string& controllers) {
 }
 
 // Returns the paths of the process's memory cgroups, one per hierarchy: lines "0::/path" of v2, "4:memory:/path" of
-// v1. In a container these may be host paths. Then the root of the mount counts, where every search ends.
+// v1. In a container these may be host paths; the limits at the root of the mount still apply, because every
+// search ends there.
 std::vector<std::string> memory_cgroups(const std::string& self) {
   std::ifstream file(self);
   std::vector<std::string> paths;

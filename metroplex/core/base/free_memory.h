@@ -13,8 +13,8 @@ struct FreeMemory {
   std::string from;  // source of the limit: "/proc/meminfo", "/sys/fs/cgroup/job/memory.max"
 };
 
-// Returns the minimum of all known limits; nothing if /proc/meminfo is unreadable. `root` is prepended to every path,
-// for tests. Missing or invalid limit files are ignored.
+// Returns the minimum of all known limits; nullopt if /proc/meminfo is unreadable. `root` is prepended to every
+// path, for tests. Missing or invalid limit files are ignored.
 std::optional<FreeMemory> free_memory(const std::string& root = "");
 
 }  // namespace metroplex::base

@@ -1,5 +1,5 @@
-// Named event listeners in registration order. For a pair of events around an action, callers notify in this order
-// first and in reverse order after it.
+// Named event listeners in registration order. For before/after event pairs, callers notify in this order before
+// the action and in reverse order after it.
 #pragma once
 
 #include <algorithm>

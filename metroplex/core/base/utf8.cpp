@@ -98,7 +98,7 @@ void append_hex(std::string& out, const char* prefix, char32_t value, int digits
   while (digits-- > 0) out += "0123456789abcdef"[value >> 4 * digits & 15];
 }
 
-// Above U+FFFF as two surrogates, as in JSON.
+// Code points above U+FFFF become two surrogates, as in JSON.
 void append_escape(std::string& out, char32_t c) {
   if (c > 0xFFFF) append_hex(out, "\\u", 0xD800 + ((c - 0x10000) >> 10), 4);
   append_hex(out, "\\u", c > 0xFFFF ? 0xDC00 + (c & 0x3FF) : c, 4);

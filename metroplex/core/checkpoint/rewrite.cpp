@@ -78,7 +78,7 @@ LocalPiece make_piece(TensorSource& source, const files::TensorForm& tensor, int
   return piece;
 }
 
-// Returns the shards of `rank`: all tensors are concatenated and divided into equal byte ranges, and a row belongs to
+// Returns the shards of `rank`. All tensors are concatenated and divided into equal byte ranges. A row belongs to
 // the rank in whose range it starts. A tensor without elements belongs to the first rank.
 std::vector<LocalPiece> share(TensorSource& source, int rank, int ranks,
                               const std::function<bool(const files::TensorForm&)>& wanted) {

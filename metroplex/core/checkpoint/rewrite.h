@@ -15,9 +15,9 @@ using OpenSource = std::function<std::unique_ptr<TensorSource>()>;
 
 inline constexpr int64_t kRewriteSlabBytes = int64_t{4} << 20;
 
-// Saves as `ranks` ranks with equal shares of the bytes would, tensor after tensor. A tensor is in one file, or its
-// rows are divided over adjacent files. Each rank is a thread with its own source and a buffer of kRewriteSlabBytes.
-// `wanted` selects tensors. Throws base::Error if the save fails.
+// Writes the files that `ranks` ranks with equal shares of the bytes would write, tensor after tensor. A tensor is
+// in one file, or its rows are divided over adjacent files. Each rank is a thread with its own source and a buffer
+// of kRewriteSlabBytes. `wanted` selects tensors. Throws base::Error if the save fails.
 SaveResult rewrite(files::FileSystem& disk, const OpenSource& open, const std::string& root, const RunState& state,
                    int ranks, const std::function<bool(const files::TensorForm&)>& wanted);
 

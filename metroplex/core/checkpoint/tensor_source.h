@@ -1,6 +1,6 @@
 // Source of the tensors that a run loads: a checkpoint (load.h), or a reader of another format that lists tensors
-// under our names. A source may build a tensor from several of its own by concatenation or transposition. A region
-// refers to elements of the resulting tensor, not to positions in the source.
+// under Metroplex names. A source may build a tensor from several of its own by concatenation or transposition. A
+// region refers to elements of the resulting tensor, not to positions in the source.
 #pragma once
 
 #include <cstdint>

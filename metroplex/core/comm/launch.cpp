@@ -134,7 +134,7 @@ void report_cause(const LaunchEnvironment& launch, const ProcessOptions& options
   [[maybe_unused]] const ssize_t written = ::write(launch.cause_fd, text.data(), text.size());
 }
 
-// c10d logs every failed attempt and closed connection; these are reported once elsewhere.
+// c10d logs every failed attempt and closed connection. Other code already reports these errors once.
 void quiet_c10d() {
   ::setenv("TORCH_CPP_LOG_LEVEL", "ERROR", /*overwrite=*/0);
   c10::initLogging();  // reads the variable
@@ -154,7 +154,7 @@ GlooOptions store_options(const LaunchEnvironment& launch) {
   gloo.agent_store = launch.agent_store;
   gloo.secret = launch.secret;
   gloo.attempt = launch.attempt;
-  gloo.meet_first = launch.cause_fd < 0;  // our own launcher ends the other ranks if one cannot start
+  gloo.meet_first = launch.cause_fd < 0;  // built-in launcher ends the other ranks if one cannot start
   return gloo;
 }
 

@@ -58,8 +58,8 @@ struct LaunchEnvironment {
   int64_t attempt = 0;       // number of restarts by torchrun
   std::string secret{};      // METROPLEX_SECRET: authenticates the ranks to each other
   std::string interface {};  // GLOO_SOCKET_IFNAME: network interfaces
-  int listen_fd = -1;        // own launcher, rank 0: the open listening socket of master_port
-  int cause_fd = -1;         // own launcher: pipe on which a failing rank reports its cause
+  int listen_fd = -1;        // built-in launcher, rank 0: open listening socket of master_port
+  int cause_fd = -1;         // built-in launcher: pipe on which a failing rank reports its cause
 };
 
 using Environment = std::function<std::optional<std::string>(const std::string& name)>;
@@ -70,8 +70,8 @@ std::optional<std::string> process_environment(const std::string& name);
 // invalid variables if only some are set.
 std::optional<LaunchEnvironment> launch_from_environment(const Environment& environment = process_environment);
 
-// Returns the task count of the job if this process has Slurm's variables but was not started by srun. That is a
-// batch script or the shell of salloc; it is one process. Returns 0 otherwise.
+// Returns the task count of the job if this process has Slurm's variables but was not started by srun. Such a
+// process is a batch script or an salloc shell. Returns 0 otherwise.
 int slurm_batch_tasks(const Environment& environment = process_environment);
 
 enum class ProcessBackend { gloo, nccl };
@@ -86,19 +86,20 @@ struct ProcessOptions {
   std::shared_ptr<Traffic> traffic = nullptr;
   // Ends a process that cannot stop by itself (see GlooOptions). Only apps/ should set it.
   std::function<void(const std::exception_ptr& failure)> on_stuck = nullptr;
-  // Returns the exit code for `failure`; it is sent to our own launcher with the cause.
+  // Returns the exit code for `failure`; it is sent to the built-in launcher with the cause.
   std::function<int(const std::exception_ptr& failure)> exit_code = nullptr;
   // Replaces make_nccl_context in tests.
   std::function<std::shared_ptr<NcclContext>(GlooContext& control)> make_nccl = nullptr;
 };
 
-// Runs `body` as one rank. A failure is first reported to the other ranks and to our own launcher. Then the
+// Runs `body` as one rank. A failure is first reported to the other ranks and to the built-in launcher. Then the
 // communicators are destroyed, which may block, and the failure is thrown through with_rank.
 void run_process(const LaunchEnvironment& launch, const topology::RankGrid& grid, const ProcessOptions& options,
                  const RankBody& body);
 
-// Replaces run_process on a rank that cannot start: the other ranks throw PeerFailure with `cause`. No-op under our
-// own launcher or if no rank waits. Rank 0 returns when the others have read the cause, or after 20 s. Never throws.
+// Replaces run_process on a rank that cannot start: the other ranks throw PeerFailure with `cause`. No-op under
+// the built-in launcher or if no rank waits. Rank 0 returns when the others have read the cause, or after 20 s.
+// Never throws.
 void refuse_to_start(const LaunchEnvironment& launch, const std::string& cause);
 
 // Sets up a rank's thread: `num_threads` for operators, backward on the calling thread, and the device.

@@ -85,8 +85,8 @@ int tasks_on_node(const std::string& list, int node) {
   return 1;
 }
 
-// Reads torchrun's six variables, or ours with the prefix METROPLEX_. With `alone`, missing local variables mean that
-// all ranks run on one machine.
+// Reads torchrun's six variables, each with `prefix` ("" or "METROPLEX_"). With `alone`, missing local variables
+// mean that all ranks run on one machine.
 LaunchEnvironment read_variables(Variables& variables, const std::string& prefix, bool alone) {
   LaunchEnvironment launch;
   launch.rank = variables.number(prefix + "RANK", 0, kMaxRanks);

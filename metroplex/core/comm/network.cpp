@@ -119,7 +119,7 @@ std::string resolve_error(const std::string& host, std::chrono::milliseconds pat
 
 void raise_file_limit(int64_t world_size) {
   // Rank 0 opens the most files: one connection to each other rank, plus one store and one watch connection from
-  // each. 22 further files were counted in training with saves; 10 more are reserved for data and reports.
+  // each. Training with saves opened 22 further files; 10 more are reserved for data and reports.
   constexpr int64_t kFilesPerRank = 32, kFilesPerPeer = 3;
   rlimit limit{};
   if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return;

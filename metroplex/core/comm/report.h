@@ -1,6 +1,6 @@
-// Messages from a rank to our own launcher through LaunchEnvironment::cause_fd. Notes are one line each: the rank can
-// be stopped after a step, or a signal arrived. The last message is the report of a failure. This file also decides
-// which signals count as one stop request.
+// Messages from a rank to the built-in launcher through LaunchEnvironment::cause_fd. A note is one line: the rank
+// can be stopped after a step, or a signal arrived. The last message is the report of a failure. This file also
+// decides which signals count as one stop request.
 #pragma once
 
 #include <cstdint>

@@ -107,7 +107,7 @@ void kill_all(std::vector<Child>& children) {
 
 // Ends ranks that a signal has stopped for too long. `elapsed` is since the last call.
 void end_paused(std::vector<Child>& children, const SpawnOptions& options, Clock::duration elapsed) {
-  constexpr std::chrono::milliseconds kMaxRound{100};  // a longer one: the launcher was stopped too
+  constexpr std::chrono::milliseconds kMaxRound{100};  // a longer round means that the launcher was stopped too
   for (Child& child : children) {
     if (child.ended || !child.paused || child.ready || child.report) continue;
     child.paused_for += std::min(std::chrono::duration_cast<std::chrono::milliseconds>(elapsed), kMaxRound);

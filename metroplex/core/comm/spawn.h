@@ -1,5 +1,5 @@
-// Our own launcher. It starts one process per rank on this machine and stops all of them when one fails. Each rank
-// reads its position with launch_from_environment.
+// The built-in launcher. It starts one process per rank on this machine and stops all of them when one fails. Each
+// rank reads its position with launch_from_environment.
 #pragma once
 
 #include <chrono>
@@ -26,8 +26,8 @@ struct SpawnOptions {
   uint16_t port = 0;  // of the store, on the loopback; 0: a free port
   // Time for the other ranks to stop after the first failure, before they are killed.
   std::chrono::milliseconds grace{800};
-  // A rank that a signal stops for longer before it is ready (report.h) fails, because the other ranks wait for its
-  // connection.
+  // A rank that stays stopped by a signal for longer before it is ready (report.h) fails, because the other ranks
+  // wait for its connection.
   std::chrono::milliseconds pause_limit{15000};
   int pause_code = 1;     // exit code after pause_limit
   int stopped_code = -1;  // exit code of a requested stop, which is not a failure: no time limit for the other ranks

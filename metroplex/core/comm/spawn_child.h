@@ -31,8 +31,8 @@ struct Child {
 
   bool has_failed() const { return ended && status != 0 && !stopped; }
   bool is_failing() const { return has_failed() || report; }
-  // Order of failures noticed in one round; the smallest is the cause. A rank that something outside killed comes
-  // first, because its peers then fail too. Failures caused by other ranks come last.
+  // Order of failures noticed in one round; the smallest is the cause. A rank killed from outside comes first,
+  // because its peers then fail too. Failures caused by other ranks come last.
   int blame() const {
     if (report) return report->own ? 1 : 3;
     if (killed_by_us) return 4;

@@ -52,7 +52,7 @@ class CudaGraphModules {
 CudaGraphModules cuda_graph_module_set(const std::vector<std::string>& words);
 
 using NewerKey = std::pair<std::string, std::string>;
-// Translation of an older Megatron key of section train into current keys. `problem` is the reason if there is none.
+// Translation of an older Megatron key of section train into current keys. `problem` is set if there is none.
 struct NewerKeys {
   bool known = false;
   std::vector<NewerKey> keys;

@@ -31,7 +31,7 @@ int64_t most_context_tokens(const Config& config);
 // Returns the group sizes of hybrid context parallelism: powers of two that divide dp x cp.
 std::vector<int> hybrid_context_sizes(int64_t ranks);
 // Returns the maximum tokens of a microbatch per rank with hybrid context parallelism, a multiple of
-// context_multiple. It is parallel.max_seqlen_per_dp_cp_rank, or the number without hybrid context parallelism.
+// context_multiple. It follows from parallel.max_seqlen_per_dp_cp_rank, or from seq_length / cp if that key is 0.
 int64_t most_hybrid_tokens(const Config& config);
 // Default of parallel.ddp_bucket_size: max(40M, 1M * dp) elements, as in Megatron.
 int64_t default_bucket_size(int64_t dp);

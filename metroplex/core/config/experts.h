@@ -81,8 +81,8 @@ bool echo_plans_on_device(const Model& model);
 // Resolves model.moe_token_dispatcher_type: auto is local for one rank, else alltoall. expert_ranks is etp * ep, the
 // ranks that share a layer's experts.
 TokenDispatcher token_dispatcher(const Model& model, int64_t expert_ranks);
-// True if that dispatcher reads the row counts per rank on the host in every step, because its messages have that
-// length.
+// True if that dispatcher reads the row counts per rank on the host in every step, because they set its message
+// lengths.
 bool dispatcher_reads_counts(const Model& model, int64_t expert_ranks);
 
 }  // namespace metroplex::config

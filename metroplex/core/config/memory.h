@@ -10,7 +10,7 @@
 
 namespace metroplex::config {
 
-// Save points are the places in a transformer layer at which a tensor is saved for backward. One table maps module
+// Save points are the points in a transformer layer at which a tensor is saved for backward. One table maps module
 // names to sets of them for memory.recompute_modules, offload and capture.
 
 enum class SavePoint : uint8_t {

@@ -48,7 +48,7 @@ template <>
 inline constexpr Word<RouterDtype> kWords<RouterDtype>[] = {
     {RouterDtype::automatic, "auto"}, {RouterDtype::fp32, "fp32"}, {RouterDtype::fp64, "fp64"}};
 
-// For scores that depend on one logit each.
+// For sigmoid and sqrtsoftplus: whether the scores of the selected experts are divided by their sum.
 enum class TopkNormalization { automatic, always, never };
 template <>
 inline constexpr Word<TopkNormalization> kWords<TopkNormalization>[] = {{TopkNormalization::automatic, "auto"},

@@ -26,7 +26,7 @@ struct Sharding {
   bool gradients = false;        // a rank keeps only its shards of reduced gradients
   bool parameters = false;       // a rank keeps only its shards between uses
 
-  // Buckets are divided into aligned shards. Off: all ranks hold and update everything.
+  // Buckets are divided into aligned shards. If false, all ranks hold and update everything.
   bool any() const { return optimizer_state; }
   // Parameters are in one range that every rank holds in full; its buckets are gathered after an update.
   bool gathers_updates() const { return optimizer_state && !parameters; }

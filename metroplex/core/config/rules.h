@@ -40,7 +40,7 @@ class Rules {
   }
 
   bool trains() const { return use != Use::evaluation; }
-  // Returns how the steps are captured; none: they are not.
+  // Returns how the steps are captured; `none` if they are not.
   Choice<CudaGraphImpl> captured_by() const {
     const Choice<CudaGraphImpl> asked = config.train.cuda_graph_impl;
     if (!trains()) return CudaGraphImpl::none;

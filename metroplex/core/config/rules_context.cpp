@@ -37,7 +37,7 @@ void check_lengths_of_parts(Rules& rules) {
                 "choose another length, or parallel.context_parallel_cut = balanced");
 }
 
-// For layers with exchange `word`, in which `ranks` ranks share the heads.
+// Checks layers with exchange `word`, in which `ranks` ranks share the heads.
 void check_heads(Rules& rules, const std::string& word, int64_t ranks) {
   const Model& m = rules.config.model;
   const Parallel& parallel = rules.config.parallel;

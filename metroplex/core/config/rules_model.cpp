@@ -10,7 +10,7 @@ namespace metroplex::config {
 
 using base::concat;
 
-// For dense layers. If all layers have experts of an explicit width, ffn_hidden_size is unused.
+// Applies to dense layers. If all layers have experts of an explicit width, ffn_hidden_size is unused.
 static void check_ffn(Rules& rules) {
   const Model& m = rules.config.model;
   const int64_t tp = rules.config.parallel.tp(), ffn = ffn_width(m);

@@ -100,7 +100,7 @@ static std::string fp32_problem(double value) {
 
 static const std::string kFp32Fix = "give a number from 1.5e-45 to 3.4e38, or precision.params_dtype = fp64";
 
-// Values that change their meaning when rounded to 0 or infinity. Betas do not.
+// Checks values whose meaning changes if fp32 rounds them to 0 or infinity. Betas are not among them.
 static void check_fp32_numbers(Rules& rules) {
   const Optim& optim = rules.config.optim;
   if (rules.config.precision.params_dtype == ParamsDtype::fp64) return;

@@ -44,12 +44,12 @@ std::vector<Violation> without_effect(const Config& config);
 void check(const Config& config, int64_t world_size, Use use = Use::training);
 std::string message(const std::vector<Violation>& violations);
 
-// Returns the configuration with derived values filled in. For the model: head, MLP and expert widths, query groups,
-// positions. For the run: batch size, schedule and its lengths, vpp of a layout, bucket size, gradient format,
-// modules of selective recompute. sequence_parallel is switched off for tp 1, and the NaN checks for a dynamic loss
-// scale. Values that depend on the machine or tokenizer stay 0 or auto: run.threads_per_rank, run.master_port,
-// run.device, model.vocab_size. So does the batch size with a step schedule. resolved(resolved(c)) equals
-// resolved(c). Requires no violations.
+// Returns the configuration with derived values filled in. For the model: head, MLP and expert widths, query
+// groups, positions. For the run: batch size, schedule and its lengths, vpp of a layout, bucket size, gradient
+// format, modules of selective recompute. sequence_parallel is switched off for tp 1, and the NaN checks for a
+// dynamic loss scale. Values that depend on the machine or tokenizer stay 0 or auto: run.threads_per_rank,
+// run.master_port, run.device, model.vocab_size. The batch size stays 0 with a step schedule.
+// resolved(resolved(c)) equals resolved(c). Requires no violations.
 Config resolved(const Config& config, int64_t world_size);
 
 // Returns the same run in fp64, to compare layouts. Formats of gradients, main parameters and moments, loss scale and

@@ -38,7 +38,7 @@ struct BuildOptions {
   std::array<int64_t, 3> sizes{};  // requested samples of train, valid, test; -1: one epoch
   int64_t eod = -1;                // end-of-document token; required for the resets and eod_mask_loss
   int64_t vocab_size = 0;          // mock data: exclusive bound of tokens; else 0 (unchecked) or the bound to check
-  std::string tokenizer = {};      // text::words_of the run's tokenizer. Empty: not compared with the datasets
+  std::string tokenizer = {};      // text::identify_tokenizer of the run. Empty: not compared with the datasets
 };
 
 // Opens the datasets, builds or reads their index files (ranks may do so concurrently), and blends. Throws

@@ -46,7 +46,7 @@ IndexArrays packed_arrays(const TokenSource& source, std::span<const int32_t> ch
       order.insert(order.end(), sample.begin(), sample.end());
       begins.push_back(static_cast<int64_t>(order.size()));
     }
-    // Estimates the full order from this epoch. It exists twice while it is written.
+    // Estimates the full order from this epoch. Writing it needs two copies in memory.
     const double share =
         std::max(1.0, static_cast<double>(options.num_samples) / static_cast<double>(begins.size() - 1));
     const double bytes = 2 * share * (static_cast<double>(order.size()) * 4 + static_cast<double>(begins.size()) * 8);

@@ -30,7 +30,7 @@ struct DocumentPosition {
   int64_t offset = 0;
 };
 
-// A directory stands for all files in its tree, in name order. Hidden files (.name) are skipped and counted in
+// A directory is expanded to all files in its tree, in name order. Hidden files (.name) are skipped and counted in
 // `hidden`. Throws base::Error for a file that is unreadable or not text (compressed, UTF-16).
 std::vector<DocumentFile> open_documents(files::FileSystem& disk, const std::vector<std::string>& inputs,
                                          TextFormat format, int64_t* hidden = nullptr);

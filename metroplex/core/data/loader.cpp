@@ -79,7 +79,7 @@ Loader::Loader(std::shared_ptr<const Dataset> dataset, SamplerOptions options, i
   try {
     for (int i = 0; prefetch > 0 && i < threads; ++i)
       state_->threads.emplace_back([state = state_.get()] { state->run(); });
-  } catch (const std::system_error&) {}  // the started threads read everything; without any, next() reads
+  } catch (const std::system_error&) {}  // the started threads read all data; if there are none, next() reads
 }
 
 Loader::~Loader() {

@@ -115,7 +115,7 @@ class Job {
     return job.dump(1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
   }
 
-  // The folder of part files will be removed, so it must contain only our files.
+  // The folder of part files will be removed, so it must contain no other files.
   void check_folder() const {
     if (!disk_.exists(directory_)) return;
     for (const std::string& name : disk_.list(directory_)) {

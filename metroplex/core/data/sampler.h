@@ -1,6 +1,6 @@
-// Megatron's samplers as pure functions of the number of consumed samples, so a run can stop and resume at any point.
-// Single reads the dataset in order, once. Cyclic reads it in a new order every epoch (torch.randperm seeded by the
-// epoch), endlessly.
+// Megatron's samplers as pure functions of the number of consumed samples, so a run can stop and resume at any
+// point. Single reads the dataset in order, once. Cyclic repeats it without end, in a new order every epoch
+// (torch.randperm seeded by the epoch).
 #pragma once
 
 #include <cstdint>

@@ -9,11 +9,11 @@ struct CUstream_st;
 namespace metroplex::device {
 
 int device_count();        // 0 without GPU, driver, or CUDA support in this build
-int compute_capability();  // of the first GPU, 90 for sm_90, cached; 0 without GPU
-int64_t total_memory();    // of the first GPU, in bytes, used or not; 0 without GPU. Creates no CUDA context
+int compute_capability();  // first GPU, 90 for sm_90, cached; 0 without GPU
+int64_t total_memory();    // first GPU, in bytes, used and free; 0 without GPU. Creates no CUDA context
 
 // These functions throw base::Error("cuda", ...) if device_count() is 0.
-CUstream_st* current_stream();  // of the calling thread
+CUstream_st* current_stream();  // for the calling thread
 void set_device(int index);     // for the calling thread
 void synchronize();             // waits for all work enqueued on the calling thread's GPU
 

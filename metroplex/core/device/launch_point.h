@@ -38,7 +38,7 @@ struct Operation {
   std::vector<at::Tensor> reads, writes;
   std::vector<HostScalar> scalars;
   std::function<void()> run;   // may run any number of times, on the same memory with the same scalars
-  double flops = 0;            // of its products as computed, two per multiply-add; 0 if memory-bound
+  double flops = 0;            // product FLOPs as computed, two per multiply-add; 0 if memory-bound
   const void* work = nullptr;  // identifies a communication call and its "wait"
   std::string arguments{};     // argument_bytes of a kernel's arguments except tensors
   // Used instead of `run` in replays, if `run` owns its memory. A communication call of a failing rank must keep its
@@ -103,7 +103,7 @@ struct CpuOnly {
   }
 };
 
-// The argument as a replay uses it.
+// Returns the argument that a replay uses.
 template <class Arg>
 Arg held(Recorder& recorder, const Arg& argument) {
   if constexpr (std::is_same_v<Arg, at::Tensor>) {
@@ -117,8 +117,8 @@ Arg held(Recorder& recorder, const Arg& argument) {
   }
 }
 
-// Bytes of the arguments' values without padding, each aligned to 8 bytes; tensors are skipped. They reveal changed
-// numbers that the launch does not list as scalars. Empty if the compiler cannot clear padding.
+// Bytes of the arguments' values without padding, each aligned to 8 bytes; tensors are skipped. They detect
+// changed numbers that the launch does not list as scalars. Empty if the compiler cannot clear padding.
 template <class... Args>
 std::string argument_bytes(const Args&... args) {
   std::string all;
@@ -159,7 +159,8 @@ void launch(const Target& target, const Operands& operands, OnCpu on_cpu, OnGpu 
 }
 
 // Copies x, a tensor of target.memory(), to the host, after waiting for all enqueued work. All reads of device values
-// use this function, also on the CPU, so that a Recorder sees them. Asserts that values exist (not Target::meta).
+// use this function, also on the CPU, so that a Recorder records them. Asserts that values exist (not
+// Target::meta).
 at::Tensor read_on_host(const Target& target, const at::Tensor& x);
 
 // Overwrites x, a tensor of `target`, with a host tensor of the same shape and type. Does not block the host.

@@ -46,8 +46,8 @@ class MetaMemory {
     virtual void freed(int64_t bytes, const void* block) = 0;
   };
 
-  // Reports for the calling thread (and autograd work on its behalf) until destroyed there. It may nest with others
-  // and with MemoryMeter. A free in another thread is reported to that thread's listener.
+  // Reports for the calling thread (and autograd work on its behalf) until destroyed there. It may nest with other
+  // listeners and with MemoryMeter. A free in another thread is reported to that thread's listener.
   explicit MetaMemory(Listener& listener);
   ~MetaMemory();
   MetaMemory(const MetaMemory&) = delete;

@@ -38,7 +38,8 @@ struct GradBufferOptions {
 
 class GradBuffer {
  public:
-  // Sets main_grad of every parameter of the layout and listens to its uses. The parameters must outlive the buffer.
+  // Sets main_grad of every parameter of the layout and registers a listener for its uses. The parameters must
+  // outlive the buffer.
   GradBuffer(std::shared_ptr<const FlatLayout> layout, DataParallel dp, GradBufferOptions options);
   ~GradBuffer();
   GradBuffer(const GradBuffer&) = delete;

@@ -15,7 +15,7 @@ namespace metroplex::distributed {
 
 struct Shard {
   nn::Param* param = nullptr;
-  int64_t begin = 0, end = 0;   // of the flattened local tensor
+  int64_t begin = 0, end = 0;   // in the flattened local tensor
   at::Tensor values, gradient;  // [end - begin], contiguous; a frozen parameter has no gradient
   int64_t size() const { return end - begin; }
   bool whole() const { return begin == 0 && end == param->numel(); }

@@ -11,9 +11,9 @@ namespace metroplex::files {
 // True for F64, F32, BF16 and F16.
 bool is_float(Dtype dtype);
 
-// Converts `count` elements at any alignment; `in` and `out` must not overlap. Rounds to nearest, ties to even. Too
-// large values become infinite, NaN stays NaN. Throws base::Error for types without is_float, unless both types are
-// equal.
+// Converts `count` elements at any alignment; `in` and `out` must not overlap. Rounds to nearest, ties to even.
+// Values out of range become infinite, NaN stays NaN. Throws base::Error for types without is_float, unless both
+// types are equal.
 void convert_elements(Dtype from, const std::byte* in, Dtype to, std::byte* out, uint64_t count);
 
 }  // namespace metroplex::files

@@ -8,7 +8,7 @@
 
 namespace metroplex::files {
 
-// In the format's order; the safetensors package writes tensors in reverse order of it.
+// In the format's order. The safetensors package writes tensors in the reverse order.
 enum class Dtype : uint8_t {
   // clang-format off
   kBool, kF4, kF6E2M3, kF6E3M2, kU8, kI8, kF8E5M2, kF8E4M3, kF8E8M0, kF8E4M3Fnuz, kF8E5M2Fnuz,

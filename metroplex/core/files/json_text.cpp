@@ -41,7 +41,7 @@ Json parse_json_strictly(std::string_view text, const std::string& what) {
 
 namespace {
 
-// Checks a text without building it: the builder and copies of its result recurse to any depth.
+// Checks a text before a value is built, because the builder and copies of the value recurse without limit.
 class OrderedJsonCheck final : public nlohmann::json_sax<nlohmann::ordered_json> {
  public:
   OrderedJsonCheck(std::string_view text, bool exact) : text_(text), exact_(exact) {}

@@ -95,7 +95,7 @@ ManifestTensor parse_tensor(const Parsed& json, const Manifest& manifest, const 
             printable(dtype), "'");
   tensor.dtype = *known;
   tensor.shape = json_counts(json, "shape", what);
-  // Limits bytes, so that later products cannot overflow: a piece is no larger than its tensor.
+  // Limits bytes, so that later products cannot overflow. A shard is no larger than its tensor.
   constexpr int64_t kMaxBytes = int64_t{1} << 62;
   const int64_t elements = element_count(tensor.shape);
   MPX_CHECK(tensor.shape.size() <= kMaxDims && elements >= 0 && elements <= kMaxBytes / (dtype_bits(*known) / 8),

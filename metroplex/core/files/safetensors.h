@@ -1,9 +1,9 @@
 // Safetensors files, read and written like the format's own library (0.8):
 //   u64 little-endian header length | JSON header, padded with spaces to 8 bytes | data
-// The header maps a name to {"dtype", "shape", "data_offsets": [begin, end)} within the data. The tensors must cover
-// the data without gaps or overlaps. "__metadata__" maps strings to strings. Every rule is checked before any data is
-// used. It is stricter than the library in two points that the specification forbids: duplicate names, and space
-// before the brace.
+// The header maps a name to {"dtype", "shape", "data_offsets": [begin, end)} within the data. The tensors must
+// cover the data without gaps or overlaps. "__metadata__" maps strings to strings. Every rule is checked before
+// any data is used. The reader rejects two violations that the library accepts: duplicate names, and space before
+// the brace.
 #pragma once
 
 #include <cstddef>

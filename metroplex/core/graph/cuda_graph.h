@@ -29,7 +29,7 @@ class CudaGraphCalls {
     // (cudaStreamCaptureModeThreadLocal).
     virtual void begin_capture(Pool pool) = 0;
     virtual void end_capture() = 0;
-    // To be called after a capture has started, ended or failed: takes allocator and generators out of capture mode.
+    // Takes allocator and generators out of capture mode. Call after a capture has started, ended or failed.
     virtual void discard_capture() noexcept = 0;
     virtual void instantiate() = 0;
     virtual int64_t nodes() = 0;
@@ -46,7 +46,7 @@ class CudaGraphCalls {
   virtual void chain(c10::Stream first, c10::Stream then) = 0;
   virtual void synchronize(c10::Stream stream) = 0;
 
-  // The pool keeps its memory until drop_pool and the end of its graphs and tensors.
+  // The pool keeps its memory until drop_pool is called and its graphs and tensors are destroyed.
   virtual Pool make_pool() = 0;
   virtual void drop_pool(Pool pool) noexcept = 0;
   virtual GraphPool::Bytes pool_bytes(Pool pool) = 0;  // peak is 0: the allocator does not report it

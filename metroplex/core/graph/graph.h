@@ -1,6 +1,6 @@
 // Graphs: work that is captured once and replayed without the code that issued it. On a GPU it is a CUDA graph
-// (cuda_graph.h). On the CPU it is a tape (tape.h), which repeats the recorded operations on the same memory. Errors
-// of a CUDA graph therefore also show on the CPU. Both have the same capture rules: docs/cuda_graphs.md.
+// (cuda_graph.h). On the CPU it is a tape (tape.h), which repeats the recorded operations on the same memory. CUDA
+// graph bugs therefore also appear on the CPU. Both have the same capture rules: docs/cuda_graphs.md.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -16,9 +16,9 @@
 
 namespace metroplex::graph {
 
-// The memory pool of captures; it stays reserved for their replays. A later capture of the same pool may reuse memory
-// that a capture freed. Graphs that share a pool must therefore replay in capture order, unless later code reads only
-// tensors of the graph that are still held.
+// The memory pool of captures; it stays reserved for their replays. A later capture into the same pool may reuse
+// memory that an earlier capture freed. Graphs that share a pool must therefore replay in capture order, unless later
+// code reads only tensors of the graph that are still held.
 class GraphPool {
  public:
   struct Bytes {
@@ -32,15 +32,15 @@ class GraphPool {
 
 struct GraphSize {
   int64_t nodes = 0;
-  int64_t bytes = 0;  // host memory of the graph itself, as far as known
+  int64_t bytes = 0;  // host memory of the graph itself, if available
 };
 
 class Graph {
  public:
   virtual ~Graph() = default;
   // Capture the work that the calling thread issues between begin() and end(); its allocations come from the pool.
-  // Throw base::Error("cuda graph", ...) if something cannot be captured, with operator and location; the graph is
-  // then empty.
+  // Both throw base::Error("cuda graph", ...) if something cannot be captured, with operator and location; the
+  // graph is then empty.
   virtual void begin() = 0;
   virtual void end() = 0;
   // Replaces end() after an exception.
@@ -74,7 +74,8 @@ std::unique_ptr<GraphDevice> make_graph_device(at::Device device);
 // an exception the graph is empty.
 void capture(Graph& graph, const std::function<void()>& work);
 
-// The form of a tensor is its type and sizes; a graph is captured for given forms. "Float [2, 3]", or "undefined".
+// Returns the form of a tensor, its type and sizes: "Float [2, 3]", or "undefined". A graph is captured for given
+// forms.
 inline std::string format_form(const at::Tensor& x) {
   return x.defined() ? base::concat(c10::toString(x.scalar_type()), " ", x.sizes()) : "undefined";
 }

@@ -30,9 +30,9 @@ class GraphedCallable {
   // them.
   GraphedCallable(GraphDevice& device, Callable callable, Tensors inputs, Options options);
 
-  // Runs it once on `inputs`, which must have the shapes and types of the static inputs (otherwise base::Error "cuda
-  // graph"). A tensor that is the static input itself is not copied. After the capture, results are in the capture's
-  // memory, and the next call overwrites them.
+  // Runs the callable once on `inputs`, which must have the shapes and types of the static inputs (otherwise
+  // base::Error "cuda graph"). A tensor that is the static input itself is not copied. After the capture, results
+  // are in the capture's memory, and the next call overwrites them.
   const Tensors& operator()(const Tensors& inputs);
 
   const Tensors& inputs() const { return inputs_; }

@@ -19,7 +19,7 @@ bool done(const Step& step) noexcept {
 
 }  // namespace
 
-// The allocator has no call that only takes a reference; begin takes one, and end does not drop it.
+// The allocator has no call that only takes a reference. begin takes one, and end does not drop it.
 void hold_host_pool(at::HostAllocator& host, CudaGraphCalls::Pool pool) {
   host.begin_allocate_to_pool(host_id(pool), [](c10::Stream) { return false; });
   host.end_allocate_to_pool(host_id(pool));

@@ -26,7 +26,7 @@ std::string unfit_for_graph(const c10::OperatorHandle& op);
 // Returns whether every result is a view of an argument, so that no value is read.
 bool makes_views(const c10::OperatorHandle& op);
 
-// Returns whether the operator reads the values of argument i, and does not only write its memory.
+// Returns whether the operator reads the values of argument i instead of only writing its memory.
 bool reads_argument(const c10::OperatorHandle& op, size_t i);
 
 // Returns whether the call only makes views or only allocates; then there is nothing to replay.

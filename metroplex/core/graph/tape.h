@@ -19,8 +19,8 @@
 namespace metroplex::graph {
 
 // A host value among the arguments of an operation, which a replay repeats. For our own kernels: the numbers, by
-// name. For libtorch's operators: all arguments except tensors, as text, by the schema's names; and "constant", the
-// value of a one-element tensor that the host wrote and no operation did.
+// name. For libtorch's operators: all arguments except tensors, as text, by the schema's names. "constant" is the
+// value of a one-element tensor that only the host wrote.
 struct TapeScalar {
   std::string name;
   std::variant<int64_t, double, std::string> value;
@@ -62,7 +62,7 @@ at::Tensor weak_alias(const at::Tensor& x);
 
 // Memory that the tape uses but that belongs neither to its pool nor to the tape.
 struct TapeExternal {
-  TapeSpan span;  // of the storage
+  TapeSpan span;  // range of the storage
   c10::weak_intrusive_ptr<c10::StorageImpl> storage;
   size_t first_used;  // index of the first operation that uses it
 };

@@ -27,8 +27,8 @@ class TapePool final : public GraphPool, public std::enable_shared_from_this<Tap
   Bytes bytes() const override;
   // Best fit; the lowest address among equal fits. Throws base::Error("cuda graph", ...) if the pool is full.
   void* allocate(size_t bytes);
-  // May be called by any thread; returns the requested size in bytes. A pool lives as long as any of its memory is
-  // held.
+  // May be called by any thread; returns the requested size in bytes. A pool stays alive while any of its memory
+  // is held.
   size_t release(void* pointer);
   bool holds(const void* pointer) const;
   // Returns the number, counted from 0, of the allocation that contains `pointer` and has not been freed; -1: none.

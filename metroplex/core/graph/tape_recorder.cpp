@@ -117,8 +117,8 @@ void TapeRecorder::run(device::Operation operation) {
   if (!entry.unfit.empty() && recording_->strict) refuse(entry);
   if (watch_ != nullptr) watch_->before(entry);
   {
-    // A backend allocates when its peers arrive. Its memory must not come from the pool, or later addresses would
-    // shift.
+    // A backend allocates when its peers arrive. That memory must not come from the pool, because that would shift
+    // later addresses.
     std::optional<TapeHooks> outside;
     if (!entry.group.empty()) outside.emplace(nullptr, nullptr);
     unseen(operation.run);

@@ -22,8 +22,8 @@ class OperatorHandle;
 
 namespace metroplex::graph {
 
-// Interception of the calling thread's libtorch operators and allocations. tape_hooks.cpp holds the state that
-// libtorch requires per process and per thread: a dispatcher fallback and the CPU allocator.
+// Interception of the calling thread's libtorch operators and allocations. tape_recorder_hooks.cpp holds the state
+// that libtorch requires per process and per thread: a dispatcher fallback and the CPU allocator.
 
 class LibraryCalls {
  public:

@@ -1,4 +1,4 @@
-// Adds half gradients to fp32 gradients without a widened copy. T is Bf16 or F16 (half.h).
+// Adds half-precision gradients to fp32 gradients without an fp32 copy. T is Bf16 or F16 (half.h).
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,6 @@
-// Activation functions with the bias added in the same pass, plain and gated. Values are row-major [rows, width];
-// gated kernels read [gate; up] rows of 2 * width. T is float, double, Bf16 or F16 (half.h). The formulas follow
-// below.
+// Plain and gated activation functions with a fused bias add. Values are row-major [rows, width]; gated kernels
+// read [gate; up] rows of 2 * width. T is float, double, Bf16 or F16 (half.h). The formulas are at the end of this
+// file.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@ namespace metroplex::kernels {
 
 enum class Activation { gelu, gelu_tanh, quick_gelu, silu, relu, squared_relu };
 
-// Limits of gated units: f(min(gate, clamp)) * (up limited to +-clamp + offset). clamp 0: no limits.
+// Clamping of gated units: f(min(gate, clamp)) * (min(max(up, -clamp), clamp) + offset). clamp 0: off.
 struct UnitLimits {
   double clamp = 0, offset = 0;
 
@@ -40,22 +40,22 @@ struct UnitLimits {
 };
 
 struct ActivationShape {
-  int64_t rows = 0, width = 0;  // of the output
+  int64_t rows = 0, width = 0;  // shape of the output
   Activation kind = Activation::gelu;
   bool gated = false;
   UnitLimits limits = {};
 };
 
-// out = f(x + bias), or f(gate) * up within the limits; bias may be null. For float and double, x is overwritten by x
-// + bias; for half types x is unchanged.
+// out = f(x + bias), or f(gate) * up with clamping; bias may be null. The float and double versions overwrite x
+// with x + bias; the half versions leave x unchanged.
 template <class T>
 void activation_forward(T* x, const T* bias, T* out, const ActivationShape& shape);
-// Computes dx from dy and x as left by the forward pass; bias is null for float and double.
+// Computes dx from dy and the x that activation_forward left in memory; bias is null for float and double.
 template <class T>
 void activation_backward(const T* dy, const T* x, const T* bias, T* dx, const ActivationShape& shape);
 
-// GPU versions, enqueued on `stream`; all pointers are device pointers. Throw base::Error("cuda", ...) if the launch
-// fails.
+// GPU versions, enqueued on `stream`; all pointers are device pointers. They throw base::Error("cuda", ...) if the
+// launch fails.
 template <class T>
 void activation_forward_cuda(T* x, const T* bias, T* out, const ActivationShape& shape, CUstream_st* stream);
 template <class T>

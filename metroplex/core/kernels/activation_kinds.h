@@ -1,5 +1,5 @@
-// For .cu files: dispatch from an activation kind to code compiled for it, and the math functions that activation.h
-// requires.
+// For .cu files: dispatch from a runtime activation kind to its template instance, and the math functions that
+// activation.h requires.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -8,7 +8,7 @@
 
 namespace metroplex::kernels {
 
-// Avoids the branches of division and tanhf, because a thread processes all elements of a pack at once.
+// Branch-free division and tanh, because a thread processes all elements of a pack at once.
 struct DeviceMath {
   static __host__ __device__ float exp(float x) { return ::expf(x); }
   static __host__ __device__ double exp(double x) { return ::exp(x); }
@@ -18,7 +18,7 @@ struct DeviceMath {
   static __host__ __device__ double tanh(double x) { return ::tanh(x); }
   static __host__ __device__ float erf(float x) { return ::erff(x); }
   static __host__ __device__ double erf(double x) { return ::erf(x); }
-  // For x >= 1, accurate to one unit in the last place; 0 beyond 2^126.
+  // Requires x >= 1. Accurate to 1 ulp; returns 0 beyond 2^126.
   static __host__ __device__ float reciprocal(float x) {
 #ifdef __CUDA_ARCH__
     float result;

@@ -1,5 +1,5 @@
-// For CPU kernels with activation functions: values and slopes of short rows in arithmetic types. Only these loops
-// are instantiated per function; the surrounding code is instantiated per element type.
+// For CPU kernels: values and derivatives of activation functions over short rows, in the arithmetic type. Only
+// these loops are instantiated per activation; the surrounding code is instantiated per element type.
 #pragma once
 
 #include <algorithm>
@@ -15,11 +15,12 @@ constexpr int64_t kActivationChunk = 256;  // elements: three buffers fit into t
 // y[i] = f(x[i])
 void activation_values(Activation kind, const float* x, int64_t n, float* y);
 void activation_values(Activation kind, const double* x, int64_t n, double* y);
-// also slope[i] = f'(x[i])
+// Also computes slope[i] = f'(x[i]).
 void activation_slopes(Activation kind, const float* x, int64_t n, float* y, float* slope);
 void activation_slopes(Activation kind, const double* x, int64_t n, double* y, double* slope);
 
-// Returns x[0, n) + bias[0, n) in arithmetic types: x itself if unchanged, else `buffer`. bias may be null.
+// Returns x[0, n) + bias[0, n) in the arithmetic type: x itself if no element changes, else `buffer`. bias may be
+// null.
 template <class T, class B>
 MPX_INLINE const Wide<T>* with_bias(const T* __restrict x, const B* __restrict bias, int64_t n,
                                     Wide<T>* __restrict buffer) {
@@ -35,7 +36,7 @@ MPX_INLINE const Wide<T>* with_bias(const T* __restrict x, const B* __restrict b
   }
 }
 
-// Apply the limits of gated units to one of the two halves: return x itself without limits, else `buffer`.
+// Clamp the gate or the up half of gated units. Return x itself if clamping is off, else `buffer`.
 template <class W>
 MPX_INLINE const W* limited_gate(const UnitLimits& limits, const W* x, int64_t n, W* buffer) {
   if (!limits.any()) return x;

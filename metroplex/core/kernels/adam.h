@@ -10,10 +10,10 @@
 namespace metroplex::kernels {
 
 struct AdamHyper {
-  double beta1 = 0.9, beta2 = 0.999, eps = 1e-8;  // the rates contain powers of the same betas
+  double beta1 = 0.9, beta2 = 0.999, eps = 1e-8;  // GroupRates is computed from the same betas
 };
 
-// Not std::sqrt, whose wrapper prevents vectorization.
+// Replaces std::sqrt, whose wrapper prevents vectorization.
 template <class T>
 constexpr MPX_INLINE T square_root(T x) {
   if constexpr (sizeof(T) == sizeof(float)) return ::sqrtf(x);

@@ -4,10 +4,10 @@
 namespace metroplex::kernels {
 namespace {
 
-constexpr int64_t kLongRow = 2048;  // keys: the rows of many warps would not stay in the cache between two passes
+constexpr int64_t kLongRow = 2048;  // keys; longer rows of many warps do not stay in cache between two passes
 
-// For half types the hardware's exponential is accurate enough: a relative error of 2^-22, plus half of that per unit
-// of x. Relevant x are near 0.
+// For half types the hardware exponential is accurate enough: its relative error is 2^-22, plus 2^-23 per unit of
+// x. Only x near 0 matter.
 template <class T>
 struct Exponential {
   static __device__ Wide<T> exp(Wide<T> x) {

@@ -1,6 +1,6 @@
-// The softmax of attention and its gradient, between matrix products of a library. Scores q k^T of some queries and
-// keys are an input tensor. Probabilities with dropout are an output tensor, for the product with the values. The
-// mask is that of attention_shape.h; hidden keys have probability 0.
+// Attention softmax and its gradient; a library computes the matrix products before and after it. The input is a
+// block of scores q k^T. The output is the probabilities after dropout, which the caller multiplies by the values.
+// attention_shape.h defines the mask; hidden keys have probability 0.
 #pragma once
 
 #include <cstdint>
@@ -11,8 +11,9 @@ struct CUstream_st;
 
 namespace metroplex::kernels {
 
-// The block of a shape's [samples * heads, queries, keys] scores that a tensor [heads, queries, stride] holds.
-// `stride` is the row stride: `keys` rounded up to a multiple of kScoreColumns, so that rows consist of whole quads.
+// A block of the shape's scores [samples * heads, queries, keys], stored in a tensor [heads, queries, stride].
+// `stride` is the row stride: `keys` rounded up to a multiple of kScoreColumns, so that rows consist of whole
+// quads.
 constexpr int64_t kScoreColumns = 8;
 struct ScoreBlock {
   int64_t first_head = 0, heads = 0, first_query = 0, queries = 0, first_key = 0, keys = 0, stride = 0;
@@ -24,7 +25,7 @@ template <class T>
 struct AttentionSoftmax {
   const Wide<T>* scores = nullptr;  // unscaled
   T* probabilities = nullptr;       // with dropout applied and kept values rescaled
-  Wide<T>* logsumexp = nullptr;     // of the whole shape, [samples, heads, queries]
+  Wide<T>* logsumexp = nullptr;     // [samples, heads, queries] of the whole shape
 };
 template <class T>
 struct AttentionSoftmaxBackward {
@@ -40,8 +41,8 @@ template <class T>
 void attention_softmax_backward(const AttentionSoftmaxBackward<T>& operands, const AttentionShape& shape,
                                 const ScoreBlock& block);
 
-// GPU versions, enqueued on `stream`; all pointers are device pointers. Results differ from the CPU's by the order of
-// sums. Throw base::Error("cuda", ...) if the launch fails.
+// GPU versions, enqueued on `stream`; all pointers are device pointers. The summation order differs from the CPU
+// version's. They throw base::Error("cuda", ...) if the launch fails.
 template <class T>
 void attention_softmax_cuda(const AttentionSoftmax<T>& operands, const AttentionShape& shape, const ScoreBlock& block,
                             CUstream_st* stream);

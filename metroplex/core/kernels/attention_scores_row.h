@@ -1,6 +1,6 @@
-// One row of scores, processed by a team of threads that share its quads of adjacent keys: a warp or block of a GPU,
-// or one CPU thread. Plain code for both (nvcc needs --expt-relaxed-constexpr). A team has `lane`, `lanes`, an
-// exponential, and the reductions largest(x) and sum(x), which all its threads must call.
+// A team of threads processes one row of scores: a GPU warp or block, or one CPU thread. The threads share the
+// row's quads of adjacent keys. CPU and GPU use the same code (nvcc needs --expt-relaxed-constexpr). A team has
+// `lane`, `lanes`, an exponential, and the reductions largest(x) and sum(x), which all its threads must call.
 #pragma once
 
 #include <cmath>
@@ -18,8 +18,8 @@ constexpr W kNoScore = static_cast<W>(-__builtin_huge_val());
 // Location of a row in a block, and its visible columns.
 struct ScoreRow {
   int64_t head, sample, query, place, document;  // head index over all samples
-  int begin, end;                                // columns outside are hidden
-  bool looks;                                    // columns inside must be tested individually
+  int begin, end;                                // columns outside [begin, end) are hidden
+  bool looks;                                    // columns inside must be tested one by one
 
   constexpr ScoreRow(const AttentionShape& shape, const ScoreBlock& block, int64_t row) {
     const Divided of_queries = divided(row, block.queries);
@@ -40,7 +40,7 @@ struct ScoreRow {
   }
 };
 
-// Scores of adjacent keys after scaling, capping and masking, and which are visible.
+// Scores of adjacent keys after scaling, capping and masking, and the visibility of each key.
 template <class W>
 struct ScoreQuad {
   Quad<W> x;
@@ -62,7 +62,7 @@ constexpr W cap_slope(const AttentionShape& shape, W score) {
   return W(1) - share * share;
 }
 
-// A function, because a global constant of the file would be a host object that a GPU cannot read.
+// This is a function because a namespace-scope constant would be a host object, which device code cannot read.
 constexpr QuadLanes whole_quad() { return {0, kQuad, true}; }
 
 template <class W>
@@ -77,7 +77,7 @@ constexpr ScoreQuad<W> score_quad(const AttentionShape& shape, const ScoreBlock&
   return quad;
 }
 
-// The keys of a quad usually form one Philox block, which is then computed once.
+// The keys of a quad usually share one Philox block, which is then computed only once.
 template <class W>
 constexpr Quad<W> dropout_factors(const AttentionShape& shape, const ScoreBlock& score_block,
                                   const DropoutFactor<W>& factor, const DropoutRow& row, int column,

@@ -10,8 +10,8 @@
 
 namespace metroplex::kernels {
 
-// [rows, samples, heads, head_dim or v_head_dim], strides in elements, last stride 1. Rows are queries for q, out,
-// dout and dq, keys for the others, which have `groups` heads.
+// [rows, samples, heads, head_dim or v_head_dim], strides in elements, last stride 1. Rows of q, out, dout and dq
+// are queries. Rows of the other tensors are keys; these tensors have `groups` heads.
 template <class T>
 struct AttentionOperand {
   T* data = nullptr;
@@ -25,7 +25,7 @@ struct AttentionOperand {
 // Row i has position chosen[i] if `chosen` is not null, else first + i.
 struct AttentionRows {
   int64_t first = 0;
-  const int64_t* chosen = nullptr;  // memory of the kernel's device
+  const int64_t* chosen = nullptr;  // on the kernel's device
 
   constexpr int64_t place(int64_t i) const { return chosen == nullptr ? first + i : chosen[i]; }
 };

@@ -22,8 +22,8 @@ class TileCutter {
  public:
   explicit TileCutter(const AttentionShape& shape) : shape_(shape) {}
 
-  // Computes the tile without fully hidden rows and columns at its ends; returns false if nothing is visible. The
-  // tile points to this object's memory until the next call.
+  // Trims fully hidden rows and columns from the ends of the tile. Returns false if no pair is visible. The tile
+  // points to this object's memory until the next call.
   bool cut(int64_t sample, int64_t query, int64_t key, AttentionTile& tile) {
     tile.query = query, tile.queries = std::min(kTileQueries, shape_.queries - query);
     tile.key = key, tile.keys = std::min(kTileKeys, shape_.keys - key);

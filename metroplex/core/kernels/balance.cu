@@ -11,7 +11,7 @@ namespace {
 template <class T>
 struct RowSums {
   RowSoftmax<T> all;
-  T sum = 1;  // of the scores that depend on a single logit
+  T sum = 1;  // over the scores that depend on a single logit
 
   __device__ T softmax(T x) const { return exp(x - all.largest) / all.sum; }
   __device__ T logsumexp() const { return all.largest + log(all.sum); }

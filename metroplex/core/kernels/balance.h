@@ -21,7 +21,7 @@ struct BalanceShape {
   constexpr int64_t sums() const { return samples * experts + 1; }
 };
 
-// Rows are summed in chunks, and the chunks in order.
+// Rows are summed in chunks of this size, then the chunks are summed in order.
 constexpr int64_t kBalanceRows = 32;
 constexpr int64_t balance_chunks(const BalanceShape& shape) {
   return (shape.tokens + kBalanceRows - 1) / kBalanceRows;
@@ -34,7 +34,7 @@ void balance_forward(const T* logits, double* sums, double* lines, const Balance
 template <class T>
 void balance_backward(const T* logits, const double* dsums, T* dlogits, const BalanceShape& shape);
 
-// GPU versions, enqueued on `stream`. Throw base::Error("cuda", ...) if the launch fails.
+// GPU versions, enqueued on `stream`. They throw base::Error("cuda", ...) if the launch fails.
 template <class T>
 void balance_forward_cuda(const T* logits, double* sums, double* lines, const BalanceShape& shape,
                           CUstream_st* stream);

@@ -1,11 +1,11 @@
 // 8-bit moments with one scale per 256 elements. A code is a small float: 3 mantissa bits, with 4 exponent bits and a
 // sign (first moments), or 5 exponent bits (second moments, which are not negative). The scale is the largest power
 // of two that does not exceed the block's largest magnitude. Codes therefore cover 16 or 32 binades below it, and
-// code 0 is zero. Values are rounded before the scale is chosen, and the scale is a power of two, so encoding decoded
-// values gives the same bits. All-zero bytes are zeros.
+// code 0 is zero. Values are rounded before the scale is chosen, and the scale is a power of two, so re-encoding
+// decoded values gives the same bits. All-zero bytes decode to zeros.
 // Rounding to nearest has a relative error of 2^-4 within the range. Below the range a first moment is off by at most
 // 0.57 * 2^-15 scale (or flushed to zero if scale < 2^-95). A second moment is raised to 1.125 * 2^-31 scale, never
-// to 0, so that no update explodes. A block with a NaN or infinity becomes NaN as a whole.
+// to 0, so that no update explodes. A NaN or infinity turns its whole block into NaN.
 #pragma once
 
 #include <bit>
@@ -48,10 +48,10 @@ constexpr MPX_INLINE float block8_scale(uint32_t largest) {
   return is_signed || largest == 0 ? 0.0F : __builtin_bit_cast(float, kBlock8LeastScale);
 }
 
-// Encoder of one block. Not for scales of 0 or NaN: all their codes are 0.
+// Encodes one block. Not for scales of 0 or NaN, for which all codes are 0.
 template <bool is_signed>
 struct Block8Coder {
-  int32_t offset;  // of the codes relative to the upper bits of a float
+  int32_t offset;  // offset of codes from the upper bits of a float
   float least;     // smallest magnitude in range
 
   constexpr explicit Block8Coder(float scale)
@@ -80,8 +80,8 @@ constexpr MPX_INLINE float block8_decode(uint8_t code, float scale) {
   return __builtin_bit_cast(float, unit | sign) * scale;
 }
 
-// Conversion of whole arrays between fp32 and the smaller formats, for checkpoints, which store fp32. Encoding
-// decoded values gives the same bits. Nothing is random, so CPU and GPU give the same bits.
+// Convert whole arrays between fp32 and the smaller formats; checkpoints store fp32. Re-encoding decoded values
+// gives the same bits. Rounding is deterministic, so CPU and GPU give the same bits.
 
 // codes [n], scales [block8_scales(n)]. is_signed: first moments; otherwise values must not be negative.
 void block8_encode(const float* values, int64_t n, bool is_signed, uint8_t* codes, float* scales);
@@ -91,8 +91,8 @@ void block8_decode(const uint8_t* codes, const float* scales, int64_t n, bool is
 void split_floats(const float* values, int64_t n, uint16_t* param, uint16_t* remainder);
 void join_floats(const uint16_t* param, const uint16_t* remainder, int64_t n, float* values);
 
-// GPU versions, enqueued on `stream`; all pointers are device pointers. Throw base::Error("cuda", ...) if the launch
-// fails.
+// GPU versions, enqueued on `stream`; all pointers are device pointers. They throw base::Error("cuda", ...) if the
+// launch fails.
 void block8_encode_cuda(const float* values, int64_t n, bool is_signed, uint8_t* codes, float* scales,
                         CUstream_st* stream);
 void block8_decode_cuda(const uint8_t* codes, const float* scales, int64_t n, bool is_signed, float* values,

@@ -1,7 +1,8 @@
-// softmax(softmax_scale q k^T) v under a mask, and its gradients, on a CPU, a block of queries by a block of keys at
-// a time. No [queries, keys] tensor is allocated. Fully hidden blocks are skipped. A query that sees no key gives 0.
-// Sums are in Wide<T>; their order depends only on the numbers of queries and keys, not on threads or on other heads
-// and samples. q, k, dq and dk have heads of `head_dim` elements; v, out, dout and dv of `v_head_dim`.
+// softmax(softmax_scale q k^T) v under a mask, and its gradients, on a CPU. It processes one block of queries and
+// one block of keys at a time. No [queries, keys] tensor is allocated. Fully hidden blocks are skipped. A query
+// that sees no key gives 0. Sums are in Wide<T>; their order depends only on the numbers of queries and keys, not
+// on threads or on other heads and samples. q, k, dq and dk have heads of `head_dim` elements; v, out, dout and dv
+// of `v_head_dim`.
 #pragma once
 
 #include <cstdint>

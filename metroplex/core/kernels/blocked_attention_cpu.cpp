@@ -230,7 +230,7 @@ struct Room {
   // Forward only.
   W *largest, *total;  // [kTileQueries]
   // Backward only.
-  W* gradients;  // of probabilities
+  W* gradients;  // with respect to probabilities
   T* dscores;    // same memory as `gradients` if T is W
   W *dk, *dv;    // [keys, head_dim], [keys, v_head_dim]
 
@@ -259,7 +259,7 @@ struct Room {
   }
 };
 
-// c [m, n] = or += a b; these are the operands a and b, and c is in Wide<T>.
+// Operands a and b of c [m, n] = a b or c += a b; c is in Wide<T>.
 template <class T>
 struct Factors {
   const T* a;

@@ -25,8 +25,8 @@ void column_sums_cuda(Wide<T>* out, const T* x, Wide<T>* lines, const ColumnSums
 
 // On a GPU a thread block sums a stripe of kStripeBytes of adjacent rows into one line. The number of rows depends
 // only on shape and type, so sums have the same bits on every GPU. It is between 8 and 32, so that each of 132 SMs
-// gets two thread blocks; above 32 if 2048 blocks suffice. With 32 rows a warp has four loads in flight, and fp32
-// lines take a sixteenth of the memory of a half-type x.
+// gets two thread blocks. Large matrices use more rows, with at least 2048 blocks. With 32 rows a warp has four
+// loads in flight, and fp32 lines take 1/16 of the memory of a half-type x.
 constexpr int64_t kStripeBytes = 512;  // per row: 16 bytes for every thread of a warp
 template <class T>
 constexpr int64_t column_rows_per_line(const ColumnSumsShape& shape) {
@@ -41,7 +41,7 @@ constexpr int64_t column_lines(const ColumnSumsShape& shape) {
   return (shape.rows + column_rows_per_line<T>(shape) - 1) / column_rows_per_line<T>(shape);
 }
 
-// On a GPU: sums `count` lines of partial results, `stride` numbers apart, in order.
+// Sums `count` lines of partial results on a GPU, in order. Lines are `stride` numbers apart.
 template <class T>
 struct LineSums {
   const T* lines;

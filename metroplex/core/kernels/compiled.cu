@@ -7,7 +7,7 @@ namespace metroplex::kernels {
 
 bool compiled() { return true; }
 
-// Values such as native and all name no architecture; then nvcc's list is used, which lacks PTX.
+// Values such as `native` and `all` name no architecture. Then nvcc's list is used, which lacks PTX.
 std::string architectures() {
   const std::string named = METROPLEX_CUDA_ARCHITECTURES;
   if (!named.empty() && named.front() >= '0' && named.front() <= '9') return named;

@@ -1,5 +1,5 @@
 // Cross entropy over logits split by columns: per-row statistics, which the caller combines over the group, and a
-// backward that overwrites the logits by their gradient. T is float, double, Bf16 or F16; per-row numbers are
+// backward that overwrites the logits with their gradient. T is float, double, Bf16 or F16; per-row numbers are
 // Wide<T>.
 #pragma once
 
@@ -38,8 +38,8 @@ template <class T>
 void cross_entropy_backward(T* logits, const int64_t* targets, const CrossEntropyGradient<Wide<T>>& gradient,
                             const LogitsShape& shape);
 
-// GPU versions, enqueued on `stream`; all pointers are device pointers. Throw base::Error("cuda", ...) if the launch
-// fails.
+// GPU versions, enqueued on `stream`; all pointers are device pointers. They throw base::Error("cuda", ...) if the
+// launch fails.
 template <class T>
 void cross_entropy_statistics_cuda(const T* logits, const int64_t* targets, const RowStatistics<Wide<T>>& out,
                                    const LogitsShape& shape, CUstream_st* stream);

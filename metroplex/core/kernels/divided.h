@@ -5,8 +5,8 @@
 
 namespace metroplex::kernels {
 
-// a / b and its remainder, for a >= 0 and b > 0. It uses 32 bits if both fit, which is several times as fast on a
-// GPU.
+// a / b and its remainder, for a >= 0 and b > 0. Uses 32-bit division if both fit, which is several times faster
+// on a GPU.
 struct Divided {
   int64_t quotient, remainder;
 };

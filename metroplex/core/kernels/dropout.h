@@ -1,6 +1,6 @@
-// Dropout as a function of the element's location, without a random stream. Philox4x32-10 with the row's key and
-// counter (block (start + e) / 4, row counter) decides whether element e of a row is kept. It is the same in every
-// layout, dtype and replay.
+// Dropout whose mask is a function of the element's location instead of a random stream. Philox4x32-10 with the
+// row's key and counter (block (start + e) / 4, row counter) decides whether element e of a row is kept. The mask
+// is the same in every layout, dtype and replay.
 #pragma once
 
 #include <cstdint>
@@ -12,15 +12,15 @@ struct CUstream_st;
 
 namespace metroplex::kernels {
 
-// Rows of the samples' unsharded tensors that a tensor holds: [row, sample] for an activation [s, b, h], or with
-// sample_major [sample, row] for probabilities [b, heads, queries, keys]. Row i is first_row + i. If `chosen` is set,
-// the tensor holds chosen rows of each `whole` consecutive ones (queries of a head). Row i is then first_row + i /
-// num_chosen * whole + chosen[i % num_chosen].
+// Maps a tensor's rows to rows of the samples' unsharded tensors. Rows are ordered [row, sample] for an activation
+// [s, b, h]. With sample_major, they are [sample, row] for probabilities [b, heads, queries, keys]. Row i is
+// first_row + i. If `chosen` is set, the tensor holds only the rows listed in `chosen` of every `whole` consecutive
+// rows (the queries of a head). Row i is then first_row + i / num_chosen * whole + chosen[i % num_chosen].
 struct DropoutRows {
-  const int64_t* counters = nullptr;  // [num_samples], from step and sample; memory of the kernel's device
+  const int64_t* counters = nullptr;  // [num_samples], from step and sample; on the kernel's device
   int64_t num_samples = 1, first_row = 0;
   bool sample_major = false;
-  const int64_t* chosen = nullptr;  // [num_chosen], memory of the kernel's device; null: every row
+  const int64_t* chosen = nullptr;  // [num_chosen], on the kernel's device; null: every row
   int64_t num_chosen = 0, whole = 0;
 };
 
@@ -51,8 +51,8 @@ constexpr DropoutRow dropout_row(const DropoutShape& shape, int64_t row) {
 }
 
 // out = x * mask / (1 - p) [+ residual]; `bias` [width] is added to x first. bias and residual may be null; out may
-// be x. Element types as in half.h: In and Out are equal, or one is half and the other the fp32 of the residual
-// stream. The CPU version widens the bias once per call.
+// be x. Element types are those of half.h. In and Out are equal, or one is a half type and the other is fp32 (the
+// residual stream). The CPU version widens the bias once per call.
 template <class In, class Out = In, class Bias = In>
 struct DropoutOperands {
   const In* x = nullptr;
@@ -60,7 +60,7 @@ struct DropoutOperands {
   const Out* residual = nullptr;
   Out* out = nullptr;
 };
-// With probability 0 the mask is not computed and no counter is read.
+// With probability 0, the mask is not computed and the counters are not read.
 template <class In, class Out>
 void bias_dropout_add(const DropoutOperands<In, Out>& operands, const DropoutShape& shape);
 

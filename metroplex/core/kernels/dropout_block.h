@@ -1,5 +1,5 @@
-// bias_dropout_add for the elements that share one Philox block: the work of one GPU thread. Plain constexpr code,
-// which the host can run too (nvcc needs --expt-relaxed-constexpr).
+// bias_dropout_add for the elements that share one Philox block: the work of one GPU thread. The code is
+// constexpr, so the host can run it too (nvcc needs --expt-relaxed-constexpr).
 #pragma once
 
 #include <cstdint>
@@ -48,7 +48,7 @@ struct QuadWords {
 // Elements of a block that are inside the row.
 struct QuadLanes {
   int64_t begin, end;
-  bool whole;  // all elements, in every block, and word access is allowed
+  bool whole;  // every block is fully inside, and word access is allowed
 };
 
 // Returns the valid lanes of from[at .. at + 3], and zero in other lanes.

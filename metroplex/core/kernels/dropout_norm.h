@@ -1,6 +1,6 @@
-// h = residual + dropout(x + bias) and its norm in one pass over memory, forward and backward. The result has the
-// same bits as the kernels of dropout.h and norm.h. Element types: In of the residual stream, Out of the parameters
-// and of x.
+// h = residual + dropout(x + bias) and its norm in one pass over memory, forward and backward. Results are bitwise
+// equal to those of dropout.h and norm.h. In is the element type of the residual stream, Out that of the
+// parameters and of x.
 #pragma once
 
 #include "kernels/dropout.h"

@@ -1,5 +1,5 @@
-// The plan of expert replicas (plan/echo.h), computed on the device of the counts: the expert of each replica slot,
-// and the destination slot of each row of this rank. Array sizes do not depend on the counts.
+// The plan of expert replicas (plan/echo.h), computed on the device that holds the counts: the expert of each
+// replica slot, and the destination slot of each row of this rank. Array sizes do not depend on the counts.
 #pragma once
 
 #include <cstdint>
@@ -45,7 +45,7 @@ struct EchoColumnsShape {
 };
 struct EchoColumnsPlace {
   const int64_t *experts, *rows, *offsets;  // [assignments], [assignments], [experts]
-  const int32_t *first, *next;              // of a plan, like `ends`
+  const int32_t *first, *next;              // from a plan, like `ends`
   const int64_t* ends;
   int64_t* columns;  // [assignments]
 };
@@ -59,8 +59,8 @@ constexpr int64_t echo_column(const EchoColumnsPlace& place, const plan::EchoSiz
 }
 void echo_columns(const EchoColumnsPlace& place, const EchoColumnsShape& shape);
 
-// GPU versions, enqueued on `stream`; all pointers are device pointers. Throw base::Error("cuda", ...) if the launch
-// fails.
+// GPU versions, enqueued on `stream`; all pointers are device pointers. They throw base::Error("cuda", ...) if the
+// launch fails.
 void echo_plan_cuda(const int64_t* counts, const EchoPlanPlace& place, const EchoPlanShape& shape,
                     CUstream_st* stream);
 void echo_columns_cuda(const EchoColumnsPlace& place, const EchoColumnsShape& shape, CUstream_st* stream);

@@ -21,10 +21,10 @@ void gather_rows(const T* table, const int64_t* indices, T* out, bool add, const
 template <class Table, class Dout>
 void scatter_add_rows(Table* table, const int64_t* indices, const Dout* dout, const TableShape& shape);
 
-// GPU versions, enqueued on `stream`; all pointers are device pointers. Throw base::Error("cuda", ...) if the launch
-// fails. scatter_add_rows_cuda requires sorted indices; `order` has their positions before the sort. With a stable
-// sort it gives the bits of the CPU version if no index occurs more than 32 times. For other indices it sums the rows
-// in the wide type, in a fixed order of its own, and rounds the table once.
+// GPU versions, enqueued on `stream`; all pointers are device pointers. They throw base::Error("cuda", ...) if the
+// launch fails. scatter_add_rows_cuda requires sorted indices; `order` has their positions before the sort. With a
+// stable sort it gives the bits of the CPU version if no index occurs more than 32 times. Otherwise it sums the
+// rows in the wide type, in a different fixed order, and rounds the table once.
 template <class T>
 void gather_rows_cuda(const T* table, const int64_t* indices, T* out, bool add, const TableShape& shape,
                       CUstream_st* stream);

@@ -1,6 +1,6 @@
-// Operations of experts on their rows other than products, with the row counts on the device. `counts` [experts] are
-// the numbers of consecutive rows of each expert; rows after the last expert are neither read nor written. T is
-// float, double, Bf16 or F16 (half.h). Probabilities [rows] may be null, which means 1; their gradients may be null,
+// Row operations of experts, except matrix products. The row counts are on the device. `counts` [experts] are the
+// numbers of consecutive rows of each expert; rows after the last expert are neither read nor written. T is float,
+// double, Bf16 or F16 (half.h). Probabilities [rows] may be null, which means 1; their gradients may be null,
 // which skips them. Every sum has a fixed order.
 #pragma once
 
@@ -13,7 +13,7 @@ namespace metroplex::kernels {
 struct ExpertShape {
   int64_t experts = 0;
   int64_t rows = 0;   // buffer size; counts beyond it are clamped
-  int64_t width = 0;  // row width; for a gated activation, of its output
+  int64_t width = 0;  // row width (output width for a gated activation)
   Activation kind = Activation::gelu;
   bool gated = false;
   UnitLimits limits = {};
@@ -51,8 +51,8 @@ void expert_scale(const T* x, const Wide<T>* probs, const int64_t* counts, T* ou
 template <class T>
 void expert_scale_backward(const ExpertActivationGradient<T>& g, const int64_t* counts, const ExpertShape& shape);
 
-// GPU versions, enqueued on `stream`; all pointers are device pointers. Throw base::Error("cuda", ...) if the launch
-// fails.
+// GPU versions, enqueued on `stream`; all pointers are device pointers. They throw base::Error("cuda", ...) if the
+// launch fails.
 template <class T>
 void expert_activation_cuda(const T* x, const T* bias, const Wide<T>* probs, const int64_t* counts, T* out,
                             const ExpertShape& shape, CUstream_st* stream);

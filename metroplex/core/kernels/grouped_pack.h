@@ -1,5 +1,6 @@
-// Packs the right operand of a product into panels [k][width], the layout of the inner loops in grouped_vector.cpp
-// and grouped_amx.cpp. Always inlined into functions that are compiled for the instruction set of `kLanes`.
+// Packs the right operand of a product into panels [k][width], the layout of the inner loops in
+// grouped_product_vector.cpp and grouped_product_amx.cpp. Always inlined into functions that are compiled for the
+// instruction set of `kLanes`.
 #pragma once
 
 #include <cstdint>

@@ -206,8 +206,8 @@ class Reader {
   }
 
   // `left`: remaining values of k, including this step. Whole packs are loaded into registers, overlapping with the
-  // products of the current step. put() reads the few others, because registers for their elements would be needed
-  // elsewhere.
+  // products of the current step. put() reads the few partial packs from global memory, because their elements
+  // would take up scarce registers.
   __device__ void fetch(int64_t left) {
 #pragma unroll
     for (int i = 0; i < Of::kOfThread; ++i) {

@@ -59,8 +59,8 @@ void grouped_arguments(const int64_t* counts, const GroupedSource& source, int64
 template <class T>
 void grouped_product(const int64_t* arguments, const GroupedShape& shape);
 
-// GPU versions, enqueued on `stream`; all pointers are device pointers. Throw base::Error("cuda", ...) if the launch
-// fails.
+// GPU versions, enqueued on `stream`; all pointers are device pointers. They throw base::Error("cuda", ...) if the
+// launch fails.
 void grouped_arguments_cuda(const int64_t* counts, const GroupedSource& source, int64_t* arguments,
                             CUstream_st* stream);
 template <class T>

@@ -1,6 +1,6 @@
 // Products of half types by x86 tile units (AMX) or, in the same order of sums, by bf16 pair products (AVX512_BF16).
 // Both operands are packed into tiles of 16 rows of 64 bytes; four tiles of sums are computed at a time. AMX
-// instructions are encoded as bytes, because some supported assemblers and compilers do not have them.
+// instructions are encoded as bytes, because some supported assemblers and compilers lack them.
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif

@@ -1,4 +1,4 @@
-// Threads take the blocks of all groups from one queue, which balances the load even if row counts are skewed.
+// Threads take blocks of all groups from one queue, which balances the load even if row counts are skewed.
 #include "kernels/grouped_product.h"
 
 #include <ATen/Parallel.h>
@@ -53,7 +53,7 @@ constexpr GroupedChoice kChoices[] = {
     {true, Number::f16, CpuNeeds::nothing, "own tiles, tensor cores"}};
 
 #if defined(__GNUC__) && !defined(__clang__) && defined(__x86_64__)
-// Returns whether ONEDNN_MAX_CPU_ISA, if set, names an instruction set that contains one of these.
+// Returns whether ONEDNN_MAX_CPU_ISA, if set, names an instruction set that contains one of `parts`.
 bool onednn_may(std::initializer_list<const char*> parts) {
   const char* const set = std::getenv("ONEDNN_MAX_CPU_ISA");
   const std::string name = set == nullptr ? "" : set;

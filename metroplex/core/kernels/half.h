@@ -1,4 +1,4 @@
-// Element types of kernels. Half types are bits in memory and float in arithmetic. load() and store() are the only
+// Element types of kernels. Half types are stored as bits and computed in float. load() and store() are the only
 // conversions, so a kernel is one template for all four types. float and double are unchanged.
 #pragma once
 

@@ -34,7 +34,7 @@ __device__ inline unsigned char* dynamic_shared() {
 struct Grid {
   dim3 blocks;
   unsigned threads = kThreads;    // per block
-  unsigned dynamic_bytes = 0;     // of shared memory, in addition to the kernel's static one
+  unsigned dynamic_bytes = 0;     // shared memory, in addition to the static amount
   CUstream_st* stream = nullptr;  // launches of a stream run in order
 };
 

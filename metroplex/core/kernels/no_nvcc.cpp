@@ -1,5 +1,5 @@
-// Replaces all .cu files in builds without nvcc. A kernel here is one line with its arguments; templates are listed
-// again below with their types.
+// Replaces all .cu files in builds without nvcc. Each kernel is one line with its arguments; the template
+// instances are listed at the end of the file.
 #include "base/error.h"
 #include "kernels/accumulate.h"
 #include "kernels/activation.h"

@@ -1,5 +1,6 @@
-// LayerNorm and RMSNorm over the last dimension of [rows, width], forward and backward. Element types as in half.h:
-// In of the residual stream, Out of the parameters. They are equal, or In is float and Out half.
+// LayerNorm and RMSNorm over the last dimension of [rows, width], forward and backward. Element types as in
+// half.h: In for the residual stream, Out for the parameters. In equals Out, or In is float and Out is a half
+// type.
 #pragma once
 
 #include <cstdint>
@@ -44,7 +45,7 @@ template <class In, class Out>
 void norm_backward(const NormBackward<In, Out>& operands, const NormShape& shape);
 
 // GPU versions, enqueued on `stream`; all pointers are device pointers. `lines` is scratch for norm_lines(shape) * 2
-// * width numbers. Throw base::Error("cuda", ...) if the launch fails.
+// * width numbers. They throw base::Error("cuda", ...) if the launch fails.
 template <class In, class Out>
 void norm_forward_cuda(const NormForward<In, Out>& operands, const NormShape& shape, CUstream_st* stream);
 template <class In, class Out>
@@ -53,8 +54,9 @@ void norm_backward_cuda(const NormBackward<In, Out>& operands, Wide<In>* lines, 
 
 // On a GPU a thread block processes adjacent rows and writes one line of partial weight gradients. The number of
 // lines depends only on the number of rows, so sums have the same bits on every GPU. Each of 132 SMs gets up to 8
-// blocks, of at least 8 rows, and of at least 16 rows beyond 256 lines. The lines (2 floats per column) then take at
-// most half the memory of a half-type x, a quarter from 4096 rows on, and less from 16384 rows on.
+// blocks. A block has at least 8 rows, or at least 16 if there are more than 256 lines. The lines (2 floats per
+// column) then take at most half the memory of a half-type x, a quarter from 4096 rows on, and less from 16384
+// rows on.
 constexpr int64_t norm_rows_per_line(const NormShape& shape) {
   constexpr int64_t kFewLines = 256, kMostLines = 1024, kFewestRows = 8, kFewestOfMany = 16;
   const int64_t of_few = (shape.rows + kFewLines - 1) / kFewLines,

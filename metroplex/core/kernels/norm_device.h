@@ -13,8 +13,8 @@ namespace metroplex::kernels {
 template <class In, class Out>
 constexpr int64_t kNormPack = Pack<In>::kCount < Pack<Out>::kCount ? Pack<Out>::kCount : Pack<In>::kCount;
 
-// Thread blocks per SM that backward's registers allow: enough loads in flight to saturate memory, with few column
-// sums spilled from registers.
+// Thread blocks per SM in backward: enough loads in flight to saturate memory, with few column sums spilled from
+// registers.
 template <int packs, class In, class Out>
 constexpr unsigned kNormBlocks = packs == 4                               ? 2
                                  : packs == 2 && sizeof(In) > sizeof(Out) ? 3
@@ -85,8 +85,8 @@ class RowElements {
   Pack<T> held_[packs > 0 ? packs : 1][kParts];
 };
 
-// Sums over the threads of the block, which all must call it. `turn` alternates between two buffers: the values of a
-// call do not overwrite those of the previous call, so one barrier suffices.
+// Sums over the threads of the block; all of them must call it. `turn` alternates between two buffers: a call does
+// not overwrite the values of the previous call, so one barrier suffices.
 template <class T, int n>
 __device__ void block_sums(T (&sums)[n], unsigned& turn) {
   __shared__ T parts[2][n][kWarps];
@@ -178,7 +178,7 @@ __device__ void norm_backward_row(const NormBackward<In, Out>& backward, const N
       each(i, column, gradients.at(i, column).values, centred.values, weight.values);
     });
   };
-  T sums[2] = {0, 0};  // of dy * weight, and of dy * weight * (x - mean) * rstd
+  T sums[2] = {0, 0};  // sums of dy * weight and of dy * weight * (x - mean) * rstd
   for_elements([&](int i, int64_t column, const T(&dy)[count], const T(&centred)[count], const T(&weight)[count]) {
     T to_dweight[count];
     for (int64_t l = 0; l < count; ++l) {

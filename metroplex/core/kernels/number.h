@@ -1,8 +1,8 @@
 // Storage types of arrays of numbers, and conversions of single numbers; bf16 and fp16 are stored as bits. The
 // conversions have no branches, so that loops vectorize, and are constexpr, so that device code can use them. They
 // use the builtin instead of std::bit_cast, which is not inlined into code under another #pragma GCC optimize.
-// A GPU uses conversion instructions, with the same bits except the payload of a NaN. The integer versions would make
-// kernels slower than the memory bandwidth permits.
+// A GPU uses conversion instructions, which give the same bits except for NaN payloads. With the integer versions,
+// kernels would no longer be memory-bound.
 #pragma once
 
 #include <cstdint>

@@ -18,17 +18,16 @@ struct CUstream_st;
 
 namespace metroplex::kernels {
 
-// A moment of the range, updated in place; all-zero bytes are zeros. Blocks of block8 start at the start of the
-// range.
+// A moment of the range, updated in place; all-zero bytes decode to zeros. The first block8 block begins at the
+// start of the range.
 struct MomentArray {
   void* data = nullptr;
   Number number = Number::f32;  // f32, bf16 or block8; f64 if main is
   float* scales = nullptr;      // block8: [block8_scales(n)]
 };
 
-// The main parameter has one of two forms: `main` as f32, f64 or bf16; or, with `remainder`, fp32 in two halves
-// (split_float), the bf16 `param` and its remainder, with `main` null. `param` may be null if `main` is the parameter
-// itself.
+// The main parameter is `main` (f32, f64 or bf16). With `remainder`, it is fp32 split into the bf16 `param` and
+// `remainder` (split_float), and `main` is null. `param` may be null if `main` is the parameter itself.
 struct OptimizerRange {
   int64_t n = 0;
   const void* grad = nullptr;
@@ -41,8 +40,8 @@ struct OptimizerRange {
   MomentArray first, second;  // exp_avg or momentum; exp_avg_sq
 
   // Rounding of moments and main parameters with fewer than 32 bits. Rounding to nearest permanently loses small
-  // changes: an exp_avg_sq in bf16 never decreases with beta2 = 0.999, because a thousandth is less than half its
-  // last bit. Stochastic rounding is unbiased; element i uses the random bits of (noise_key, noise_start + i), see
+  // changes: an exp_avg_sq in bf16 never decreases with beta2 = 0.999, because 1/1000 is less than half its last
+  // bit. Stochastic rounding is unbiased; element i uses the random bits of (noise_key, noise_start + i), see
   // position_noise.
   bool stochastic = false;
   uint64_t noise_key = 0;  // derived from seed and parameter; combined with the update number, see step_key
@@ -62,10 +61,10 @@ void lion_step(const OptimizerRange& range, const LionHyper& hyper, const StepPl
 
 // GPU versions, enqueued on `stream`, for many ranges at once. Up to kRangesOfLaunch consecutive ranges with the same
 // arithmetic type share a launch, whose arguments contain them. All arrays are device memory. Results may differ from
-// the CPU's by the rounding of fused multiply-adds. Throw base::Error("cuda", ...) if the launch fails.
+// the CPU's by the rounding of fused multiply-adds. They throw base::Error("cuda", ...) if the launch fails.
 struct RatedRange {
   OptimizerRange range;
-  const GroupRates* rates = nullptr;  // of its parameter group
+  const GroupRates* rates = nullptr;  // for its parameter group
 };
 constexpr int kRangesOfLaunch = 24;
 void adam_step_cuda(const std::vector<RatedRange>& ranges, const AdamHyper& hyper, const StepValues* values,
@@ -79,9 +78,9 @@ void lion_step_cuda(const std::vector<RatedRange>& ranges, const LionHyper& hype
 // range. Sums are in double, in fixed blocks added in order, so they have the same bits for any number of threads.
 
 struct GradientSums {
-  double sum_of_squares = 0;  // of all elements: NaN or infinite if one is
+  double sum_of_squares = 0;  // over all elements; NaN or infinite if any element is
   int64_t num_nonfinite = 0;
-  int64_t num_zeros = 0;  // padding included
+  int64_t num_zeros = 0;  // includes padding
 };
 
 // `grad` [n] as f64, f32, bf16 or f16.
@@ -89,7 +88,7 @@ struct GradientRange {
   const void* grad = nullptr;
   Number number = Number::f32;
   int64_t n = 0;
-  bool counts = true;  // false: for its elements only non-finite values are counted
+  bool counts = true;  // false: only non-finite values of this range are counted
 };
 GradientSums gradient_sums(const void* grad, Number number, int64_t n);
 

@@ -8,7 +8,7 @@
 // Without contraction, an element's result is the same in the vectorized loop, in its remainder, and on every CPU.
 #pragma GCC optimize("O3,no-math-errno,no-trapping-math,fp-contract=off")
 
-// The const attribute removes errno, which the pragma does not do in templates, so that the calls vectorize.
+// The const attribute removes errno, so that the calls vectorize. The pragma does not do this in templates.
 extern "C" float sqrtf(float) noexcept __attribute__((const));
 extern "C" double sqrt(double) noexcept __attribute__((const));
 

@@ -62,8 +62,8 @@ MPX_INLINE void each_tile(int64_t begin, int64_t end, const Work& work) {
   for (int64_t at = begin; at < end; at += kTile) work(at, std::min(kTile, end - at));
 }
 
-// Calls work(elements, count) tile by tile, with a separate loop for each type. A common loop would keep the sums out
-// of registers.
+// Calls work(elements, count) tile by tile, with a separate loop for each type. A shared loop would spill the sums
+// from registers.
 template <class Work>
 MPX_INLINE void for_tiles(const void* grad, Number number, int64_t begin, int64_t end, const Work& work) {
   if (number == Number::f64) {

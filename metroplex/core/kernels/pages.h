@@ -1,7 +1,7 @@
-// Pages of a pool for rows whose number is only on the device. Pages are allocated, freed and reused on the device.
-// The numbers of free pages are in two stacks on the device: one for pages in device memory, one for pages in host
-// memory, which are used when the device's are exhausted. No size is copied to the host, and a replay allocates pages
-// as the first run did.
+// A page pool for rows whose count is only on the device. Pages are allocated, freed and reused on the device. Two
+// stacks on the device hold the page numbers of free pages: one for device memory, one for host memory. Host pages
+// are used when the device pages are exhausted. No size is copied to the host, and a replay allocates pages as the
+// first run did.
 #pragma once
 
 #include <algorithm>
@@ -25,7 +25,7 @@ enum PageWord {
   kWantedPages,     // pages requested by all active leases, including failed ones
   kMostWanted,      // maximum of kWantedPages since all words were 0
   kShortLayer,      // first layer with too few pages: PageTake::layer, from 1; 0: none
-  kPageWords        // the stacks follow. Entry i of a stack plus i is a page number, so zeros are ascending numbers
+  kPageWords        // the stacks follow. Page number = stack[i] + i, so zeros mean ascending pages
 };
 
 // A lease: [lease_words] int32, then its page numbers, those of host pages last.
@@ -66,8 +66,8 @@ void rows_to_pages(const void* from, const PagedRows& pages, const PageShape& sh
 // Rows after the leased ones are not written.
 void rows_from_pages(const PagedRows& pages, void* to, const PageShape& shape);
 
-// GPU versions, enqueued on `stream`; all pointers are device pointers or pinned memory. Throw base::Error("cuda",
-// ...) if the launch fails.
+// GPU versions, enqueued on `stream`; all pointers are device pointers or pinned memory. They throw
+// base::Error("cuda", ...) if the launch fails.
 void take_pages_cuda(const PageTake& take, const PageShape& shape, CUstream_st* stream);
 void give_pages_cuda(const int32_t* lease, int32_t* state, const PageShape& shape, CUstream_st* stream);
 void rows_to_pages_cuda(const void* from, const PagedRows& pages, const PageShape& shape, CUstream_st* stream);

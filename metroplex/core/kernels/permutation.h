@@ -51,8 +51,8 @@ struct SumShape {
 template <class T>
 void sum_rows(const T* x, const int64_t* rows, T* out, const SumShape& shape);
 
-// GPU versions, enqueued on `stream`; all pointers are device pointers. Throw base::Error("cuda", ...) if the launch
-// fails.
+// GPU versions, enqueued on `stream`; all pointers are device pointers. They throw base::Error("cuda", ...) if the
+// launch fails.
 void plan_permutation_cuda(const int64_t* experts, const PermutationPlan& plan, const PermutationShape& shape,
                            CUstream_st* stream);
 void plan_regroup_cuda(const int64_t* table, const PermutationPlan& plan, const RegroupShape& shape,

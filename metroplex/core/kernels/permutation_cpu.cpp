@@ -57,7 +57,7 @@ void plan_permutation(const int64_t* experts, const PermutationPlan& plan, const
   for (int64_t a = 0; a < shape.assignments; ++a) {
     if (const int64_t e = place(a); e >= 0) ++plan.counts[e];
   }
-  // next: next row of each expert in its first copy. step: distance from an expert's copy to its next copy.
+  // next: next row of each expert's first copy. step: distance from an expert's copy to its next copy.
   std::vector<int64_t> next(static_cast<size_t>(n)), step(static_cast<size_t>(n));
   int64_t row = 0;
   for (int64_t begin = 0; begin < n; begin += shape.chunk) {

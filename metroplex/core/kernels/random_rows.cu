@@ -7,7 +7,7 @@
 namespace metroplex::kernels {
 namespace {
 
-constexpr int64_t kWords = 4;  // of a Philox block
+constexpr int64_t kWords = 4;  // words per Philox block
 
 // Maximum number of Philox blocks that overlap a row. A row that starts inside a block needs one more.
 constexpr int64_t blocks_per_row(int64_t width) { return (width + 2 * (kWords - 1)) / kWords; }

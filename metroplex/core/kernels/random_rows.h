@@ -1,5 +1,6 @@
-// Random numbers as a function of location, without a random stream. Element e of a row uses word (start + e) % 4 of
-// Philox4x32-10 with the row's key and counter (block (start + e) / 4, row counter), like dropout (dropout.h).
+// Random numbers as a function of location instead of a random stream. Like dropout (dropout.h), element e of a
+// row uses word (start + e) % 4 of Philox4x32-10, with the row's key and counter (block (start + e) / 4, row
+// counter).
 #pragma once
 
 #include <cstdint>
@@ -15,7 +16,7 @@ enum class Noise {
   gumbel    // -log(-log(uniform)): the largest of log(w_i) + noise_i is i with probability w_i / sum w
 };
 
-// out [num_rows, width]; the shape's probability is unused. They are computed in double and rounded once.
+// out [num_rows, width]; the shape's probability is unused. Values are computed in double and rounded once.
 template <class T>
 void random_rows(T* out, Noise noise, const DropoutShape& shape);
 // GPU version, enqueued on `stream`; logarithms may differ from the CPU's by rounding. Throws base::Error("cuda",

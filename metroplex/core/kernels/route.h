@@ -13,7 +13,7 @@ namespace metroplex::kernels {
 enum class RouteScore {
   softmax_of_chosen,
   softmax_of_all,
-  sigmoid,      // divided by their sum if the shape normalizes
+  sigmoid,      // scores are divided by their sum if shape.normalizes
   sqrtsoftplus  // same
 };
 
@@ -21,7 +21,7 @@ struct RouteShape {
   int64_t tokens = 0, experts = 0, k = 0;
   RouteScore score = RouteScore::softmax_of_chosen;
   double scale = 1;     // factor of the probabilities
-  bool chosen = false;  // the choice is an input
+  bool chosen = false;  // the chosen experts are an input
   bool normalizes = true;
   // Experts form `groups` equal groups of consecutive ones. Only experts of `groups_chosen` groups are eligible:
   // those with the largest sum of scores (plus bias, if any) of their best `best_of_group` experts. 0 groups: all are
@@ -59,8 +59,8 @@ struct RouteBackward {
 template <class T>
 void route_backward(const RouteBackward<T>& operands, const RouteShape& shape);
 
-// GPU versions, enqueued on `stream`. The choice by logits equals the CPU's; exponentials may differ by rounding.
-// Throw base::Error("cuda", ...) if the launch fails.
+// GPU versions, enqueued on `stream`. Experts chosen by logits equal the CPU version's; exponentials may differ by
+// rounding. They throw base::Error("cuda", ...) if the launch fails.
 template <class T>
 void route_forward_cuda(const RouteForward<T>& operands, const RouteShape& shape, CUstream_st* stream);
 template <class T>

@@ -1,5 +1,5 @@
-// The formulas of route.h for the k chosen experts of one row, for one thread of CPU or GPU. The caller handles the
-// whole row.
+// The formulas of route.h for the k chosen experts of one row, run by one CPU or GPU thread. The caller handles
+// the whole row.
 #pragma once
 
 #include <cmath>
@@ -20,7 +20,7 @@ template <class T>
 MPX_BOTH T sigmoid_of(T x) {
   return T(1) / (T(1) + std::exp(-x));
 }
-// Same as libtorch: softplus(x) is x beyond 20.
+// As in libtorch, softplus(x) = x for x > 20.
 template <class T>
 MPX_BOTH T sqrtsoftplus_of(T x) {
   return std::sqrt(x > T(20) ? x : std::log1p(std::exp(x)));

@@ -10,7 +10,7 @@ struct CUstream_st;
 
 namespace metroplex::kernels {
 
-constexpr int64_t kMostSinkhornTurns = 4096;  // standard deviation 1 takes about 5 iterations, 8 some hundred
+constexpr int64_t kMostSinkhornTurns = 4096;  // logits of std 1 take about 5 iterations, of std 8 a few hundred
 
 struct SinkhornShape {
   int64_t rows = 0, columns = 0;
@@ -21,8 +21,8 @@ struct SinkhornShape {
 template <class T>
 void sinkhorn(const T* logits, T* out, T* factors, const SinkhornShape& shape);
 
-// GPU version, enqueued on `stream`, in one thread block: it is not optimized for speed. The order of sums differs
-// from the CPU's. Throws base::Error("cuda", ...) if the launch fails.
+// GPU version, enqueued on `stream`. It uses one thread block and is not optimized for speed. The order of sums
+// differs from the CPU's. Throws base::Error("cuda", ...) if the launch fails.
 template <class T>
 void sinkhorn_cuda(const T* logits, T* out, T* factors, const SinkhornShape& shape, CUstream_st* stream);
 

@@ -1,6 +1,6 @@
 // Device-side state and decisions of a training step: loss scale, overflow, skipping, clipping, learning rates. Small
-// kernels are enqueued like all others, and the host reads the result when the step is over. All numbers are doubles,
-// so that one tensor holds a struct; counts are exact. No addition follows a multiplication, so no compiler can fuse
+// kernels are enqueued like all others, and the host reads the result after the step. All numbers are doubles, so
+// that one tensor holds a struct; counts are exact. No addition follows a multiplication, so no compiler can fuse
 // them, and CPU and GPU give the same bits.
 #pragma once
 
@@ -17,7 +17,7 @@ struct StepValues {
   double growth_tracker = 0, hysteresis_tracker = 0;
   // Decision of the latest step; all updates read it.
   double updates = 0;      // 1, or 0: the step must not change any state
-  double number = 1;       // of this update, from 1
+  double number = 1;       // number of this update, from 1
   double grad_factor = 1;  // factor of every gradient: unscaling and clipping
 };
 
@@ -26,18 +26,18 @@ struct GroupRates {
   double lr = 0, weight_decay = 0;
   double keep = 1;       // 1 - lr weight_decay
   double step_size = 0;  // AdamW's lr / (1 - beta1^number)
-  double unbias = 1;     // and its 1 / sqrt(1 - beta2^number)
+  double unbias = 1;     // AdamW's 1 / sqrt(1 - beta2^number)
 };
 // Runs on the host only, because pow() differs between machines.
 GroupRates group_rates(double lr, double weight_decay, double beta1, double beta2, int64_t number);
 
 struct StepPlace {
   const StepValues* values = nullptr;
-  const GroupRates* rates = nullptr;  // of the parameter group
+  const GroupRates* rates = nullptr;  // for the parameter group
 };
 
-// Table of rates of the next successful steps: `first`, the number of steps before the first row, then `rows` rows of
-// the schedule's lr and the GroupRates of every group.
+// Rate table of the next successful steps: `first` (the number of steps before the first row), then `rows` rows. A
+// row has the schedule's lr and the GroupRates of every group.
 constexpr int64_t kRatesOfGroup = sizeof(GroupRates) / sizeof(double);
 constexpr int64_t rate_row(int64_t groups) { return 1 + groups * kRatesOfGroup; }
 
@@ -63,7 +63,7 @@ struct StepVerdict {
   double found_inf = 0, over_limit = 0;  // non-finite gradients; norm above the threshold
   double updates = 0, lr = 0;
   double steps = 0;  // successful steps, including this one
-  double row = 0;    // of the rate table
+  double row = 0;    // row index in the rate table
 };
 
 // Returns 1 / scale, rounded once to float32.
@@ -75,9 +75,9 @@ constexpr double unscale_of(bool per_token, double tokens, double ranks, double 
   return 1.0 / (per_token ? (tokens < 1.0 ? 1.0 : tokens) : ranks) * inverse_of(loss_scale);
 }
 
-// Factors of each microbatch's summed loss in the loss of the step: averaged per-microbatch means. With `per_token`
-// the factor is 1 (the division by all tokens follows after they are counted). Ranks that hold `parts` of a sequence
-// together contribute its mean, but are averaged like other ranks.
+// Factor of each microbatch's summed loss in the step loss, which averages per-microbatch means. With `per_token`
+// the factor is 1; the division by all tokens follows after they are counted. Ranks that hold `parts` of a
+// sequence together contribute its mean, but are averaged like other ranks.
 struct LossFactorShape {
   int64_t microbatches = 0, parts = 1;
   bool per_token = false;
@@ -135,8 +135,8 @@ void judge_step(const StepRules& rules, const JudgePlace& place);
 // Copies `bytes` if the step updates, or, with `when` false, if it does not. Pointers are 4-byte aligned.
 void copy_if_updates(const StepValues* values, bool when, const void* from, void* to, int64_t bytes);
 
-// GPU versions, enqueued on `stream`; all pointers are device pointers. Throw base::Error("cuda", ...) if the launch
-// fails.
+// GPU versions, enqueued on `stream`; all pointers are device pointers. They throw base::Error("cuda", ...) if the
+// launch fails.
 void loss_factors_cuda(const StepValues* values, const double* tokens, double* factors, const LossFactorShape& shape,
                        CUstream_st* stream);
 void own_sums_cuda(const OwnLosses& own, const SumsPlace& place, CUstream_st* stream);

@@ -50,7 +50,7 @@ constexpr MPX_INLINE void add_own(const OwnLosses& own, const SumsPlace& place) 
   if (own.counts_terms) add_terms(own, place);
 }
 
-// In float32, so that histories are bitwise reproducible (Megatron-LM, core/optimizer/grad_scaler.py).
+// Uses float32 like Megatron-LM (core/optimizer/grad_scaler.py), so that histories are bitwise reproducible.
 constexpr MPX_INLINE void move_scale(const ScaleRule& rule, bool found_inf, StepValues& values) {
   if (!rule.dynamic) return;
   const auto scale = static_cast<float>(values.loss_scale);

@@ -106,7 +106,7 @@ void FeedForwardSegment::collect_params(std::vector<nn::Param*>& params) {
   if (post_norm_) post_norm_->collect_params(params);
 }
 
-// Multi-token prediction layers, which follow the last layer, copy its type. CodeGeeX's top query layer is dense.
+// Multi-token prediction layers follow the last layer and copy its type. CodeGeeX's top query layer is dense.
 static bool has_experts(const config::Model& model, int64_t number) {
   if (!model.has_experts() || (number >= model.num_layers && model.mtp_num_layers == 0)) return false;
   return config::moe_layers(model)[static_cast<size_t>(std::min(number, model.num_layers - 1))];

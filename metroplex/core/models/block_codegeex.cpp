@@ -46,7 +46,7 @@ nn::Block top_query_layer(const ModelContext& context) {
 
 }  // namespace
 
-// GPT with a final layer whose queries are an embedding of the position to be predicted.
+// GPT with a final layer whose queries are an embedding of the predicted position.
 nn::Blocks build_codegeex(const ModelContext& context, const StageSpec& stage) {
   return build_decoder(context, stage, top_query_layer);
 }

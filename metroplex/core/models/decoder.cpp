@@ -34,7 +34,7 @@ std::shared_ptr<nn::Param> make_word_embeddings(const ModelContext& context) {
   return word_embeddings;
 }
 
-// cap tanh(x / cap). Saves a copy of the result, because the loss overwrites the result with its gradient.
+// Returns cap tanh(x / cap). Saves a copy of the result, because the loss overwrites the result with its gradient.
 at::Tensor apply_softcap(const at::Tensor& x, double cap, const nn::SavePolicy& saving) {
   at::Tensor share, out;
   {

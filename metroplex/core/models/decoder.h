@@ -50,7 +50,7 @@ class HeadSegment final : public nn::Segment {
   nn::CrossEntropySpec loss_;
   nn::SavePolicy saving_;
   std::optional<nn::Norm> norm_;
-  nn::ColumnParallelLinear output_;
+  nn::Linear output_;
 };
 
 // Returns batch.position_ids, or the positions of the batch's rows in the sequence.

@@ -95,7 +95,7 @@ MultiTokenSegment::MultiTokenSegment(const ModelContext& context, int64_t depth,
       embedding_norm_(norm_spec(name_ + ".enorm", context.model, context), context),
       hidden_norm_(norm_spec(name_ + ".hnorm", context.model, context), context),
       final_norm_(norm_spec(name_ + ".final_layernorm", context.model, context), context),
-      projection_(projection_spec(name_, context.model), context),
+      projection_(projection_spec(name_, context.model), nn::LinearSplit::none, context),
       layer_{name_ + ".transformer_layer", false, {}} {
   if (shared.output) loss_.emplace(context, depth, shared.output);
   if (depth == 1) model_norm_.emplace(norm_spec("decoder.final_layernorm", context.model, context), context);

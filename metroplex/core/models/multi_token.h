@@ -39,9 +39,9 @@ class MultiTokenLoss {
   HeadSegment head_;
 };
 
-// A prediction layer. kHiddenStates pass through it to the head; the first layer applies the model's final norm to
-// them, and the head then has none. Without shared.output the head is in another stage, and the segment also returns
-// the predictions of all layers so far.
+// A prediction layer. kHiddenStates pass through it to the head. The first layer applies the model's final norm to
+// them, and the head then has none. Without shared.output the head is in another stage, and the segment also
+// returns the predictions of all layers so far.
 class MultiTokenSegment final : public nn::Segment {
  public:
   MultiTokenSegment(const ModelContext& context, int64_t depth, const SharedModules& shared);
@@ -63,7 +63,7 @@ class MultiTokenSegment final : public nn::Segment {
   std::optional<nn::Norm> model_norm_;  // first layer only
   EmbeddingSegment embedding_;
   nn::Norm embedding_norm_, hidden_norm_, final_norm_;
-  nn::ReplicatedLinear projection_;
+  nn::Linear projection_;
   nn::Block layer_;
   std::optional<MultiTokenLoss> loss_;
 };
@@ -82,9 +82,7 @@ class MultiTokenLossSegment final : public nn::Segment {
   MultiTokenLoss loss_;
 };
 
-// Returns one block per prediction layer.
 nn::Blocks multi_token_layers(const ModelContext& context, const SharedModules& shared);
-// Returns one loss block per prediction layer of another stage.
 nn::Blocks multi_token_losses(const ModelContext& context, const std::shared_ptr<nn::Param>& output);
 
 }  // namespace metroplex::models

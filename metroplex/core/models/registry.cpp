@@ -7,7 +7,7 @@
 namespace metroplex::models {
 
 using BuildStage = nn::Blocks(const ModelContext& context, const StageSpec& stage);
-BuildStage build_codegeex;  // codegeex.cpp
+BuildStage build_codegeex;  // block_codegeex.cpp
 
 namespace {
 

@@ -1,5 +1,5 @@
-// Builds the blocks of any slice of a model. A model family is a row of the table in registry.cpp, and a file if it
-// is more than a plain decoder.
+// Builds the blocks of any stage of a model. Each model family is a row of the table in registry.cpp. A family
+// that is more than a plain decoder also has its own file.
 #pragma once
 
 #include <cstdint>
@@ -27,7 +27,7 @@ struct StageSpec {
 // Construction arguments of a model's layers, and of its embedding and head. `streams` is set for
 // model.sharded_initialization; all chunks of a rank share it.
 struct ModelContext : nn::LayerContext {
-  // Requires a resolved config: no derived value is 0, except possibly num_query_groups, kv_channels and
+  // Requires a resolved config. No derived value may be 0, except num_query_groups, kv_channels and
   // ffn_hidden_size.
   explicit ModelContext(config::Model its_model) : model(std::move(its_model)) {
     init_std = model.init_method_std;

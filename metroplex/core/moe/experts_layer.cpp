@@ -3,7 +3,6 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/add.h>
 
-#include <algorithm>
 #include <utility>
 
 #include "config/experts.h"
@@ -19,14 +18,6 @@ LoadMeter::Layer* find_meter(const ExpertsLayer& layer, const nn::SegmentContext
   return counts ? &layer.context.meter->layer(layer.spec.layer) : nullptr;
 }
 
-nn::Values without(const nn::Values& in, std::initializer_list<std::string_view> names) {
-  nn::Values out;
-  for (const nn::Values::Entry& entry : in) {
-    if (std::find(names.begin(), names.end(), entry.name) == names.end()) out.add(entry.name, entry.value);
-  }
-  return out;
-}
-
 class RouterSegment final : public nn::Segment {
  public:
   RouterSegment(std::shared_ptr<ExpertsLayer> layer, const config::Model& model, const nn::LayerContext& context)
@@ -40,9 +31,7 @@ class RouterSegment final : public nn::Segment {
   nn::Values forward(const nn::Values& in, nn::SegmentContext& context) override {
     const nn::ResidualAndNorm x = nn::residual_and_norm(in.at(nn::kHiddenStates), norm_, saving_, context.batch);
     const Routing routing = router_.forward(x.normed, context);
-    nn::Values out(nn::kHiddenStates, x.h);
-    out.add(kInput, x.normed).add(kTopExperts, routing.experts).add(kTopProbs, routing.probs);
-    return out;
+    return to_values({.residual = x.h, .input = x.normed, .routing = routing});
   }
 
   void collect_params(std::vector<nn::Param*>& params) override {
@@ -71,12 +60,11 @@ class SharedExpertSegment final : public nn::Segment {
   const std::string& name() const override { return name_; }
 
   nn::Values forward(const nn::Values& in, nn::SegmentContext& context) override {
-    nn::Values out = in;
-    if (!overlaps_) return out.add(kSharedOutput, layer_->shared->forward(in.at(kInput).input(), context.batch));
-    const SharedExperts::Begun begun = layer_->shared->begin(in.at(kInput).input(), context.batch);
-    out.add(kSharedProduct, begun.product);
-    if (begun.score.defined()) out.add(kSharedScore, begun.score);
-    return out;
+    LayerValues values = from_values(in, layer_->topk);
+    const nn::Input input = values.input.input();
+    if (overlaps_) values.shared_begun = layer_->shared->begin(input, context.batch);
+    else values.shared_output = layer_->shared->forward(input, context.batch);
+    return to_values(values);
   }
 
   void collect_params(std::vector<nn::Param*>& params) override {
@@ -100,10 +88,11 @@ class PlanSegment final : public nn::Segment {
 
   nn::Values forward(const nn::Values& in, nn::SegmentContext& context) override {
     LoadMeter::Layer* const meter = find_meter(*layer_, context);
-    nn::Values out = without(in, {kTopExperts});
-    DispatchPlan plan;
+    LayerValues values = from_values(in, layer_->topk);
+    const at::Tensor experts = std::exchange(values.routing.experts, {});
+    DispatchPlan& plan = values.plan;
     timed(layer_->target, meter != nullptr ? &meter->dispatch_ms : nullptr,
-          [&] { plan = layer_->dispatcher->plan(in.tensor(kTopExperts)); });
+          [&] { plan = layer_->dispatcher->plan(experts); });
     if (plan.replicas.owners.defined() && context.batch.training && !context.is_recompute) {
       if (meter != nullptr) layer_->context.meter->count_replicas(layer_->spec.layer, plan.replicas);
       const bool repeats = layer_->context.buffers && layer_->context.buffers->repeats;
@@ -111,9 +100,8 @@ class PlanSegment final : public nn::Segment {
         layer_->context.on_replica_plan(layer_->spec.layer, plan.replicas);
     }
     if (meter != nullptr && plan.lost.defined())
-      layer_->context.meter->count_lost(layer_->spec.layer, in.tensor(kTopExperts), plan.lost);
-    add_plan(out, plan);
-    return out;
+      layer_->context.meter->count_lost(layer_->spec.layer, experts, plan.lost);
+    return to_values(values);
   }
 
   void collect_params(std::vector<nn::Param*>&) override {}
@@ -144,32 +132,31 @@ class DispatchSegment final : public nn::Segment {
   nn::Values forward(const nn::Values& in, nn::SegmentContext& context) override {
     LoadMeter::Layer* const meter = find_meter(*layer_, context);
     double* const ms = meter != nullptr ? &meter->dispatch_ms : nullptr;
-    const at::Tensor& x_sbh = in.tensor(kInput);
-    const at::Tensor owners = in.has(kReplicaOwners) ? in.tensor(kReplicaOwners) : at::Tensor();
-    nn::Values out = without_dispatch_plan(without(in, {kInput, kTopProbs, kSharedProduct, kSharedScore}));
-    const bool runs_shared = layer_->shared && !in.has(kSharedOutput);
-    at::Tensor shared;
-    if (runs_shared && !overlaps_) shared = layer_->shared->forward(in.at(kInput).input(), context.batch);
+    const LayerValues values = from_values(in, layer_->topk);
+    const at::Tensor& x_sbh = values.input.tensor();
+    LayerValues out{.residual = values.residual, .shared_output = values.shared_output};
+    out.state = std::make_shared<DispatchState>();
+    const bool runs_shared = layer_->shared && !values.shared_output.defined();
+    if (runs_shared && !overlaps_) out.shared_output = layer_->shared->forward(values.input.input(), context.batch);
     DispatchUnderWay under_way;
     timed(layer_->target, ms, [&] {
-      under_way = layer_->dispatcher->start_dispatch(x_sbh.reshape({-1, x_sbh.size(-1)}), in.tensor(kTopProbs),
-                                                     dispatch_plan_in(in, layer_->topk));
+      under_way =
+          layer_->dispatcher->start_dispatch(x_sbh.reshape({-1, x_sbh.size(-1)}), values.routing.probs, values.plan);
     });
-    if (runs_shared && overlaps_) shared = overlapped_shared(in, context.batch);
+    if (runs_shared && overlaps_) out.shared_output = finish_shared(values, context.batch);
     Dispatched dispatched;
     timed(layer_->target, ms, [&] { dispatched = layer_->dispatcher->finish_dispatch(std::move(under_way)); });
     if (dispatched.replicas.defined()) {
-      add_replicas(out, dispatched.replicas.weights());
-      out.add(kReplicaOwners, owners);
+      out.replicas = dispatched.replicas.weights();
+      out.plan.replicas.owners = values.plan.replicas.owners;
       if (meter != nullptr) dispatched.replicas.count_time(layer_->target, &meter->replicas_ms);
-      leave_under_way(std::move(dispatched.replicas), context);
+      out.state->replicas = std::move(dispatched.replicas);
+      join_replicas(out.state, context);
     }
-    add_plan(out, dispatched.back);
-    if (dispatched.back.table.members() > 0) layer_->tables.insert_or_assign(&context.batch, dispatched.back.table);
-    const ExpertRows& rows = dispatched.rows;
-    out.add(kRows, rows.x).add(kRowProbs, rows.probs).add(kRowCounts, rows.counts);
-    if (shared.defined()) out.add(kSharedOutput, shared);
-    return out;
+    out.back = dispatched.back;
+    out.state->table = dispatched.back.table;
+    out.rows = dispatched.rows;
+    return to_values(out);
   }
 
   void collect_params(std::vector<nn::Param*>& params) override {
@@ -184,19 +171,16 @@ class DispatchSegment final : public nn::Segment {
   }
 
  private:
-  at::Tensor overlapped_shared(const nn::Values& in, const nn::Microbatch& batch) const {
-    if (!in.has(kSharedProduct)) return layer_->shared->forward(in.at(kInput).input(), batch);
-    const at::Tensor score = in.has(kSharedScore) ? in.tensor(kSharedScore) : at::Tensor();
-    return layer_->shared->finish({in.tensor(kSharedProduct), score}, batch);
+  at::Tensor finish_shared(const LayerValues& values, const nn::Microbatch& batch) const {
+    if (values.shared_begun.product.defined()) return layer_->shared->finish(values.shared_begun, batch);
+    return layer_->shared->forward(values.input.input(), batch);
   }
 
-  // The experts segment joins them if it is in the same autograd region.
-  void leave_under_way(ClonesUnderWay replicas, nn::SegmentContext& context) {
-    if (!replicas_overlap_) return replicas.join();
-    layer_->replicas.insert_or_assign(&context.batch, std::move(replicas));
-    context.joins.emplace_back([layer = layer_.get(), batch = &context.batch] {
-      if (auto open = layer->replicas.extract(batch)) open.mapped().join();
-    });
+  // The experts segment joins the replica weights if it is in the same autograd region.
+  void join_replicas(const std::shared_ptr<DispatchState>& state, nn::SegmentContext& context) const {
+    const auto join = [state] { std::exchange(state->replicas, {}).join(); };
+    if (replicas_overlap_) context.joins.emplace_back(join);
+    else join();
   }
 
   std::shared_ptr<ExpertsLayer> layer_;
@@ -214,14 +198,17 @@ class ExpertsSegment final : public nn::Segment {
   const std::string& name() const override { return name_; }
 
   nn::Values forward(const nn::Values& in, nn::SegmentContext& context) override {
-    nn::Values out = without(in, {kRows, kRowProbs, kRowCounts, kReplicaOwners, kReplicaWeight1, kReplicaWeight2,
-                                  kReplicaBias1, kReplicaBias2});
-    auto under_way = layer_->replicas.extract(&context.batch);
-    Replicas replicas = in.has(kReplicaOwners) ? replicas_of(in, context) : Replicas();
-    if (under_way) replicas.under_way = &under_way.mapped();
-    out.add(kRowOutput, layer_->experts.forward({in.tensor(kRows), in.tensor(kRowProbs), in.tensor(kRowCounts)},
-                                                replicas, context.is_recompute));
-    return out;
+    LayerValues values = from_values(in, layer_->topk);
+    Replicas replicas;
+    ClonesUnderWay under_way;
+    if (values.replicas.defined()) replicas = make_replicas(values, context);
+    if (values.state) under_way = std::exchange(values.state->replicas, {});
+    if (under_way.defined()) replicas.under_way = &under_way;
+    values.row_output = layer_->experts.forward(values.rows, replicas, context.is_recompute);
+    values.rows = {};
+    values.replicas = {};
+    values.plan = {};
+    return to_values(values);
   }
 
   void collect_params(std::vector<nn::Param*>& params) override { layer_->experts.collect_params(params); }
@@ -230,10 +217,10 @@ class ExpertsSegment final : public nn::Segment {
   }
 
  private:
-  Replicas replicas_of(const nn::Values& in, nn::SegmentContext& context) const {
-    const at::Tensor owners = in.tensor(kReplicaOwners);
+  Replicas make_replicas(const LayerValues& values, nn::SegmentContext& context) const {
+    const at::Tensor owners = values.plan.replicas.owners;
     const comm::Group& group = layer_->context.replicas;
-    Replicas replicas{replicas_in(in)};
+    Replicas replicas{values.replicas};
     replicas.bring_home = [owners, &group, overlaps = replicas_overlap_](nn::Param& home,
                                                                          const at::Tensor& gradients) {
       bring_home(home, gradients, owners, group);
@@ -261,15 +248,16 @@ class CombineSegment final : public nn::Segment {
   const std::string& name() const override { return name_; }
 
   nn::Values forward(const nn::Values& in, nn::SegmentContext& context) override {
-    const at::Tensor& residual = in.tensor(nn::kHiddenStates);
     LoadMeter::Layer* const meter = find_meter(*layer_, context);
-    CombinePlan back = combine_plan_in(in, layer_->topk);
-    if (const auto known = layer_->tables.extract(&context.batch)) back.table = known.mapped();
+    const LayerValues values = from_values(in, layer_->topk);
+    const at::Tensor& residual = values.residual.tensor();
+    CombinePlan back = values.back;
+    if (values.state) back.table = values.state->table;
     at::Tensor out;
     timed(layer_->target, meter != nullptr ? &meter->combine_ms : nullptr,
-          [&] { out = layer_->dispatcher->combine(in.tensor(kRowOutput), back); });
+          [&] { out = layer_->dispatcher->combine(values.row_output, back); });
     out = out.view(residual.sizes());
-    if (in.has(kSharedOutput)) out = at::add(out, in.tensor(kSharedOutput));
+    if (values.shared_output.defined()) out = at::add(out, values.shared_output);
     const nn::SequenceOffset place = nn::sequence_offset(residual, sp_);
     return {nn::kHiddenStates, nn::PendingSum{out, residual, {dropout_, nullptr, place}}};
   }

@@ -120,15 +120,15 @@ SelfAttention::SelfAttention(const AttentionSpec& spec, const config::Model& mod
       heads_(head_counts(model, context.tp.size())),
       saving_(context.saving),
       rope_(std::move(rope)),
-      fused_(fused_spec(spec, model), context),
+      fused_(fused_spec(spec, model), LinearSplit::output, context),
       sinks_(make_sinks(spec, model, context)),
       core_(core_spec(spec, model, context), context.saving, sinks_),
-      proj_(output_projection(spec, model), context) {
+      proj_(output_projection(spec, model), LinearSplit::input, context) {
   if (spec.has_external_query) {
     const HeadCounts whole = head_counts(model, 1);
     q_.emplace(linear_spec(spec.name + ".linear_q", model.hidden_size, whole.heads * whole.head_dim,
                            model.add_bias_linear || model.add_qkv_bias),
-               context);
+               LinearSplit::output, context);
   }
   if (model.qk_layernorm) {
     const bool rms = model.normalization == config::Normalization::RMSNorm;

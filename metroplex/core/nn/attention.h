@@ -77,12 +77,12 @@ class SelfAttention final : public Attention {
   HeadCounts heads_;
   SavePolicy saving_;
   std::shared_ptr<RopeTable> rope_;
-  std::optional<ColumnParallelLinear> q_;  // only with has_external_query
-  ColumnParallelLinear fused_;             // linear_qkv or linear_kv
+  std::optional<Linear> q_;  // only with has_external_query
+  Linear fused_;             // linear_qkv or linear_kv
   std::optional<Norm> q_norm_, k_norm_;
   std::shared_ptr<Param> sinks_;
   CoreAttention core_;
-  RowParallelLinear proj_;
+  Linear proj_;
 };
 
 }  // namespace metroplex::nn

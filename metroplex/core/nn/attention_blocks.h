@@ -21,7 +21,7 @@ struct AttentionBlock {
 
 // Returns the blocks that cover each visible pair of query and key exactly once. Both lists of position ranges are
 // ascending. A query sees keys at its own or earlier positions, at most `window` before its own unless `window` is
-// -1. For each block, either all its queries occur in earlier blocks, or none of them and no later query does.
+// -1. The queries of a block either all occur in earlier blocks, or all come after the queries of those blocks.
 std::vector<AttentionBlock> attention_blocks(const std::vector<IndexRange>& queries,
                                              const std::vector<IndexRange>& keys, int64_t window = -1);
 

@@ -78,7 +78,7 @@ void for_each_chunk(const kernels::AttentionShape& shape, bool has_positions, in
   }
 }
 
-// to [n, rows, columns] = a b, or += a b if `adds`. Half inputs may have an fp32 result on a GPU only.
+// Computes to [n, rows, columns] = a b, or += a b if `adds`. Half inputs may have an fp32 result on a GPU only.
 void batched_product(const device::Target& target, at::Tensor to, const at::Tensor& a, const at::Tensor& b,
                      bool adds = false) {
   const bool wider = to.scalar_type() != a.scalar_type();

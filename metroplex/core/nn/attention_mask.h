@@ -13,7 +13,7 @@ struct AttentionMask {
 };
 AttentionMask attention_mask(const CoreInputs& in, const CoreCall& call);
 
-// Returns whether queries and keys have the same contiguous positions, so that the causal mask hides half of the
+// Returns whether queries and keys have the same contiguous positions. The causal mask then hides half of the
 // pairs.
 bool is_plain_causal(const CoreInputs& in, const CorePositions& positions);
 

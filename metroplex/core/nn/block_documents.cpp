@@ -7,26 +7,26 @@
 namespace metroplex::nn {
 namespace {
 
-// at::searchsorted, also on the meta device, where libtorch does not implement it.
+// Like at::searchsorted, but also works on the meta device, where libtorch has no implementation.
 at::Tensor search_sorted(const at::Tensor& sorted, const at::Tensor& values, bool right = false) {
   if (sorted.is_meta()) return at::empty(values.sizes(), values.options());
   return at::searchsorted(sorted, values, /*out_int32=*/false, right);
 }
 
-// Returns the number of each whole sample's first row, [b].
+// Returns the first row of each sample, [b], counted over all samples.
 at::Tensor first_rows(const Microbatch& batch) {
   const int64_t samples = batch.documents.ids.size(0), whole = batch.documents.ids.size(1);
   return at::arange(0, samples * whole, whole, batch.documents.offsets.options());
 }
 
-// Returns the offsets of at most `capacity` documents that have rows at `positions`, `[room + 1]` int32. Offsets
-// count these rows over all samples; the last one is the end.
+// Returns the offsets, [capacity + 1] int32, of at most `capacity` documents that have rows at `positions`.
+// Offsets count these rows over all samples; the last offset is the end.
 at::Tensor compact_offsets(const Microbatch& batch, const at::Tensor& positions, int64_t capacity) {
   const at::Tensor& offsets = batch.documents.offsets;
   const at::Tensor all = (first_rows(batch).unsqueeze(1) + positions).flatten();
   const at::Tensor begins = search_sorted(all, offsets);
   if (capacity + 1 >= offsets.numel()) return begins.to(at::kInt);
-  const at::Tensor with_rows = begins.diff().ne(0).cumsum(0);  // documents with rows, up to each
+  const at::Tensor with_rows = begins.diff().ne(0).cumsum(0);  // documents with rows, up to each one
   const at::Tensor numbers = at::arange(1, capacity + 2, offsets.options());
   return select_rows(begins, 0, search_sorted(with_rows, numbers)).to(at::kInt);
 }
@@ -38,7 +38,7 @@ at::Tensor sample_offsets(const at::Tensor& begins, int64_t rows) {
   return at::constant_pad_nd((begins + first.unsqueeze(1)).flatten(), {0, 1}, samples * rows).to(at::kInt);
 }
 
-// For keys that precede the queries.
+// All keys of a non-causal block precede its queries.
 BlockDocuments build_non_causal(const Microbatch& batch, const at::Tensor& queries, const at::Tensor& keys,
                                 bool window) {
   const at::Tensor& offsets = batch.documents.offsets;

@@ -24,7 +24,7 @@ CoreResult context_attention(const CoreInputs& in, const CoreCall& call);
 CoreInputs context_attention_backward(const at::Tensor& dout, const CoreInputs& in, const CoreResult& result,
                                       const CoreCall& call);
 
-// The exchanges share these functions.
+// Functions shared by the exchanges.
 
 // Positions of the rows of all ranks, in group order, and of one rank.
 Positions all_positions(const Microbatch& batch);

@@ -19,7 +19,7 @@ struct Ring {
   int64_t size() const { return cp.size(); }
   int next() const { return (cp.index() + 1) % cp.size(); }
   int previous() const { return (cp.index() + cp.size() - 1) % cp.size(); }
-  // Rank whose keys are here after `hops` hops.
+  // Returns the rank whose keys this rank holds after `hops` hops.
   int64_t owner(int64_t hops) const { return (cp.index() + cp.size() - hops) % cp.size(); }
   comm::Handle hop(const KeyMessage& out, const KeyMessage& in, int channel) const {
     return comm::batch_p2p({{true, out.flat, next(), channel}, {false, in.flat, previous(), channel}}, cp);

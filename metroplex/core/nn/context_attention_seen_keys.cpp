@@ -1,5 +1,5 @@
-// The exchanges of context_attention.h if the visible keys are known: a rank sends each other rank only the rows that
-// its queries see, and no message if there are none.
+// The exchanges of context_attention.h if the visible keys are known. A rank sends each other rank only the rows
+// that its queries see, and no message if there are none.
 #include "nn/context_attention.h"
 
 #include <ATen/ATen.h>
@@ -84,8 +84,8 @@ PendingTransfer send_keys(const CoreInputs& in, const KeyLists& lists, int64_t h
 }
 
 // Calls on_block(hops, keys and values, positions) for the local rows and for the visible rows of each other rank.
-// The transfer of the next rows overlaps with the call. Steps without rows skip on_block; on_step(hops) follows every
-// step.
+// The transfer of the next rows overlaps with the call. Steps without rows do not call on_block; on_step(hops) is
+// called after every step.
 template <class OnBlock, class OnStep>
 void for_each_step(const CoreInputs& in, const CoreCall& call, const OnBlock& on_block, const OnStep& on_step) {
   const KeyLists lists(call);
@@ -189,7 +189,7 @@ CoreInputs seen_p2p_attention_backward(const at::Tensor& dout, const CoreInputs&
   CoreInputs sum;
   KeyMessage block;
   PendingTransfer returned;
-  int reader = 0;  // rank whose gradients of local rows `returned` receives
+  int reader = 0;  // rank that sends the gradients in `returned`
   const auto add_returned = [&] {
     returned.transfer.wait();
     if (returned.in.flat.defined() && returned.in.flat.numel() > 0) {

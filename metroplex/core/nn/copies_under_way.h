@@ -1,7 +1,7 @@
-// Memory management of activation offload to the host without querying CUDA events through libtorch's allocators. A
-// step under graph capture cannot query events, and the allocators would then keep every byte until its end. All
-// copies of a rank are issued in order on one side stream. A pinned buffer may therefore be overwritten once its last
-// copy back has been issued. The source of a copy is free once the compute stream has been made to wait for the copy.
+// Memory management of activation offload to the host without querying CUDA events through libtorch's allocators.
+// A step under graph capture cannot query events, so the allocators would hold every byte until the step ends. All
+// copies of a rank are issued in order on one side stream. A pinned buffer may therefore be overwritten once its
+// last copy back has been issued. The source of a copy is free once the compute stream waits for the copy.
 #pragma once
 
 #include <ATen/core/Tensor.h>

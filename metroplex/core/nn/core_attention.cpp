@@ -19,7 +19,7 @@ namespace {
 
 bool needs_exchange(const CoreCall& call) { return call.spec.cp.size() > 1; }
 
-// Inputs of a recomputation, and the logsumexp that it leaves for backward.
+// Inputs of a recomputation, and the logsumexp that it stores for backward.
 struct RecomputedAttention {
   Saved q, k, v;
   CorePositions positions;

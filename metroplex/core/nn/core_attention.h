@@ -58,8 +58,8 @@ struct CoreCall {
 };
 
 // Attention over the local queries and keys. A query that sees no key gives 0 and a logsumexp of -inf.
-// attend_backward() takes `out` and `logsumexp` over all keys of a query, and returns the contribution of the local
-// keys to the gradients.
+// attend_backward() takes `out` and `logsumexp` over all keys of a query, and returns the local keys' contribution
+// to the gradients.
 CoreResult attend(const CoreInputs& in, const CoreCall& call);
 // dout [s_q, b, n, dv] may have any strides.
 CoreInputs attend_backward(const at::Tensor& dout, const CoreInputs& in, const CoreResult& result,

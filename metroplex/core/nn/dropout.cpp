@@ -22,7 +22,7 @@ const at::Tensor& get_counters(const Microbatch& batch, int64_t samples, at::Dev
   return counters;
 }
 
-// Mask of `num_rows` rows of `width`; the caller sets which rows of a sample they are.
+// Returns the mask of `num_rows` rows; the caller sets which rows of a sample they are.
 DropoutMask make_mask(int64_t num_rows, int64_t width, int64_t num_samples, const DropoutKey& key,
                       const Microbatch& batch) {
   DropoutMask mask;
@@ -37,7 +37,7 @@ DropoutMask make_mask(int64_t num_rows, int64_t width, int64_t num_samples, cons
   return mask;
 }
 
-// The mask applies to the rows `rows` of every whole sequence of `whole` rows.
+// Applies the mask to the rows `rows` of every whole sequence of `whole` rows.
 void choose_rows(DropoutMask& mask, const at::Tensor& rows, int64_t whole) {
   mask.rows = rows;
   mask.shape.rows.chosen = static_cast<const int64_t*>(rows.const_data_ptr());
@@ -97,7 +97,7 @@ DropoutMask probability_mask(const std::array<int64_t, 4>& sizes_bnqk, const Dro
   return mask;
 }
 
-// The kernel counts rows of `width` elements: row r of the sample, column shard `shard`, is row r * parts + part.
+// The kernel counts rows of `width` elements: column shard `shard` of row r is row r * num_shards + shard.
 DropoutMask columns_mask(at::IntArrayRef sizes, const DropoutKey& key, const ColumnsLocation& location,
                          const Microbatch& batch) {
   DropoutMask mask = make_mask(sizes[0] * sizes[1], sizes[2], sizes[1], key, batch);

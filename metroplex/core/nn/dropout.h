@@ -1,6 +1,6 @@
-// Dropout whose mask is Philox(seed; step, global sample, layer, site, index in the unsharded tensor). It is the same
-// in every parallel layout and in recompute, and has no generator state to save. Step and sample come with the
-// microbatch.
+// Dropout with the mask Philox(seed; step, global sample, layer, site, index in the unsharded tensor). The mask is
+// the same in every parallel layout and in recompute, and has no generator state to save. Step and sample are
+// stored in the microbatch.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -46,7 +46,7 @@ struct BiasDropoutAdd {
 at::Tensor bias_dropout_add(const at::Tensor& x_sbh, const at::Tensor& residual, const BiasDropoutAdd& how,
                             const Microbatch& batch);
 
-// The steps of bias_dropout_add, for operators that are fused with it.
+// The steps of bias_dropout_add, for operators that fuse it.
 
 // Operands of the kernel. x and out may differ in type: then one is half, the other fp32. `bias` has the type of x,
 // `residual` that of out; both may be undefined.
@@ -77,8 +77,8 @@ struct ProbabilityLocation {
 DropoutMask probability_mask(const std::array<int64_t, 4>& sizes_bnqk, const DropoutKey& key,
                              const ProbabilityLocation& location, const Microbatch& batch);
 
-// Location of x [s, b, width] in the unsharded [rows, parts * width] of a sample: column shard `shard` of
-// `num_shards` equal ones, and the rows from `first_row`.
+// Location of x [s, b, width] in the unsharded [rows, num_shards * width] of a sample: column shard `shard` of
+// `num_shards` equal shards, and the rows from `first_row`.
 struct ColumnsLocation {
   int64_t first_row = 0;
   int num_shards = 1, shard = 0;

@@ -25,8 +25,8 @@ struct BiasDropoutAddNorm {
 ResidualAndNorm bias_dropout_add_norm(const at::Tensor& x_sbh, const at::Tensor& residual,
                                       const BiasDropoutAddNorm& how, const Microbatch& batch);
 
-// The same for an existing h. Backward adds dh to the norm's input gradient in place. Autograd's own accumulation is
-// in place for real tensors only. It allocates a third tensor on the meta device, so the memory prediction would not
+// The same for an existing h. Backward adds dh to the norm's input gradient in place. Autograd accumulates in
+// place for real tensors only. On the meta device it allocates a third tensor, so the memory prediction would not
 // match.
 ResidualAndNorm sum_and_norm(const at::Tensor& h, Norm& norm, const SavePolicy& saving);
 

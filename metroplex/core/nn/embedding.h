@@ -23,7 +23,7 @@ class ReplicatedEmbedding {
  public:
   ReplicatedEmbedding(const std::string& name, int64_t rows, int64_t width, topology::Role role,
                       const LayerContext& context);
-  // out [s (/tp), b, h] += the rows for this rank's shard of the sequence; without autograd.
+  // Adds to out [s (/tp), b, h] the rows for this rank's shard of the sequence; without autograd.
   void add_to(const at::Tensor& out, const at::Tensor& indices_bs) const;
   void add_gradient(const at::Tensor& dout, const at::Tensor& indices_bs);
   // Returns the rows as a differentiable tensor, [s (/tp), b, h].

@@ -186,7 +186,7 @@ const Operator& find_operator(const FusedInputs& in, const FusedSpec& spec) {
   return kOperators[0];
 }
 
-// Hidden pairs of a window without a causal mask: query i does not see the first i + keys - queries - window keys.
+// Pairs hidden by a window without a causal mask: query i does not see the first i + keys - queries - window keys.
 double hidden_pairs(double queries, double keys, int64_t window) {
   const double max_hidden = window < 0 ? 0 : std::max(0.0, keys - 1 - static_cast<double>(window)),
                lines = std::min(max_hidden, queries);

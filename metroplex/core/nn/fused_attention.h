@@ -32,8 +32,8 @@ struct FusedSpec {
   bool causal = false;  // as many queries as keys: query i attends to keys 0 to i; otherwise to every key
   double softmax_scale = 0;
   // Only for flash attention:
-  // Query i sees no keys before i + s_k - s_q - window; -1: no window. A window without a causal mask requires s_q <=
-  // s_k over all rows. The operator also hides keys from i + s_k - s_q + all s_k + 1 on.
+  // Query i sees no keys before i + s_k - s_q - window; -1: no window. A window without a causal mask requires
+  // s_q <= s_k over all rows. The operator also hides keys from i + s_k - s_q + (s_k over all rows) + 1 on.
   int64_t window = -1;
   DocumentRows documents = {};  // queries see only keys of their document; undefined: no documents
 };

@@ -56,16 +56,16 @@ LatentAttention::LatentAttention(const AttentionSpec& spec, const config::Model&
       tp_reduce_(context.tp_reduce),
       saving_(context.saving),
       rope_(std::move(rope)),
-      q_(query_spec(spec, model), context),
+      q_(query_spec(spec, model), LinearSplit::output, context),
       kv_down_(latent_linear(spec.name + ".linear_kv_down_proj", "kv_a_proj_with_mqa", model.hidden_size,
                              latent_dim_ + rotated_dim_, model.add_qkv_bias),
-               context),
+               LinearSplit::none, context),
       kv_up_(latent_linear(spec.name + ".linear_kv_up_proj", "kv_b_proj", latent_dim_,
                            model.num_attention_heads * (plain_dim_ + v_dim_), false),
-             context),
+             LinearSplit::output, context),
       sinks_(make_sinks(spec, model, context)),
       core_(latent_core_spec(spec, model, context), context.saving, sinks_),
-      proj_(output_projection(spec, model), context) {
+      proj_(output_projection(spec, model), LinearSplit::input, context) {
   MPX_ASSERT(!spec.has_external_query, spec.name, ": queries of latent attention come from its own input");
   const auto norm = [&](const char* name, int64_t width) {
     const double own = model.latent_layernorm_epsilon;
@@ -80,7 +80,7 @@ LatentAttention::LatentAttention(const AttentionSpec& spec, const config::Model&
   if (model.q_lora_rank > 0) {
     q_down_.emplace(latent_linear(spec.name + ".linear_q_down_proj", "q_a_proj", model.hidden_size, model.q_lora_rank,
                                   model.add_qkv_bias),
-                    context);
+                    LinearSplit::none, context);
   }
   if (!model.qk_layernorm) return;
   if (q_down_) q_norm_.emplace(norm(".q_layernorm", model.q_lora_rank), context);

@@ -37,14 +37,14 @@ class LatentAttention final : public Attention {
   comm::Group sp_, tp_reduce_;
   SavePolicy saving_;
   std::shared_ptr<RopeTable> rope_;
-  std::optional<ReplicatedLinear> q_down_;
+  std::optional<Linear> q_down_;
   std::optional<Norm> q_norm_, kv_norm_;
-  ColumnParallelLinear q_;  // linear_q_proj or linear_q_up_proj
-  ReplicatedLinear kv_down_;
-  ColumnParallelLinear kv_up_;
+  Linear q_;  // linear_q_proj or linear_q_up_proj
+  Linear kv_down_;
+  Linear kv_up_;
   std::shared_ptr<Param> sinks_;
   CoreAttention core_;
-  RowParallelLinear proj_;
+  Linear proj_;
 };
 
 }  // namespace metroplex::nn

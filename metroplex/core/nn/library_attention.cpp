@@ -38,7 +38,7 @@ CoreInputs run_fused_backward(const at::Tensor& dout, const CoreInputs& in, cons
   return {sequence_first(gradients.q), sequence_first(gradients.k), sequence_first(gradients.v)};
 }
 
-// True for a single query at or after the position of every key, as in generation: nothing is masked.
+// True for a single query at or after the position of every key, as in generation. Nothing is masked then.
 bool sees_all_keys(const CoreInputs& in, const CorePositions& positions) {
   return in.q.size(0) == 1 && !positions.queries.rows.defined() && !positions.keys.rows.defined() &&
          positions.queries.first >= positions.keys.first + in.k.size(0) - 1;
@@ -93,7 +93,7 @@ FusedSpec select_operator(const CoreInputs& in, const CoreCall& call) {
 bool is_known_on_host(const Positions& positions, int64_t rows) {
   return positions.rows.defined() && rows > 0 && num_rows(positions.ranges) == rows;
 }
-// Requires half types: memory-efficient attention, which fp32 uses, has a logsumexp of another shape.
+// Requires half types. fp32 uses memory-efficient attention, whose logsumexp has another shape.
 bool has_host_rows(const CoreInputs& in, const CorePositions& positions) {
   return is_half(in.q) && is_known_on_host(positions.queries, in.q.size(0)) &&
          is_known_on_host(positions.keys, in.k.size(0));
@@ -172,7 +172,7 @@ at::Tensor narrow_rows(const at::Tensor& x, const IndexRange& rows) { return x.n
 CoreInputs narrow_rows(const CoreInputs& in, const LibraryCall& part) {
   return {narrow_rows(in.q, part.queries), narrow_rows(in.k, part.keys), narrow_rows(in.v, part.keys)};
 }
-// For all queries the operator's logsumexp is unchanged, because it may be padded.
+// If all queries are selected, the logsumexp is unchanged, because it may be padded.
 CoreResult narrow_rows(const CoreResult& all, const IndexRange& queries) {
   if (queries.count == all.out.size(0)) return all;
   return {narrow_rows(all.out, queries), all.logsumexp.narrow(2, queries.first, queries.count)};

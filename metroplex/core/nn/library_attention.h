@@ -17,8 +17,8 @@ std::optional<CoreResult> library_attention(const CoreInputs& in, const CoreCall
 std::optional<CoreInputs> library_attention_backward(const at::Tensor& dout, const CoreInputs& in,
                                                      const CoreResult& result, const CoreCall& call);
 
-// One call of an operator on ranges of query and key rows, both sorted by position. For each call, either all its
-// queries occur in earlier calls, or none of them and no later query does.
+// One call of an operator on ranges of query and key rows, both sorted by position. The queries of a call either
+// all occur in earlier calls, or all come after the queries of those calls.
 struct LibraryCall {
   IndexRange queries, keys;
   FusedSpec spec;

@@ -41,20 +41,10 @@ PendingTensor start_reduce(const at::Tensor& x, const comm::Group& sp, const com
   return pending;
 }
 
-Saved save_if(bool needed, const SavePolicy& saving, const Input& in) { return needed ? saving.keep(in) : Saved(); }
-
 struct AdaptersSaved {
   AdapterRows rows;
   std::vector<Saved> hidden;
 };
-
-AdapterSpec adapter_spec(const LinearSpec& spec, LinearSplit split) {
-  return {spec.name, spec.in_features, spec.adapters, split};
-}
-
-std::shared_ptr<Param> make_shared_param(ParamSpec spec, const LayerContext& context) {
-  return std::make_shared<Param>(make_param(std::move(spec), context));
-}
 
 topology::DimShard output_shard(const LinearSpec& spec, const comm::Group& tp) {
   if (!spec.gated) return topology::even_shard(0, topology::Axis::tp, spec.out_features, tp.size(), tp.index());
@@ -87,173 +77,83 @@ void accumulate_bias_gradient(const device::Target& target, Param& bias, const a
       [target, dy](at::Tensor& main_grad, bool adds) { put_linear_bias_gradient(target, main_grad, dy, adds); });
 }
 
-ColumnParallelLinear::ColumnParallelLinear(const LinearSpec& spec, const LayerContext& context)
-    : tp_(context.tp),
+Linear::Linear(const LinearSpec& spec, LinearSplit split, const LayerContext& context)
+    : split_(split),
       sp_(context.sp),
       tp_reduce_(context.tp_reduce),
       target_(context.target),
       saving_(context.saving),
-      skip_bias_add_(spec.skip_bias_add) {
+      skip_bias_add_(spec.skip_bias_add),
+      adapters_({spec.name, spec.in_features, spec.adapters, split}, context) {
   using topology::Role;
-  weight_ = make_shared_param({spec.name + ".weight",
-                               {spec.out_features, spec.in_features},
-                               output_placement(spec, tp_, Role::weight),
-                               spec.init},
-                              context);
-  if (spec.bias) {
-    bias_ = make_shared_param(
-        {spec.name + ".bias", {spec.out_features}, output_placement(spec, tp_, Role::bias), Init::zeros}, context);
+  const comm::Group& tp = context.tp;
+  topology::Placement weight{.partial = context.sp_axes}, bias{.partial = context.sp_axes, .role = Role::bias};
+  if (split == LinearSplit::output) {
+    weight = output_placement(spec, tp, Role::weight);
+    bias = output_placement(spec, tp, Role::bias);
+  } else if (split == LinearSplit::input) {
+    weight = {.cuts = {topology::even_shard(1, topology::Axis::tp, spec.in_features, tp.size(), tp.index())}};
   }
-  adapters_ = Adapters(adapter_spec(spec, LinearSplit::output), context);
+  const auto param = [&](const char* suffix, std::vector<int64_t> shape, topology::Placement placement, Init init) {
+    return std::make_shared<Param>(
+        make_param({spec.name + suffix, std::move(shape), std::move(placement), init}, context));
+  };
+  weight_ = param(".weight", {spec.out_features, spec.in_features}, std::move(weight), spec.init);
+  if (spec.bias) bias_ = param(".bias", {spec.out_features}, std::move(bias), Init::zeros);
 }
 
-ColumnParallelLinear::ColumnParallelLinear(std::shared_ptr<Param> weight, const LayerContext& context)
-    : tp_(context.tp),
+Linear::Linear(std::shared_ptr<Param> weight, const LayerContext& context)
+    : split_(LinearSplit::output),
       sp_(context.sp),
       tp_reduce_(context.tp_reduce),
       target_(context.target),
       saving_(context.saving),
       weight_(std::move(weight)) {}
 
-AdapterRows ColumnParallelLinear::adapter_rows(const Input& in, const Microbatch& batch) const {
-  std::vector<int64_t> whole = in.x.sizes().vec();
-  whole[0] *= sp_.size();
-  return adapters_.rows(whole, 0, batch);
+AdapterRows Linear::adapter_rows(const Input& in, const Microbatch& batch) const {
+  std::vector<int64_t> sizes = in.x.sizes().vec();
+  const int64_t first_row = split_ == LinearSplit::none ? sizes[0] * sp_.index() : 0;
+  if (split_ == LinearSplit::output) sizes[0] *= sp_.size();
+  return adapters_.rows(sizes, first_row, batch);
 }
 
-at::Tensor ColumnParallelLinear::forward(const Input& in, const AdapterRows& rows) {
+at::Tensor Linear::forward(const Input& in, const AdapterRows& rows) {
   at::Tensor out;
   std::vector<at::Tensor> hidden;
-  const bool adds_bias = bias_ && !skip_bias_add_;
   {
     const at::NoGradGuard no_grad;
-    const at::Tensor whole = comm::all_gather(in.x, 0, sp_);
-    out = linear_product(target_, whole, weight_->data.t(), adds_bias ? bias_->data : at::Tensor());
-    hidden = adapters_.add_outputs(out, whole, rows);
+    Param* const bias = added_bias();
+    const bool sums = split_ == LinearSplit::input;
+    const at::Tensor x = split_ == LinearSplit::output ? comm::all_gather(in.x, 0, sp_) : in.x;
+    out = linear_product(target_, x, weight_->data.t(), bias != nullptr && !sums ? bias->data : at::Tensor());
+    hidden = adapters_.add_outputs(out, x, rows);
+    if (sums) {
+      out = comm::reduce_scatter(out, 0, sp_);
+      comm::all_reduce(out, tp_reduce_);
+      if (bias != nullptr) out.add_(bias->data);
+    }
   }
   if (!at::GradMode::is_enabled()) return out;
   const AdaptersSaved adapters_saved{rows, adapters_.keep(hidden)};
-  const Saved saved = save_if(keeps_input(), saving_, in);
-  return attach(out, {in.x}, [this, adds_bias, saved, adapters_saved](const at::Tensor& dy) -> Gradients {
+  const Saved saved = keeps_input() ? saving_.keep(in) : Saved();
+  return attach(out, {in.x}, [this, saved, adapters_saved](const at::Tensor& dy_local) -> Gradients {
     const at::NoGradGuard no_grad;
-    const at::Tensor x = saved.get();
-    PendingTensor input = x.defined() ? start_gather(x, sp_) : PendingTensor();
+    const bool gathers = split_ == LinearSplit::output;
+    const at::Tensor dy = split_ == LinearSplit::input ? comm::all_gather(dy_local, 0, sp_) : dy_local;
+    PendingTensor input{saved.get(), {}, {}};
+    if (gathers && input.tensor.defined()) input = start_gather(input.tensor, sp_);
     at::Tensor dx = linear_product(target_, dy, weight_->data);
     const auto dhidden = adapters_.add_input_gradients(dx, dy, adapters_saved.rows);
-    const at::Tensor whole = input.wait();
-    PendingTensor reduced = start_reduce(dx, sp_, tp_reduce_);
-    if (!weight_->frozen) accumulate_weight_gradient(target_, *weight_, dy, whole);
-    if (adds_bias) accumulate_bias_gradient(target_, *bias_, dy);
-    adapters_.accumulate({dy, whole, adapters_saved.hidden, dhidden}, adapters_saved.rows);
+    const at::Tensor x = input.wait();
+    PendingTensor reduced = gathers ? start_reduce(dx, sp_, tp_reduce_) : PendingTensor{dx, {}, {}};
+    if (!weight_->frozen) accumulate_weight_gradient(target_, *weight_, dy, x);
+    if (Param* const bias = added_bias()) accumulate_bias_gradient(target_, *bias, dy_local);
+    adapters_.accumulate({dy, x, adapters_saved.hidden, dhidden}, adapters_saved.rows);
     return {reduced.wait()};
   });
 }
 
-void ColumnParallelLinear::collect_params(std::vector<Param*>& params) {
-  params.push_back(weight_.get());
-  if (bias_) params.push_back(bias_.get());
-  adapters_.collect_params(params);
-}
-
-RowParallelLinear::RowParallelLinear(const LinearSpec& spec, const LayerContext& context)
-    : tp_(context.tp),
-      sp_(context.sp),
-      tp_reduce_(context.tp_reduce),
-      target_(context.target),
-      saving_(context.saving),
-      skip_bias_add_(spec.skip_bias_add) {
-  using topology::Role;
-  const topology::DimShard dim_shard =
-      topology::even_shard(1, topology::Axis::tp, spec.in_features, tp_.size(), tp_.index());
-  weight_ = make_shared_param(
-      {spec.name + ".weight", {spec.out_features, spec.in_features}, {.cuts = {dim_shard}}, spec.init}, context);
-  if (spec.bias) {
-    bias_ = make_shared_param(
-        {spec.name + ".bias", {spec.out_features}, {.partial = context.sp_axes, .role = Role::bias}, Init::zeros},
-        context);
-  }
-  adapters_ = Adapters(adapter_spec(spec, LinearSplit::input), context);
-}
-
-AdapterRows RowParallelLinear::adapter_rows(const Input& in, const Microbatch& batch) const {
-  return adapters_.rows(in.x.sizes(), 0, batch);
-}
-
-at::Tensor RowParallelLinear::forward(const Input& in, const AdapterRows& rows) {
-  at::Tensor out;
-  std::vector<at::Tensor> hidden;
-  const bool adds_bias = bias_ && !skip_bias_add_;
-  {
-    const at::NoGradGuard no_grad;
-    out = linear_product(target_, in.x, weight_->data.t());
-    hidden = adapters_.add_outputs(out, in.x, rows);
-    out = comm::reduce_scatter(out, 0, sp_);
-    comm::all_reduce(out, tp_reduce_);
-    if (adds_bias) out.add_(bias_->data);
-  }
-  if (!at::GradMode::is_enabled()) return out;
-  const AdaptersSaved adapters_saved{rows, adapters_.keep(hidden)};
-  const Saved saved = save_if(!weight_->frozen || adapters_.need_input(), saving_, in);
-  return attach(out, {in.x}, [this, adds_bias, saved, adapters_saved](const at::Tensor& dy_local) -> Gradients {
-    const at::NoGradGuard no_grad;
-    const at::Tensor dy = comm::all_gather(dy_local, 0, sp_), x = saved.get();
-    at::Tensor dx = linear_product(target_, dy, weight_->data);
-    const auto dhidden = adapters_.add_input_gradients(dx, dy, adapters_saved.rows);
-    if (!weight_->frozen) accumulate_weight_gradient(target_, *weight_, dy, x);
-    if (adds_bias) accumulate_bias_gradient(target_, *bias_, dy_local);
-    adapters_.accumulate({dy, x, adapters_saved.hidden, dhidden}, adapters_saved.rows);
-    return {dx};
-  });
-}
-
-void RowParallelLinear::collect_params(std::vector<Param*>& params) {
-  params.push_back(weight_.get());
-  if (bias_) params.push_back(bias_.get());
-  adapters_.collect_params(params);
-}
-
-ReplicatedLinear::ReplicatedLinear(const LinearSpec& spec, const LayerContext& context)
-    : sp_(context.sp),
-      target_(context.target),
-      saving_(context.saving),
-      adapters_(adapter_spec(spec, LinearSplit::none), context) {
-  using topology::Role;
-  const std::vector<int64_t> sizes{spec.out_features, spec.in_features};
-  weight_ = make_shared_param({spec.name + ".weight", sizes, {.partial = context.sp_axes}, spec.init}, context);
-  if (!spec.bias) return;
-  bias_ = make_shared_param(
-      {spec.name + ".bias", {spec.out_features}, {.partial = context.sp_axes, .role = Role::bias}, Init::zeros},
-      context);
-}
-
-AdapterRows ReplicatedLinear::adapter_rows(const Input& in, const Microbatch& batch) const {
-  return adapters_.rows(in.x.sizes(), in.x.size(0) * sp_.index(), batch);
-}
-
-at::Tensor ReplicatedLinear::forward(const Input& in, const AdapterRows& rows) {
-  at::Tensor out;
-  std::vector<at::Tensor> hidden;
-  {
-    const at::NoGradGuard no_grad;
-    out = linear_product(target_, in.x, weight_->data.t(), bias_ ? bias_->data : at::Tensor());
-    hidden = adapters_.add_outputs(out, in.x, rows);
-  }
-  if (!at::GradMode::is_enabled()) return out;
-  const AdaptersSaved adapters_saved{rows, adapters_.keep(hidden)};
-  const Saved saved = save_if(!weight_->frozen || adapters_.need_input(), saving_, in);
-  return attach(out, {in.x}, [this, saved, adapters_saved](const at::Tensor& dy) -> Gradients {
-    const at::NoGradGuard no_grad;
-    const at::Tensor x = saved.get();
-    at::Tensor dx = linear_product(target_, dy, weight_->data);
-    const auto dhidden = adapters_.add_input_gradients(dx, dy, adapters_saved.rows);
-    if (!weight_->frozen) accumulate_weight_gradient(target_, *weight_, dy, x);
-    if (bias_) accumulate_bias_gradient(target_, *bias_, dy);
-    adapters_.accumulate({dy, x, adapters_saved.hidden, dhidden}, adapters_saved.rows);
-    return {dx};
-  });
-}
-
-void ReplicatedLinear::collect_params(std::vector<Param*>& params) {
+void Linear::collect_params(std::vector<Param*>& params) {
   params.push_back(weight_.get());
   if (bias_) params.push_back(bias_.get());
   adapters_.collect_params(params);

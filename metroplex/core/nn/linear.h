@@ -1,8 +1,8 @@
-// Linear layers, split over the tensor-parallel group by output features (column) or input features (row), or
-// replicated on every rank. The weight gradient is accumulated directly into main_grad, overlapped with the
-// collective of the input gradient. Adapters (lora.h) contribute before each sum over the ranks.
-// Shapes: s sequence, b microbatch; activations are [s, b, features], with sequence parallelism [s/tp, b, features]
-// before a column-parallel and after a row-parallel layer.
+// The linear layer, split over the tensor-parallel group by output or input features, or replicated on every rank.
+// The weight gradient is accumulated directly into main_grad, overlapped with the collective of the input gradient.
+// Adapters (lora.h) contribute before each sum over the ranks. Shapes: s sequence, b microbatch; activations are [s,
+// b, features], with sequence parallelism [s/tp, b, features] before a column-parallel and after a row-parallel
+// layer.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -44,66 +44,34 @@ inline LinearSpec linear_spec(const std::string& name, int64_t in, int64_t out, 
 // adapter_rows() returns the dropout mask of the adapters, which is passed to forward(). The mask is empty in
 // evaluation and without adapter dropout.
 
-class ColumnParallelLinear {
+// Shapes of a rank. With sequence parallelism, the sequence outside the layer is split: s is s / tp there.
+//   split     input              output             Megatron's name
+//   output    [s, b, in]         [s, b, out/tp]     ColumnParallelLinear
+//   input     [s, b, in/tp]      [s, b, out]        RowParallelLinear; the bias is added once, after the sum
+//   none      [s, b, in]         [s, b, out]        replicated: every rank computes all features of its own rows
+class Linear {
  public:
-  ColumnParallelLinear(const LinearSpec& spec, const LayerContext& context);
-  // Uses an existing weight [local rows, in], without bias: the output layer, possibly tied to the word embedding.
-  ColumnParallelLinear(std::shared_ptr<Param> weight, const LayerContext& context);
+  Linear(const LinearSpec& spec, LinearSplit split, const LayerContext& context);
+  // Uses an existing weight [local rows, in], split by output features, without bias: the output layer, possibly tied
+  // to the word embedding.
+  Linear(std::shared_ptr<Param> weight, const LayerContext& context);
 
-  // Maps in.x [s (/tp with sequence parallelism), b, in] to [s, b, out/tp].
   at::Tensor forward(const Input& in, const AdapterRows& rows = {});
   AdapterRows adapter_rows(const Input& in, const Microbatch& batch) const;
   bool keeps_input() const { return !weight_->frozen || adapters_.need_input(); }
-  Param& weight() { return *weight_; }
-  Param* bias() { return bias_ ? bias_.get() : nullptr; }
-  void collect_params(std::vector<Param*>& params);
-
- private:
-  comm::Group tp_, sp_, tp_reduce_;
-  device::Target target_;
-  SavePolicy saving_;
-  bool skip_bias_add_ = false;
-  std::shared_ptr<Param> weight_, bias_;
-  Adapters adapters_;
-};
-
-class RowParallelLinear {
- public:
-  RowParallelLinear(const LinearSpec& spec, const LayerContext& context);
-
-  // Maps in.x [s, b, in/tp] to [s (/tp with sequence parallelism), b, out], summed over the group. The bias is added
-  // once, after the sum.
-  at::Tensor forward(const Input& in, const AdapterRows& rows = {});
-  AdapterRows adapter_rows(const Input& in, const Microbatch& batch) const;
   Param& weight() { return *weight_; }
   Param* bias() { return bias_ ? bias_.get() : nullptr; }
   Param* skipped_bias() { return skip_bias_add_ ? bias() : nullptr; }
   void collect_params(std::vector<Param*>& params);
 
  private:
-  comm::Group tp_, sp_, tp_reduce_;
+  Param* added_bias() const { return skip_bias_add_ ? nullptr : bias_.get(); }
+
+  LinearSplit split_;
+  comm::Group sp_, tp_reduce_;
   device::Target target_;
   SavePolicy saving_;
   bool skip_bias_add_ = false;
-  std::shared_ptr<Param> weight_, bias_;
-  Adapters adapters_;
-};
-
-// A linear layer replicated on every rank, for outputs too narrow to be worth the collectives of a split. Each rank
-// computes all features of its local rows.
-class ReplicatedLinear {
- public:
-  ReplicatedLinear(const LinearSpec& spec, const LayerContext& context);
-
-  // Maps in.x [s (/tp with sequence parallelism), b, in] to [..., out] for the same rows.
-  at::Tensor forward(const Input& in, const AdapterRows& rows = {});
-  AdapterRows adapter_rows(const Input& in, const Microbatch& batch) const;
-  void collect_params(std::vector<Param*>& params);
-
- private:
-  comm::Group sp_;
-  device::Target target_;
-  SavePolicy saving_;
   std::shared_ptr<Param> weight_, bias_;
   Adapters adapters_;
 };

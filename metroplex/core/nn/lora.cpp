@@ -49,7 +49,7 @@ Adapters::Adapter Adapters::make_adapter(const AdapterSpec& spec, const config::
   made.a = param(config::kLoraA, {rank, spec.in_features}, a, Init::uniform_fan_in);
   made.b = param(config::kLoraB, {box.rows(), rank}, b, Init::zeros);
   made.key = random_key(context.seed ^ base::hash_name(module.c_str()), 0, RandomSite::adapter_input);
-  // With several groups a rank has whole groups; with one group it has a shard of it.
+  // With several groups a rank holds whole groups. With a single group a rank holds a shard of it.
   const int64_t ranks = spec.split == LinearSplit::output ? tp.size() : 1;
   const bool by_groups = box.repeats % ranks == 0;
   const int64_t divisor = by_groups ? 1 : ranks;

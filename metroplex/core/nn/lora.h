@@ -1,8 +1,8 @@
-// Low-rank adapters of one linear layer (LoRA, arXiv 2106.09685): its output is increased by scale B A dropout(x). If
-// the layer is split by output features, every rank has all of A and its rows of B. If it is split by input features,
-// a rank has its columns of A and all of B. The layer's reduction then also sums the adapters. Gradients of
-// replicated matrices are partial sums. A is initialized as in PEFT (Kaiming-uniform with a = sqrt 5: uniform within
-// 1 / sqrt(in)), B with zeros.
+// Low-rank adapters of one linear layer (LoRA, arXiv 2106.09685), which add scale B A dropout(x) to its output. If
+// the layer is split by output features, every rank has all of A and its rows of B. If it is split by input
+// features, a rank has its columns of A and all of B. The layer's reduction then also sums the adapters. Gradients
+// of replicated matrices are partial sums. A is initialized as in PEFT (Kaiming-uniform with a = sqrt 5: uniform
+// within 1 / sqrt(in)), B with zeros.
 #pragma once
 
 #include <ATen/core/Tensor.h>

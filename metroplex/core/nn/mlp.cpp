@@ -39,8 +39,8 @@ LinearSpec fc2_spec(const std::string& name, const config::Model& model) {
 Mlp::Mlp(const std::string& name, const config::Model& model, const LayerContext& context)
     : activation_(activation_spec(model, context.target)),
       saving_(context.saving),
-      fc1_(fc1_spec(name, model), context),
-      fc2_(fc2_spec(name, model), context) {}
+      fc1_(fc1_spec(name, model), LinearSplit::output, context),
+      fc2_(fc2_spec(name, model), LinearSplit::input, context) {}
 
 at::Tensor Mlp::forward(const Input& in, const Microbatch& batch) {
   if (!at::GradMode::is_enabled() || !saving_.recomputes(SavePoint::fc1)) return second(first(in, batch), batch);

@@ -38,8 +38,8 @@ class Mlp {
 
   ActivationSpec activation_;
   SavePolicy saving_;
-  ColumnParallelLinear fc1_;
-  RowParallelLinear fc2_;
+  Linear fc1_;
+  Linear fc2_;
 };
 
 }  // namespace metroplex::nn

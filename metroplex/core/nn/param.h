@@ -55,9 +55,10 @@ struct Param : NamedTensor {
   void notify_use() const;
   // If not null, the accumulate calls above are appended here instead, and do their work when the closures run.
   std::vector<std::function<void()>>* deferred = nullptr;
-  // These enclose the backward of an autograd region whose segments list the parameter `times` times. end_backward()
-  // counts the uses that the backward did not reach or complete. With `notifies` false the listeners are not called:
-  // a captured backward calls them at every replay instead, and leaves no contribution pending.
+  // begin_backward() and end_backward() enclose the backward of a region whose segments list the parameter `times`
+  // times. end_backward() counts the uses that the backward did not reach or complete. With `notifies` false the
+  // listeners are not called: a captured backward calls them at every replay instead, and leaves no contribution
+  // pending.
   void begin_backward(bool notifies = true);
   void end_backward(int times);
 

@@ -16,7 +16,7 @@ ProductChoice choose_products(const Processor& processor) {
 
 Processor this_processor() {
 #if defined(__x86_64__)
-  // A process must request AMX. Without this call, MKL would see AMX only after earlier products had requested it.
+  // A process must request AMX. Without this call, MKL would use AMX only after another product has requested it.
   const bool amx = at::cpu::init_amx();
   return {.intel = __builtin_cpu_is("intel") != 0,
           .avx512 = __builtin_cpu_supports("avx512f") != 0,

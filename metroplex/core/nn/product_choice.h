@@ -9,11 +9,12 @@ struct Processor {
 };
 
 struct ProductChoice {
-  // Large fp32 products by oneDNN. MKL uses AVX-512 on Intel only; on other CPUs with AVX-512 oneDNN takes half the
-  // time.
+  // Use oneDNN for large fp32 products. MKL uses AVX-512 on Intel only; on other CPUs with AVX-512 oneDNN takes
+  // half the time.
   bool onednn_floats = false;
-  // bf16 products accumulated in fp32, by MKL or by our own tiles. Our tiles are as fast as oneDNN's bf16 products
-  // where the CPU has bf16 instructions. On other CPUs libtorch computes them, and rounds products to bf16 first.
+  // Accumulate bf16 products in fp32, by MKL or by our own tiles. Our tiles are as fast as oneDNN's bf16 products
+  // if the CPU has bf16 instructions. On other CPUs libtorch computes the products, and they are rounded to bf16
+  // before they are added in fp32.
   bool mkl_bf16_sums = false, own_bf16_sums = false;
 };
 

@@ -17,6 +17,7 @@ namespace {
 // node, because an autograd leaf would keep its values alive until backward. Integer tensors have no gradient.
 Values detach_inputs(const Values& in, const std::shared_ptr<Gradients>& gradients) {
   Values out;
+  out.host = in.host;
   size_t i = 0;
   for (const auto& [name, value] : in) {
     at::Tensor root = value.tensor().variable_data();

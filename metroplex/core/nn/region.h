@@ -1,6 +1,6 @@
 // An autograd region (`Region`): consecutive segments of a block that run as one autograd graph. Forward cuts the
 // graph at the region's boundary: inputs become new roots, and outputs are detached. Backward runs the engine from
-// the output edges that forward stored in an RegionRun. The IslandRuns of a microbatch hold all of its saved state.
+// the output edges that forward stored in a RegionRun. The RegionRuns of a microbatch hold all of its saved state.
 // An output is freed when its last handle is dropped.
 #pragma once
 

@@ -86,9 +86,8 @@ class ActivationStore {
 };
 
 // Creates the store for memory.offload_activations; null for none. "host": GPU tensors go to pinned memory, CPU
-// tensors stay. "file": an unlinked file in memory.offload_directory; the operating system frees it when the process
-// ends. On the meta device nothing is copied: storages are freed and allocated when the real store would, for the
-// memory prediction.
+// tensors stay. "file": an unlinked file in memory.offload_directory, which the operating system frees when the
+// process ends. On the meta device nothing is copied: storages are freed and allocated as by the real store.
 std::shared_ptr<ActivationStore> make_activation_store(const config::Memory& memory,
                                                        const device::Target& target = {});
 

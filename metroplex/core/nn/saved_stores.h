@@ -20,7 +20,7 @@ std::shared_ptr<ActivationStore> make_host_store();
 std::shared_ptr<ActivationStore> make_file_store(const std::string& directory);
 
 // Offload of activations on the meta device, for the memory prediction: nothing is copied. Storages are freed and
-// allocated when the store of the real device would do so.
+// allocated as by the real store.
 
 // Returns null if nothing is offloaded.
 std::shared_ptr<ActivationStore> make_meta_store(config::Offload offload, const device::Target& target);

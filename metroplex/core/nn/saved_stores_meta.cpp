@@ -10,7 +10,7 @@ namespace {
 
 class MetaBytes final : public OffloadedBytes {
  public:
-  // `pending`: null if device memory is freed at once and allocated by fetch(), as the file store does.
+  // `pending`: null if device memory is freed at once and reallocated by fetch(), as in the file store.
   MetaBytes(const at::Tensor& bytes, std::shared_ptr<PendingCopies> pending)
       : count_(bytes.numel()), options_(bytes.options()), pending_(std::move(pending)) {
     if (pending_) pending_->add(bytes, [] {});

@@ -6,6 +6,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -36,6 +37,7 @@ class Value {
   Value(Input in)
       : tensor_(std::move(in.x)), recomputed_(std::move(in.recomputed)) {}  // NOLINT: or the input of layers
 
+  bool defined() const { return is_pending() || tensor_.defined(); }
   bool is_pending() const { return sum_.has_value(); }
   const PendingSum& sum() const { return *sum_; }
   // Asserts that the value is not pending.
@@ -48,6 +50,11 @@ class Value {
   at::Tensor tensor_;
   Saved recomputed_;
   std::optional<PendingSum> sum_;
+};
+
+// State on the host that follows the values of a microbatch from segment to segment. CUDA graphs do not carry it.
+struct HostState {
+  virtual ~HostState() = default;
 };
 
 class Values {
@@ -73,6 +80,8 @@ class Values {
   auto end() const { return entries_.end(); }
   auto begin() { return entries_.begin(); }
   auto end() { return entries_.end(); }
+
+  std::shared_ptr<HostState> host;
 
  private:
   const Value* find(std::string_view name) const;

@@ -1,6 +1,6 @@
-// Sharding of the vocabulary over the tensor-parallel group: padded to a multiple of tp, rank r holds rows [r *
-// padded / tp, (r + 1) * padded / tp). Rows past the vocabulary are padding: zero, masked, and not saved in
-// checkpoints.
+// Sharding of the vocabulary over the tensor-parallel group. The vocabulary is padded to a multiple of tp, and
+// rank r holds rows [r * padded / tp, (r + 1) * padded / tp). Rows past the vocabulary are padding: zero, masked,
+// and not saved in checkpoints.
 #pragma once
 
 #include <cstdint>

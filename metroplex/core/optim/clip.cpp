@@ -69,7 +69,7 @@ class Sums {
   at::Tensor sums_;  // a GradientSums
 };
 
-// [3]: the sums of all parts, each reduced over its ranks.
+// Returns [3]: the sums of all families, each reduced over its ranks.
 at::Tensor reduce_families(const std::vector<NormFamily>& families,
                            at::Tensor (*sum_family)(const NormFamily& family)) {
   at::Tensor sum;

@@ -1,5 +1,5 @@
-// The global gradient norm over all ranks that hold different parts of the model. A sharded parameter counts on every
-// rank. A replicated one counts on the first rank that holds it, a shared one on its owner.
+// The global gradient norm over all ranks that hold different shards of the model. A sharded parameter counts on
+// every rank. A replicated one counts on the first rank that holds it, a shared one on its owner.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -25,7 +25,7 @@ struct GradientStats {
 // The ranks that hold different shards: the model-parallel group (tp and pp) and, with sharded state, the sharding
 // group. All must compute on the same kind of device.
 struct ModelRanks {
-  topology::Coordinates at;  // of this rank
+  topology::Coordinates at;  // this rank's coordinates
   comm::Group model_parallel, shard;
   device::Target target;
 };
@@ -36,9 +36,9 @@ struct NormFamily {
   ModelRanks ranks;
 };
 
-// Returns [3] double on the gradients' device: sum of squares, number of non-finite elements, number of zeros. Covers
-// all ranks and parts, bitwise equal on every rank. Collective over the ranks of all parts. Requires final gradients
-// (reduced over dp).
+// Returns [3] double on the gradients' device: sum of squares, number of non-finite elements, number of zeros.
+// Covers all ranks and families; bitwise equal on every rank. Collective over the ranks of all families. Requires
+// final gradients (reduced over dp).
 at::Tensor gradient_numbers(const std::vector<NormFamily>& families);
 // The same on the host; waits for the device.
 GradientStats gradient_stats(const std::vector<NormFamily>& families);

@@ -1,5 +1,5 @@
-// The common part of the elementwise optimizers (kernels/adam.h, sgd.h, lion.h): main parameters and moments of every
-// shard in their storage formats, and their checkpoint state. An update works on any range of a shard. With
+// Base of the elementwise optimizers (kernels/adam.h, sgd.h, lion.h): main parameters and moments of every shard
+// in their storage formats, and their checkpoint state. An update works on any range of a shard. With
 // optim.optimizer_cpu_offload, state and step are on the host, chunk by chunk.
 #pragma once
 
@@ -92,8 +92,7 @@ class Elementwise final : public Optimizer {
   ElementwiseUpdate* update_;
   std::vector<config::OptimizerMoment> moments_;
   std::vector<Item> items_;
-  std::map<std::pair<const nn::NamedTensor*, int64_t>, size_t>
-      index_;  // of the item with a parameter and a first element
+  std::map<std::pair<const nn::NamedTensor*, int64_t>, size_t> index_;  // maps parameter and first element to an item
   struct Chunk {
     size_t item;
     int64_t begin;
@@ -101,7 +100,7 @@ class Elementwise final : public Optimizer {
   std::vector<Chunk> chunks_;       // with offload: chunks of `host_`
   std::optional<HostChunks> host_;  // with offload
   uint64_t seed_;
-  device::Target target_;  // of the step and its state
+  device::Target target_;  // for the step and its state
 };
 
 }  // namespace metroplex::optim

@@ -33,7 +33,7 @@ class HostChunks {
   // Calls `work` for each chunk in order. Device work that the calling thread enqueues afterwards uses the new
   // values. The host does not wait for the copies.
   void run(const Work& work);
-  int64_t bytes() const;  // of the host buffers
+  int64_t bytes() const;  // size of the host buffers
 
  private:
   static constexpr size_t kNumBuffers = 2;

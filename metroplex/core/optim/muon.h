@@ -44,7 +44,7 @@ class Muon final : public Optimizer {
     Shard slice;  // empty if other ranks of the shard group hold all of it
     size_t group = 0;
     comm::Group shard_group;
-    at::Tensor main, momentum;  // of the shard, flattened
+    at::Tensor main, momentum;  // flattened, for the shard
   };
   at::Tensor update(Matrix& matrix, const StepState& state) const;
   at::Tensor gather_matrix(const Matrix& matrix, const at::Tensor& own) const;

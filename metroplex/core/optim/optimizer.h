@@ -28,7 +28,7 @@ struct State {
   const nn::NamedTensor* param;
   std::string kind;    // as in docs/checkpoint_format.md. Optimizer kinds: main (fp32 main parameter of a
                        // half-precision parameter), exp_avg, exp_avg_sq, momentum_buffer
-  int64_t begin, end;  // of the flattened local tensor
+  int64_t begin, end;  // in the flattened local tensor
   at::ScalarType dtype;
   // Returns [end - begin] of `dtype` (fp32 or fp64 for optimizer state): the storage itself, or a copy decoded in
   // each call. Valid while the optimizer lives.
@@ -58,11 +58,11 @@ class Optimizer {
 
 struct OptimizerContext {
   const ParamGroups* groups = nullptr;  // must outlive the optimizer
-  comm::Groups axes;      // of this rank; Muon gathers matrices over tensor-parallel groups and find_shard_group
-  device::Target target;  // of the parameters
+  comm::Groups axes;      // Muon gathers matrices over this rank's tensor-parallel groups and find_shard_group
+  device::Target target;  // for the parameters
   // Returns the group that shards a parameter's state; called by make_optimizer. Empty: no sharding.
   std::function<comm::Group(const nn::Param& param)> find_shard_group = {};
-  uint64_t seed = 1234;  // of stochastic rounding
+  uint64_t seed = 1234;  // for stochastic rounding
 };
 
 // Creates the optimizer `name`, a row of config/optimizers.h, with the settings of `config`. Throws

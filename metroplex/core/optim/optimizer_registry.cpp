@@ -35,7 +35,7 @@ OptimizerPtr muon(const config::OptimizerTraits& traits, const config::Optim& co
 }
 
 struct Entry {
-  const char* name;  // of a row in config/optimizers.h
+  const char* name;  // matches a row in config/optimizers.h
   OptimizerPtr (*make)(const config::OptimizerTraits& traits, const config::Optim& config, std::vector<Shard> slices,
                        const OptimizerContext& context);
 };

@@ -39,8 +39,8 @@ class ParamGroups {
   std::map<const nn::Param*, size_t> group_index_;
 };
 
-// Learning rate and weight decay of every parameter group for the next successful steps, on the parameters' device. A
-// step reads its row there without the host (kernels/step_state.h).
+// Learning rate and weight decay of every parameter group for the next successful steps, on the parameters'
+// device. A step reads its row on the device (kernels/step_state.h).
 class RateTable {
  public:
   static constexpr int64_t kRows = 64;
@@ -66,7 +66,7 @@ class RateTable {
   device::Target target_;
   at::Tensor tensor_;
   double beta1_ = 0, beta2_ = 0;
-  std::optional<Position> first_;  // of the first row
+  std::optional<Position> first_;  // position of the first row
 };
 
 }  // namespace metroplex::optim

@@ -17,7 +17,7 @@ class MomentStorage {
     config::MomentDtype dtype = config::MomentDtype::fp32;  // ignored if wide
     bool wide = false;                                      // float64
     bool second = false;                                    // values are never negative
-    device::Target target;                                  // of storage and decoding
+    device::Target target;                                  // for storage and decoding
   };
   // Initializes to zero.
   MomentStorage(int64_t size, const Form& form);

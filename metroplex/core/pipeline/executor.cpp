@@ -205,9 +205,9 @@ at::TensorOptions Executor::border_options(const Step& step, const BorderValue& 
   return at::TensorOptions().dtype(value.dtype).device(step.in.batches[0].tokens.device());
 }
 
-// Returns the sizes of a tensor that crosses a border. Every stage has every microbatch, so shapes are computed and
-// not sent. A shape message would have to be waited for before the tensor's own call. With two calls per action, a
-// table that passed verify() could deadlock.
+// Returns the sizes of a tensor that crosses a border. Shapes are computed instead of sent, because every stage
+// has every microbatch. A shape message would have to complete before the tensor's own call. With two calls per
+// action, a table that passed verify() could deadlock.
 std::vector<int64_t> Executor::border_sizes(const Step& step, const BorderValue& value, int microbatch) {
   std::vector<int64_t> sizes = value.sizes;
   if (!step.in.border.variable) return sizes;

@@ -1,8 +1,8 @@
 // The interpreter of a PipelineTable: executes this rank's list of actions on its stages, independent of the
-// schedule. Inputs and runs live until their backward. Sends and receives are waited for as late as possible. A
-// receive is waited for when its tensor is used. A send is waited for when it has certainly completed, for example
-// because the gradient of the sent output has arrived. It is also waited for when plan::Borders::kMostLeaving newer
-// ones are in flight. Until then the sent tensor stays alive, even after the table's `free`.
+// schedule. Inputs and runs live until their backward. Waits for sends and receives happen as late as possible. A
+// receive is waited for when its tensor is used. A send is waited for once it must have completed, for example
+// when the gradient of the sent output has arrived. It is also waited for when plan::Borders::kMostLeaving newer
+// sends are in flight. Until then the sent tensor stays alive, even after the table's `free`.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -108,7 +108,7 @@ class Executor {
   std::vector<Stage*> stages_;
   comm::Group pp_;
   base::Listeners<ActionObserver> observers_;
-  plan::Borders<Tensors, P2pCall> borders_;  // of this rank's chunks
+  plan::Borders<Tensors, P2pCall> borders_;  // for this rank's chunks
   std::map<Key, StageRun> runs_;
   // Between backward and weight, if the table splits them.
   std::map<Key, std::vector<nn::DeferredGradients>> weights_;

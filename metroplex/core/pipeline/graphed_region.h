@@ -99,7 +99,7 @@ class GraphedRegion {
   nn::Values outputs_;
   nn::LossTerms terms_;
   nn::Gradients input_gradients_;
-  nn::RegionRun run_;  // from the capture of the forward to that of the backward
+  nn::RegionRun run_;  // valid between forward capture and backward capture
   graph::GraphSize forward_size_, backward_size_;
 };
 

@@ -43,7 +43,7 @@ int next_forward_block(const StageRegions& regions, size_t region, size_t end) {
   return own;
 }
 
-// Returns the block that runs in backward after that of `region` in span `range`; -1: none. A recomputed chunk starts
+// Returns the block that runs in backward after that of `region` in `range`; -1: none. A recomputed chunk starts
 // with its first block, because its forwards run first.
 int next_backward_block(const StageRegions& regions, size_t range, size_t region) {
   const int own = regions.entries[region].block;

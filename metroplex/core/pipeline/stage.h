@@ -54,8 +54,8 @@ struct StageRun {
     nn::SavedInput input;
     nn::RecomputeMemo memo;
   };
-  const StageRegions* regions = nullptr;  // of the stage
-  GraphInstance* graphs = nullptr;        // of the captured regions; null: all run eagerly
+  const StageRegions* regions = nullptr;  // regions of the stage
+  GraphInstance* graphs = nullptr;        // for the captured regions; null: all run eagerly
   std::vector<RegionRange> ranges;
   nn::Microbatch batch;
 };

@@ -57,12 +57,12 @@ std::string compare_batches(const nn::Microbatch& now, const nn::Microbatch& buf
                           format_ranges(buffers.sequence.*ranges));
   }
   if (!now.sequence.keys.sent.empty() || !buffers.sequence.keys.sent.empty())
-    return "lists of keys: the sent data may change";
+    return "sequence.keys is set: the rows to send may differ between steps";
   if (now.sequence.length != buffers.sequence.length)
     return base::concat("full_seq_len: ", now.sequence.length, ", not ", buffers.sequence.length);
   if (now.training != buffers.training)
     return now.training ? "training: true, not false" : "training: false, not true";
-  return now.cache == buffers.cache ? "" : "cache: another one";
+  return now.cache == buffers.cache ? "" : "cache: a different KvCache object";
 }
 
 at::Tensor make_buffer(const at::Tensor& x, at::Device device) {
@@ -84,7 +84,7 @@ void StaticBatches::allocate(const std::vector<nn::Microbatch>& batches) {
   batches_.clear();
   for (const nn::Microbatch& batch : batches) {
     MPX_ASSERT(batch.cache == nullptr,
-               "static buffers cannot hold microbatches of generation, whose shapes change from step to step");
+               "static buffers cannot hold generation microbatches, because their shapes change from step to step");
     batches_.push_back(make_buffers(batch, device_));
   }
   buffers_ = list_tensors(batches_);
@@ -102,7 +102,7 @@ std::string StaticBatches::difference(const std::vector<nn::Microbatch>& batches
 
 void StaticBatches::fill(const std::vector<nn::Microbatch>& batches) {
   const std::string what = difference(batches);
-  MPX_ASSERT(what.empty(), "batches of another form than the buffers: ", what);
+  MPX_ASSERT(what.empty(), "batches do not match the static buffers: ", what);
   for (size_t i = 0; i < batches.size(); ++i) batches_[i].mask_sum = batches[i].mask_sum;
   const std::vector<at::Tensor> from = list_tensors(batches);
   if (from.empty()) return;

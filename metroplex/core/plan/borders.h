@@ -30,7 +30,8 @@ class Borders {
  public:
   using PendingCall = std::shared_ptr<Call>;
   // Maximum number of sent tensors that the schedule has freed but that may still be in flight. An overlapped
-  // schedule has one output and one gradient in flight, so the limit is two. One more waits for the oldest.
+  // schedule has one output and one gradient in flight, so the limit is two. Freeing another one waits for the
+  // oldest send.
   static constexpr size_t kMostLeaving = 2;
 
   // Stores the result of the stage at `own` for the stage at `next`. If this rank holds both stages, it is the input
@@ -113,7 +114,7 @@ class Borders {
     leaving_.push_back({std::move(call), std::move(content), output});
     drop_sent(kMostLeaving);
   }
-  // The gradient of an output has arrived, so the peer has received the output. Waiting for its send does not block.
+  // Handles the gradient of an output. The peer has the output by then, so this wait does not block.
   void arrived(BorderKey output) {
     for (const Leaving& leaving : leaving_) {
       if (leaving.output == output) leaving.call->wait();

@@ -62,7 +62,7 @@ struct EchoOptions {
 struct EchoPlan {
   EchoSizes sizes;
   std::vector<int32_t> owner;        // [replicas] expert of each replica slot; -1: none
-  std::vector<int64_t> rows;         // [replicas] rows of each replica; 0 exactly if it has no owner
+  std::vector<int64_t> rows;         // [replicas] rows of each replica; 0 if and only if it has no owner
   std::vector<int64_t> source_rows;  // [ranks][replicas]: rows from each source rank
   std::vector<int64_t> final_loads;  // [ranks]
 
@@ -93,9 +93,9 @@ struct EchoWorkspace {
   std::vector<int32_t> rank_order, expert_order, replica_order, queue;
 };
 
-// Computes a plan. capfill minimizes the number of replicas. exact reaches ceil(rows / ranks) on every rank with
-// experts / ranks slots, and its best result with fewer. greedy and binpack (one slot) reproduce other programs. A
-// plan never increases the maximum load, unless it is random.
+// Computes a plan. capfill minimizes the number of replicas. With experts / ranks slots, exact limits every rank
+// to ceil(rows / ranks) rows; with fewer slots it returns its best plan. greedy and binpack (one slot) reproduce
+// other programs. A plan never increases the maximum load, unless it is random.
 void plan_echo(const EchoCounts& counts, const EchoOptions& options, EchoWorkspace& workspace, EchoPlan& plan);
 EchoPlan plan_echo(const EchoCounts& counts, const EchoOptions& options);
 

@@ -38,10 +38,10 @@ class Filler {
     }
   }
 
-  // Like an alias table: each receiver is filled completely with the largest available pieces. A donor that gave more
-  // than its surplus becomes a receiver. A donor that stays above its cap until the receiver is full offers at least
-  // its next largest expert at each slot. It has more rows than the receiver can accept. Therefore experts / ranks
-  // slots suffice, and the caps hold if they sum to at least all rows.
+  // Works like the construction of an alias table: each receiver is filled completely with the largest available
+  // chunks of rows. A donor that gave more than its surplus becomes a receiver. A donor that stays above its cap
+  // offers its next largest expert at each slot, and in total more rows than the receiver can accept. Therefore
+  // experts / ranks slots suffice, and the caps hold if their sum is at least the number of rows.
   void fill_as_alias_table() {
     while (true) {
       int receiver = -1;
@@ -83,8 +83,8 @@ class Filler {
     fill_.hot[static_cast<size_t>(rank)] = hot;
   }
 
-  // Returns the donor with the largest piece. Among pieces that fill the receiver it prefers the same node, then the
-  // lowest rank. -1: none.
+  // Returns the donor that can give the most rows, or -1. Among donors that fill the receiver it prefers the same
+  // node, then the lowest rank.
   int best_donor(int receiver, bool beyond_surplus) {
     int best = -1, best_near = 0;
     int64_t best_filled = 0, best_size = 0;
@@ -108,7 +108,7 @@ class Filler {
     return nearest;
   }
 
-  // No expert goes to a receiver twice: after a piece that does not fill it, either its owner is at the cap or the
+  // No receiver gets the same expert twice. If a call does not fill the receiver, the owner is at the cap or the
   // expert has no rows left.
   void give(int donor, int receiver, int64_t rows) {
     const int32_t expert = fill_.hot[static_cast<size_t>(donor)];

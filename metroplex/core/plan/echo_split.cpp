@@ -39,7 +39,7 @@ class Splitter {
     return plan_.source_rows[static_cast<size_t>(rank * sizes_.replicas() + replica)];
   }
 
-  // Lists the used replicas by expert, then by number.
+  // Sorts the used replicas by expert, then by replica index.
   void sort_replicas() {
     std::vector<int32_t>& order = work_.replica_order;
     order.clear();

@@ -60,7 +60,7 @@ class InstancePool {
     held_.emplace(pass.until, instance);
     return instance;
   }
-  // Returns the layers of all instances; each has memory for its largest chunk.
+  // Returns the total layers over instances. Each instance has memory for its largest chunk.
   int64_t layers() const {
     int64_t sum = 0;
     for (const std::set<size_t>& chunks : chunks_) {
@@ -73,7 +73,7 @@ class InstancePool {
   int size() const { return static_cast<int>(chunks_.size()); }
 
  private:
-  // 0: must not be used.
+  // Returns 0 if the chunk must not use the instance.
   int preference(int instance, size_t chunk) const {
     const std::set<size_t>& chunks = chunks_[static_cast<size_t>(instance)];
     if (chunks.contains(chunk)) return 3;

@@ -1,10 +1,10 @@
-// The captured graphs of a pipeline rank, derived from its row of the table. A *graph instance* is the memory of one
-// pass of one microbatch through one chunk. It has static inputs, and a pool for outputs and saved activations. A
-// pass acquires an instance with its forward. It holds the instance until its backward is done and its output has
-// been sent (see borders.h). Then any pass of any chunk may use it, so a rank has as many instances as passes are
-// live at a time. If chunks differ in their number of captured layers, they use different instances if that takes
-// less memory. Graphs contain parameter addresses. Each chunk that runs in an instance therefore has its own forward
-// and backward graph per captured layer.
+// The captured graphs of a pipeline rank, derived from its row of the table. A *graph instance* is the memory of
+// one pass of one microbatch through one chunk. It has static inputs, and a pool for outputs and saved
+// activations. A pass acquires an instance with its forward. It holds the instance until its backward is done and
+// its output has been sent (see borders.h). Then any pass of any chunk may use it, so the number of instances is
+// the maximum number of live passes. Chunks with different numbers of captured layers use separate instances if
+// that takes less memory. Graphs contain parameter addresses. Each chunk that runs in an instance therefore has
+// its own forward and backward graph per captured layer.
 #pragma once
 
 #include <cstddef>

@@ -31,7 +31,7 @@ struct P2pCall {
   void wait() { done = true; }
 };
 
-// Owner of a border tensor: the pass (microbatch, chunk) that has it as output or input gradient. chunk -1: receive
+// Owner of a border tensor: the pass (microbatch, chunk) whose output or input gradient it is. chunk -1: receive
 // memory, which is in no instance.
 struct Piece {
   int chunk = -1, microbatch = -1;

@@ -16,8 +16,8 @@ struct Document {
   double cost = 0;  // on one rank
 };
 
-// Maximum cost per rank of a shared document, if there are enough ranks to share it, and of documents that are packed
-// together.
+// Maximum cost per rank. shared: of a shared document, if enough ranks can share it. together: of documents that
+// are packed together.
 struct Limits {
   double shared = 0, together = 0;
 };
@@ -97,7 +97,7 @@ class Planner {
     return samples_[static_cast<size_t>(sample)].back().run.end() / request_.multiple;
   }
 
-  // Returns the fewest ranks on which a document fits and costs at most `limit`, limited to one rank per unit.
+  // Returns the fewest ranks on which a document fits and costs at most `limit`; at most one rank per unit.
   int count_ranks(const Document& document, double limit) const {
     const int64_t units = whole_units(document.run.count, request_.multiple);
     int fewest = 0;
@@ -153,8 +153,8 @@ class Planner {
   HybridPlan make_plan(const Limits& limits) const {
     std::vector<Bin> bins;
     for (const auto& documents : samples_) add_bins(documents, limits, bins);
-    // Largest groups first: the first microbatch of a rank is then the first of all ranks that share it. Waiting for
-    // parameters in it therefore cannot form a chain of waits.
+    // Largest groups first. The first microbatch of a rank is then also the first on all ranks that share it.
+    // Waiting for parameters in it therefore cannot cause a chain of waits.
     std::stable_sort(bins.begin(), bins.end(), [](const Bin& a, const Bin& b) {
       return a.ranks != b.ranks ? a.ranks > b.ranks : a.each() > b.each();
     });

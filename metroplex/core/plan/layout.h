@@ -55,7 +55,7 @@ struct StageLayers {
   bool operator==(const StageLayers&) const = default;
 };
 
-// Returns the placement of stages, which no schedule changes: always from the first rank to the last.
+// Returns the placement of stages: from the first rank to the last, for every schedule.
 StagePlacement stage_placement(const config::Parallel& parallel);
 
 // Returns one entry per stage in model order, placed by stage_placement(). Throws base::Error("plan") with the key

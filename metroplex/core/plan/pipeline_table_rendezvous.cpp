@@ -5,7 +5,7 @@
 namespace metroplex::plan {
 
 int64_t transfer_id(const PipelineTable& table, int rank, const Action& action) {
-  // A border has the number of the stage before it.
+  // A border is numbered by the stage before it.
   const bool forward = action.kind == ActionKind::send_forward || action.kind == ActionKind::recv_forward;
   const bool after = action.kind == ActionKind::recv_forward || action.kind == ActionKind::send_backward;
   const int64_t border = table.placement().stage_of({rank, action.chunk}) - (after ? 1 : 0);

@@ -2,13 +2,12 @@
 // attention work of a rank is its area: the number of visible (query, key) pairs. A query sees the keys of its
 // document up to itself. Every position belongs to exactly one rank.
 //   - contiguous: rank i has the i-th of cp equal ranges; the last rank has the largest area.
-//   - zigzag: Megatron's. Rank i has chunks i and 2 cp - 1 - i of 2 cp equal chunks. It is balanced for a single
-//     document.
-//   - balanced: equal tokens and area for documents of any lengths. The ends of the sequence are joined to a circle,
-//     and arcs are taken off it one after the other. Arcs of the mean number of tokens have the mean area on average,
-//     and their area changes little from one to the next. One of them therefore has both means. For a single document
-//     this gives pairs like zigzag's. Arcs end between documents if the slack allows it, because a document on one
-//     rank needs no exchange.
+//   - zigzag: Megatron's. Rank i has chunks i and 2 cp - 1 - i of 2 cp equal chunks, balanced for one document.
+//   - balanced: equal tokens and area for documents of any lengths. The ends of the sequence are joined into a
+//     circle, and one arc after another is assigned to a rank. Arcs with the mean number of tokens have the mean
+//     area on average. Their area changes little from one start to the next, so one of them has both means. For a
+//     single document this gives pairs like zigzag's. Arcs end between documents if the slack allows it, because a
+//     document on one rank needs no exchange.
 #pragma once
 
 #include <cstdint>

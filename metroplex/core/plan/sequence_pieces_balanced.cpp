@@ -1,4 +1,4 @@
-// The balanced partition of sequence_cut.h: takes arcs off a circle, one rank after the other.
+// The balanced partition of sequence_cut.h: assigns arcs of a circle, one rank after another.
 #include "plan/sequence_pieces.h"
 
 #include <algorithm>
@@ -11,8 +11,8 @@
 namespace metroplex::plan {
 namespace {
 
-// The unassigned part of the sequence, joined to a circle. Coordinates count its tokens: 0 to tokens(), and on into a
-// second turn.
+// The unassigned part of the sequence, joined into a circle. Coordinates count its tokens from 0 to tokens() and
+// continue into a second turn.
 struct Circle {
   std::vector<SequencePiece> pieces;
   int64_t samples = 0;
@@ -38,7 +38,7 @@ struct Circle {
   }
 };
 
-// `count` tokens from `begin` on; begin < tokens().
+// `count` tokens that start at `begin`; begin < tokens().
 struct Arc {
   int64_t begin = 0, count = 0;
 };
@@ -171,7 +171,7 @@ std::vector<PositionRuns> balanced_cut(const SequencePieces& sequence, const Seq
     wanted.tokens = circle.tokens() / request.multiple / left * request.multiple;
     wanted.area = area * static_cast<double>(wanted.tokens) / tokens;
     const auto [least_tokens, most_tokens] = bounds(tokens, left, mean_tokens, request.token_slack);
-    // Every rank gets tokens.
+    // Every rank gets at least `multiple` tokens.
     wanted.least_tokens = std::max(request.multiple, static_cast<int64_t>(std::ceil(least_tokens)));
     wanted.most_tokens =
         std::min(circle.tokens() - (left - 1) * request.multiple, static_cast<int64_t>(std::floor(most_tokens)));

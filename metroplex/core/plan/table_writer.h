@@ -15,7 +15,7 @@ struct Slot {
   bool operator==(const Slot&) const = default;
 };
 
-// A builder may use microbatch numbers beyond the table's to complete a group; their actions are omitted.
+// A builder may complete a group with microbatch numbers beyond the table; their actions are omitted.
 class TableWriter {
  public:
   TableWriter(PipelineTable& table, int rank) : table_(table), rank_(rank) {}

@@ -11,13 +11,10 @@
 #include "config/derived.h"
 #include "config/experts.h"
 #include "config/optim.h"
-#include "models/multi_token.h"
 #include "models/registry.h"
 #include "moe/load_meter.h"
 #include "moe/paged_stash.h"
 #include "nn/param_init.h"
-#include "plan/schedules/registry.h"
-#include "plan/verify.h"
 #include "step/replica_dump.h"
 #include "step/forced_loads.h"
 #include "step/freezing.h"
@@ -46,86 +43,36 @@ at::ScalarType scalar_type(config::ParamsDtype params_dtype) {
 Assembly::Assembly() = default;
 Assembly::~Assembly() = default;
 
-const plan::PipelineTable& Assembly::table(int num_microbatches, bool forward_only) {
-  const auto key = std::make_pair(num_microbatches, forward_only);
-  const auto found = tables_.find(key);
-  if (found != tables_.end()) return found->second;
-  plan::ScheduleRequest request =
-      plan::schedule_request(config.parallel, static_cast<int>(stages.size()), num_microbatches);
-  request.forward_only = forward_only;
-  plan::PipelineTable table = plan::build_schedule(config.parallel.pipeline_schedule, request);
-  plan::verify(table);
-  return tables_.emplace(key, std::move(table)).first->second;
+pipeline::PipelineOutput Assembly::run_pipeline(const std::vector<nn::Microbatch>& batches,
+                                                const at::Tensor& loss_gradients, bool eager) {
+  const bool forward_only = !loss_gradients.defined();
+  pipeline::PipelineInput input{model.table(process.config.parallel, static_cast<int>(batches.size()), forward_only),
+                                batches, loss_gradients, border_shape(process, model, batches.at(0))};
+  if (graphs.partial) graphs.partial->select_graphs(input, eager);
+  return model.executor->run(input);
 }
-
-pipeline::BorderShape Assembly::border(const nn::Microbatch& batch) const {
-  const int64_t parts = config.parallel.sequence_parallel ? config.parallel.tp() : 1;
-  const int64_t s = batch.tokens.size(1);
-  MPX_CHECK(s % parts == 0, "config", "a sequence of ", s, " tokens is not a multiple of tp = ", parts,
-            ", which parallel.sequence_parallel needs; pad it or turn that off");
-  const bool wide = config.precision.fp32_residual_connection && config.precision.half();
-  pipeline::BorderValue hidden{
-      nn::kHiddenStates, {s / parts, batch.tokens.size(0), config.model.hidden_size}, wide ? at::kFloat : dtype};
-  const auto predicts = std::find_if(layers.begin(), layers.end(),
-                                     [](const plan::StageLayers& stage) { return stage.num_mtp_layers > 0; });
-  if (predicts != layers.end()) hidden.end = static_cast<int>(predicts - layers.begin());
-  pipeline::BorderShape border{{hidden}, variable_lengths};
-  if (predicts != layers.end()) {  // from here on, the normed outputs of the MTP layers, as input of the head
-    hidden.dtype = dtype;
-    hidden.first = std::exchange(hidden.end, pipeline::BorderValue{}.end);
-    border.values.push_back(hidden);
-    for (int64_t depth = 1; depth <= config.model.mtp_num_layers && models::has_predictions(batch); ++depth) {
-      hidden.name = models::predicted_name(depth);
-      border.values.push_back(hidden);
-    }
-  }
-  border.values.insert(border.values.end(), extra_border_values.begin(), extra_border_values.end());
-  return border;
-}
-
-pipeline::PipelineInput Assembly::pipeline_input(const std::vector<nn::Microbatch>& batches,
-                                                 at::Tensor loss_gradients, bool forward_only, bool eager) {
-  pipeline::PipelineInput run{table(static_cast<int>(batches.size()), forward_only), batches,
-                              std::move(loss_gradients), border(batches.at(0))};
-  if (partial_graphs) partial_graphs->select_graphs(run, eager);
-  return run;
-}
-
-static std::vector<optim::NormFamily> build_norm_parts(const Assembly& assembly, bool frozen_too) {
-  std::vector<optim::NormFamily> parts;
-  for (const distributed::ParamFamily& family : assembly.families.all()) {
-    if (family.key.frozen && !frozen_too) continue;
-    parts.push_back({family.slices,
-                     {assembly.world->coordinates(), family.model_parallel, family.data_parallel.shard,
-                      assembly.world->target()}});
-  }
-  return parts;
-}
-
-std::vector<optim::NormFamily> Assembly::norm_parts() const { return build_norm_parts(*this, true); }
-std::vector<optim::NormFamily> Assembly::gradient_parts() const { return build_norm_parts(*this, false); }
 
 namespace {
 
-models::ModelContext model_context(const Assembly& assembly) {
-  const config::Config& config = assembly.config;
+models::ModelContext model_context(const ProcessContext& process, const RankModel& model) {
+  const config::Config& config = process.config;
   models::ModelContext context(config.model);
-  context.vocab_size = assembly.vocab_size;
-  context.positions = assembly.config.train.seq_length;
+  context.vocab_size = process.vocab_size;
+  context.positions = process.config.train.seq_length;
   context.label_smoothing = config.train.label_smoothing;
-  nn::set_tensor_parallel(context, assembly.groups().tp, config.parallel.sequence_parallel);
-  context.cp = assembly.groups().cp;
-  context.cp_a2a = assembly.groups().cp_a2a, context.cp_p2p = assembly.groups().cp_p2p;
+  nn::set_tensor_parallel(context, process.groups().tp, config.parallel.sequence_parallel);
+  context.cp = process.groups().cp;
+  context.cp_a2a = process.groups().cp_a2a, context.cp_p2p = process.groups().cp_p2p;
   context.cp_comm_types = config::cp_comm_types(config.parallel);
-  if (config.parallel.hybrid_context_parallel) context.cp_by_size = hybrid_groups(*assembly.world);
-  if (assembly.experts) context.experts = *assembly.experts;
+  if (config.parallel.hybrid_context_parallel) context.cp_by_size = hybrid_groups(*process.world);
+  if (model.experts) context.experts = *model.experts;
   context.peft = config.peft;
-  context.dtype = assembly.dtype;
-  context.target = assembly.world->target();
+  context.dtype = process.dtype;
+  context.target = process.world->target();
   context.fp32_residual_connection = config.precision.fp32_residual_connection;
   context.seed = static_cast<uint64_t>(config.run.seed);
   if (config.model.sharded_initialization) {
-    const topology::Coordinates at = assembly.world->coordinates();
+    const topology::Coordinates at = process.world->coordinates();
     // Holders of a shared parameter sample different values; share_values() copies the owner's (step/sharing.h).
     context.streams = nn::make_init_streams(nn::rng_seeds(context.seed, nn::RngRanks{at.tp, at.pp, at.ep, at.etp}));
   }
@@ -149,14 +96,15 @@ int count_saved_row_layers(const pipeline::StageSaving& saving, const nn::Blocks
 }
 
 // Returns the maximum number of layers whose rows are saved at one time, in the longest step. layers: per chunk.
-int64_t max_saved_layers(Assembly& assembly, const std::vector<int>& layers) {
-  const plan::MicrobatchSchedule schedule = microbatch_schedule(assembly.config, assembly.groups().dp.size());
-  int64_t samples = assembly.config.train.global_batch_size;
+int64_t max_saved_layers(const ProcessContext& process, RankModel& model, const std::vector<int>& layers) {
+  const plan::MicrobatchSchedule schedule = microbatch_schedule(process.config, process.groups().dp.size());
+  int64_t samples = process.config.train.global_batch_size;
   for (const auto& [from, size] : schedule.thresholds()) samples = std::max(samples, size);
-  const int64_t count = samples / (assembly.config.train.micro_batch_size * assembly.groups().dp.size());
+  const int64_t count = samples / (process.config.train.micro_batch_size * process.groups().dp.size());
   int64_t now = 0, most = 0;
-  const plan::PipelineTable& table = assembly.table(static_cast<int>(std::max<int64_t>(1, count)), false);
-  for (const plan::Action& action : table.ranks[static_cast<size_t>(assembly.groups().pp.index())]) {
+  const plan::PipelineTable& table =
+      model.table(process.config.parallel, static_cast<int>(std::max<int64_t>(1, count)), false);
+  for (const plan::Action& action : table.ranks[static_cast<size_t>(process.groups().pp.index())]) {
     const int of_chunk = layers[static_cast<size_t>(action.chunk)];
     if (action.kind == plan::ActionKind::forward) now += of_chunk;
     if (action.kind == plan::ActionKind::backward) now -= of_chunk;
@@ -167,180 +115,187 @@ int64_t max_saved_layers(Assembly& assembly, const std::vector<int>& layers) {
 
 // Sizes the paged stash: pages for a balanced load of all rows saved at one time, times the configured factors. The
 // row capacity of the buffers is the upper limit.
-void make_stash(Assembly& assembly, const std::vector<int>& layers) {
-  if (!assembly.experts || !assembly.experts->stash) return;
-  const config::Config& config = assembly.config;
-  const config::Model& model = config.model;
+void make_stash(const ProcessContext& process, RankModel& model, const std::vector<int>& layers) {
+  if (!model.experts || !model.experts->stash) return;
+  const config::Config& config = process.config;
+  const config::Model& keys = config.model;
   const int64_t parts = config.parallel.sequence_parallel ? config.parallel.tp() : 1,
                 tokens = config.train.micro_batch_size * config.train.seq_length / (parts * config.parallel.cp()),
-                at_once = max_saved_layers(assembly, layers);
+                at_once = max_saved_layers(process, model, layers);
   kernels::PageShape shape;
-  shape.page_rows = model.moe_paged_stash_page_size;
-  const int64_t even = at_once * shape.pages_of(config::even_rows(model, tokens, assembly.experts->etp)),
-                most = at_once * shape.pages_of(config::rank_capacity(model, tokens, assembly.experts->etp,
-                                                                      assembly.experts->ep));
+  shape.page_rows = keys.moe_paged_stash_page_size;
+  const int64_t even = at_once * shape.pages_of(config::even_rows(keys, tokens, model.experts->etp)),
+                most = at_once *
+                       shape.pages_of(config::rank_capacity(keys, tokens, model.experts->etp, model.experts->ep));
   const auto times = [&](double factor) {
     return static_cast<int64_t>(std::min(std::ceil(factor * static_cast<double>(even)), static_cast<double>(most)));
   };
-  shape.device_pages = times(model.moe_paged_stash_buffer_size_factor_cuda);
-  shape.host_pages = std::min(times(model.moe_paged_stash_buffer_size_factor_cpu), most - shape.device_pages);
-  assembly.experts->stash->make(shape, even);
-  assembly.step_counts.push_back(assembly.experts->stash->state());
+  shape.device_pages = times(keys.moe_paged_stash_buffer_size_factor_cuda);
+  shape.host_pages = std::min(times(keys.moe_paged_stash_buffer_size_factor_cpu), most - shape.device_pages);
+  model.experts->stash->make(shape, even);
+  model.step_counts.push_back(model.experts->stash->state());
 }
 
 // Builds this rank's chunks and collects their parameters. Returns the number of new parameters per block.
-std::vector<size_t> build_stages(Assembly& assembly, models::ModelContext context, const StageBuilder& build) {
-  const config::Memory& memory = assembly.config.memory;
-  const auto store = nn::make_activation_store(memory, assembly.world->target());
+std::vector<size_t> build_stages(const ProcessContext& process, RankModel& model, models::ModelContext context,
+                                 const StageBuilder& build) {
+  const config::Memory& memory = process.config.memory;
+  const auto store = nn::make_activation_store(memory, process.world->target());
   context.saving = nn::save_policy(memory, store);
   std::vector<size_t> units;
   std::vector<ChunkParams> chunks;
   std::vector<int> saved_row_layers;
-  for (size_t stage_index = 0; stage_index < assembly.layers.size(); ++stage_index) {
-    const plan::StageLayers& slice = assembly.layers[stage_index];
-    if (slice.pp_rank != assembly.groups().pp.index()) continue;
+  for (size_t stage_index = 0; stage_index < model.layers.size(); ++stage_index) {
+    const plan::StageLayers& slice = model.layers[stage_index];
+    if (slice.pp_rank != process.groups().pp.index()) continue;
     chunks.push_back({static_cast<int64_t>(stage_index), {}});
     nn::Blocks blocks = build(context, {slice.first_layer, slice.num_layers, slice.has_embedding, slice.has_loss,
                                         slice.num_mtp_layers > 0});
-    auto saving = pipeline::stage_saving(memory, blocks, assembly.groups().tp, store);
+    auto saving = pipeline::stage_saving(memory, blocks, process.groups().tp, store);
     saved_row_layers.push_back(count_saved_row_layers(saving, blocks));
-    assembly.stages.push_back(std::make_unique<pipeline::Stage>(std::move(blocks), std::move(saving)));
-    for (const nn::Block& block : assembly.stages.back()->blocks()) {
-      const size_t before = assembly.params.size();
+    model.stages.push_back(std::make_unique<pipeline::Stage>(std::move(blocks), std::move(saving)));
+    for (const nn::Block& block : model.stages.back()->blocks()) {
+      const size_t before = model.params.size();
       for (nn::Param* param : nn::list_params(block)) {
-        if (std::find(assembly.params.begin(), assembly.params.end(), param) != assembly.params.end()) continue;
-        assembly.params.push_back(param);
+        if (std::find(model.params.begin(), model.params.end(), param) != model.params.end()) continue;
+        model.params.push_back(param);
         chunks.back().params.push_back(param);
       }
-      units.push_back(assembly.params.size() - before);
+      units.push_back(model.params.size() - before);
       for (const auto& segment : block.segments) {
-        segment->collect_buffers(assembly.buffers);
-        segment->collect_step_counts(assembly.step_counts);
+        segment->collect_buffers(model.buffers);
+        segment->collect_step_counts(model.step_counts);
       }
     }
   }
-  for (const nn::Buffer* buffer : assembly.buffers) assembly.step_counts.push_back(buffer->pending);
-  make_stash(assembly, saved_row_layers);
-  assembly.shared = find_shared(*assembly.world, chunks);
+  for (const nn::Buffer* buffer : model.buffers) model.step_counts.push_back(buffer->pending);
+  make_stash(process, model, saved_row_layers);
+  model.shared = find_shared(*process.world, chunks);
   std::vector<const nn::Blocks*> all;
-  for (const auto& stage : assembly.stages) all.push_back(&stage->blocks());
+  for (const auto& stage : model.stages) all.push_back(&stage->blocks());
   nn::count_uses(all);
   return units;
 }
 
-void make_families(Assembly& assembly, std::vector<size_t> units, bool forward_only) {
+void make_families(const ProcessContext& process, RankModel& model, Optimization& optimization,
+                   std::vector<size_t> units, bool forward_only) {
   distributed::FamilyOptions options;
-  options.parallel = &assembly.config.parallel;
-  options.sharding = assembly.sharding;
+  options.parallel = &process.config.parallel;
+  options.sharding = model.sharding;
   options.forward_only = forward_only;
-  options.gradients_as_params = assembly.config.precision.main_grads_dtype == config::MainGradsDtype::params;
-  options.device = assembly.world->device();
+  options.gradients_as_params = process.config.precision.main_grads_dtype == config::MainGradsDtype::params;
+  options.device = process.world->device();
   options.units = std::move(units);
-  assembly.families = distributed::ParamFamilies(*assembly.world, assembly.params, options);
-  assembly.slices = assembly.families.slices();
+  model.families = distributed::ParamFamilies(*process.world, model.params, options);
+  model.slices = model.families.slices();
   if (!forward_only) {
-    std::copy_if(assembly.slices.begin(), assembly.slices.end(), std::back_inserter(assembly.trained),
+    std::copy_if(model.slices.begin(), model.slices.end(), std::back_inserter(optimization.trained),
                  [](const distributed::Shard& slice) { return !slice.param->frozen; });
   }
-  for (const auto& stage : assembly.stages) {
+  for (const auto& stage : model.stages) {
     std::vector<std::vector<nn::Param*>> blocks;
     for (const nn::Block& block : stage->blocks()) blocks.push_back(nn::list_params(block));
-    assembly.gathers.push_back(assembly.families.make_gather(blocks));
-    if (assembly.gathers.back()) stage->add_observer("parameter gather", *assembly.gathers.back());
+    model.gathers.push_back(model.families.make_gather(blocks));
+    if (model.gathers.back()) stage->add_observer("parameter gather", *model.gathers.back());
   }
 }
 
-void make_optimizer(Assembly& assembly) {
-  assembly.param_groups = std::make_unique<optim::ParamGroups>(assembly.config.optim, assembly.params);
+// All later groups and kernel targets use the recorded world, so that captures record their calls.
+void make_graph_device(ProcessContext& process, const comm::World& world) {
+  process.world = &world;
+  if (process.config.train.cuda_graph_impl == config::CudaGraphImpl::none || world.target().meta) return;
+  process.graph_device = graph::make_graph_device(world.device());
+  if (process.graph_device->recorder() == nullptr) return;
+  process.recorded_world.emplace(world.recorded(*process.graph_device->recorder()));
+  process.world = &*process.recorded_world;
+}
+
+void make_experts(const ProcessContext& process, const at::Tensor& step_flags, bool forward_only,
+                  files::FileSystem& disk, RankModel& model) {
+  const config::Config& config = process.config;
+  const device::Target& target = process.world->target();
+  if (config.model.has_experts()) {
+    moe::ExpertContext& experts = model.experts.emplace(moe::expert_context(*process.world, config));
+    experts.forced_loads = forced_loads(config.model, experts, disk);
+    experts.step_flags = step_flags;
+    experts.buffers = std::make_shared<moe::StaticBuffers>();
+    if (config.model.moe_paged_stash && !forward_only)
+      experts.stash = std::make_shared<moe::PagedStash>(target, experts.step_flags.narrow(0, kernels::kOverflow, 1));
+    if (!config.model.moe_echo_dump_dir.empty() && !target.meta)
+      experts.on_replica_plan = make_plan_writer(disk, config.model.moe_echo_dump_dir, process.world->rank(), target);
+  }
+  if (!forward_only && needs_expert_loads(config))
+    model.experts->meter = std::make_shared<moe::LoadMeter>(config.model.num_moe_experts, target);
+}
+
+void make_optimization(const ProcessContext& process, const RankModel& model, Optimization& optimization) {
+  const config::Config& config = process.config;
+  const device::Target& target = process.world->target();
+  optimization.param_groups = std::make_unique<optim::ParamGroups>(config.optim, model.params);
   optim::OptimizerContext context;
-  context.groups = assembly.param_groups.get();
-  context.axes = assembly.groups();
-  context.target = assembly.world->target();
-  context.find_shard_group = [&](const nn::Param& param) { return assembly.families.of(param).data_parallel.shard; };
-  context.seed = static_cast<uint64_t>(assembly.config.run.seed);
-  assembly.optimizer = optim::make_optimizer(assembly.config.optim, assembly.trained, context);
+  context.groups = optimization.param_groups.get();
+  context.axes = process.groups();
+  context.target = target;
+  context.find_shard_group = [&](const nn::Param& param) { return model.families.of(param).data_parallel.shard; };
+  context.seed = static_cast<uint64_t>(config.run.seed);
+  optimization.optimizer = optim::make_optimizer(config.optim, optimization.trained, context);
+  optimization.scaler = optim::make_grad_scaler(config.precision);
+  const size_t groups = optimization.param_groups->factors().size();
+  kernels::StepValues start;
+  if (optimization.scaler) optim::set_scaler_state(start, optimization.scaler->start());
+  optimization.step_state = optim::StepState(target, groups, start);
+  optimization.rates = optim::RateTable(target, groups, config.optim.adam_beta1, config.optim.adam_beta2);
+  const config::Config lengths = convert_to_samples(config, microbatch_schedule(config, process.groups().dp.size()));
+  optimization.schedule = std::make_unique<optim::LrSchedule>(optim::schedule_args(lengths));
 }
 
 }  // namespace
 
-// Sets Assembly::world. All later groups and kernel targets use the recorded world, so that captures record their
-// calls.
-static void make_graph_device(Assembly& assembly, const comm::World& world) {
-  assembly.world = &world;
-  if (assembly.config.train.cuda_graph_impl == config::CudaGraphImpl::none || world.target().meta) return;
-  assembly.graph_device = graph::make_graph_device(world.device());
-  if (assembly.graph_device->recorder() == nullptr) return;
-  assembly.recorded_world.emplace(world.recorded(*assembly.graph_device->recorder()));
-  assembly.world = &*assembly.recorded_world;
-}
-
-static void make_graphs(Assembly& assembly, bool forward_only) {
-  // Partial graphs are checked for training only (config/rules_graphs.cpp).
-  if (assembly.graph_device && assembly.config.train.captures_parts() && !forward_only)
-    assembly.partial_graphs = std::make_unique<PartialGraphs>(assembly, *assembly.graph_device);
-  if (assembly.graph_device && assembly.config.train.cuda_graph_impl == config::CudaGraphImpl::full_iteration)
-    assembly.graphs = std::make_unique<StepGraphs>(assembly, *assembly.graph_device);
-}
-
-std::unique_ptr<Assembly> assemble(const config::Config& config, const comm::World& requested_world,
-                                   int64_t vocab_size, bool forward_only, const StageBuilder& build,
-                                   files::FileSystem* file_system, InitialValues values) {
+std::unique_ptr<Assembly> assemble(const config::Config& config, const comm::World& world, int64_t vocab_size,
+                                   bool forward_only, const StageBuilder& build, files::FileSystem* file_system,
+                                   InitialValues values) {
   files::PosixFileSystem local_disk;
-  files::FileSystem& disk = file_system != nullptr ? *file_system : local_disk;
-  auto a = std::make_unique<Assembly>();
-  a->config = config;
-  make_graph_device(*a, requested_world);
-  const comm::World& world = *a->world;
-  a->dtype = scalar_type(config.precision.params_dtype);
-  a->vocab_size = vocab_size;
-  a->variable_lengths = config.parallel.context_parallel_token_slack > 0 || config.parallel.hybrid_context_parallel;
-  a->placement = plan::stage_placement(config.parallel);
-  a->layers = plan::split_stages(config.parallel, config.model.num_layers, config.model.mtp_num_layers);
-  if (!forward_only) a->sharding = config.parallel.sharding();
-  a->step_flags =
-      at::zeros({kernels::kStepFlags}, at::TensorOptions().dtype(at::kInt).device(world.target().memory()));
-  if (config.model.has_experts()) {
-    a->experts = moe::expert_context(world, config);
-    a->experts->forced_loads = forced_loads(config.model, *a->experts, disk);
-    a->experts->step_flags = a->step_flags;
-    a->experts->buffers = std::make_shared<moe::StaticBuffers>();
-    if (config.model.moe_paged_stash && !forward_only)
-      a->experts->stash =
-          std::make_shared<moe::PagedStash>(world.target(), a->experts->step_flags.narrow(0, kernels::kOverflow, 1));
-    if (!config.model.moe_echo_dump_dir.empty() && !world.target().meta)
-      a->experts->on_replica_plan =
-          make_plan_writer(disk, config.model.moe_echo_dump_dir, world.rank(), world.target());
-  }
-  if (!forward_only && needs_expert_loads(config))
-    a->experts->meter = std::make_shared<moe::LoadMeter>(config.model.num_moe_experts, world.target());
-  models::ModelContext context = model_context(*a);
-  context.deferred = a->sharding.gathers_units();
-  if (values == InitialValues::loaded) context.init_std = 0;
-  std::vector<size_t> units = build_stages(*a, context, build);
-  check_name_patterns(*a);
-  if (!forward_only) freeze(*a);
-  std::vector<pipeline::Stage*> stages;
-  for (const auto& stage : a->stages) stages.push_back(stage.get());
-  a->executor = std::make_unique<pipeline::Executor>(stages, a->groups().pp);
-  make_families(*a, std::move(units), forward_only);
-  if (context.streams && !a->shared.empty()) {
-    share_values(a->shared, a->slices);
-    a->families.loaded();
-    a->families.finish_gathers();  // later loads write to memory that an unfinished gather would read
-  }
-  make_graphs(*a, forward_only);
-  if (forward_only) return a;
+  auto assembly = std::make_unique<Assembly>();
+  ProcessContext& process = assembly->process;
+  process.config = config;
+  make_graph_device(process, world);
+  const device::Target& target = process.world->target();
+  process.dtype = scalar_type(config.precision.params_dtype);
+  process.vocab_size = vocab_size;
+  process.placement = plan::stage_placement(config.parallel);
 
-  make_optimizer(*a);
-  a->scaler = optim::make_grad_scaler(config.precision);
-  const size_t groups = a->param_groups->factors().size();
-  kernels::StepValues start;
-  if (a->scaler) optim::set_scaler_state(start, a->scaler->start());
-  a->step = optim::StepState(world.target(), groups, start);
-  a->rates = optim::RateTable(world.target(), groups, config.optim.adam_beta1, config.optim.adam_beta2);
-  const config::Config lengths = convert_to_samples(config, microbatch_schedule(config, a->groups().dp.size()));
-  a->schedule = std::make_unique<optim::LrSchedule>(optim::schedule_args(lengths));
-  return a;
+  RankModel& model = assembly->model;
+  model.variable_lengths =
+      config.parallel.context_parallel_token_slack > 0 || config.parallel.hybrid_context_parallel;
+  model.layers = plan::split_stages(config.parallel, config.model.num_layers, config.model.mtp_num_layers);
+  if (!forward_only) model.sharding = config.parallel.sharding();
+  assembly->step_buffers.flags =
+      at::zeros({kernels::kStepFlags}, at::TensorOptions().dtype(at::kInt).device(target.memory()));
+  make_experts(process, assembly->step_buffers.flags, forward_only,
+               file_system != nullptr ? *file_system : local_disk, model);
+  models::ModelContext context = model_context(process, model);
+  context.deferred = model.sharding.gathers_units();
+  if (values == InitialValues::loaded) context.init_std = 0;
+  std::vector<size_t> units = build_stages(process, model, context, build);
+  check_name_patterns(process, model);
+  if (!forward_only) freeze(process, model);
+  std::vector<pipeline::Stage*> stages;
+  for (const auto& stage : model.stages) stages.push_back(stage.get());
+  model.executor = std::make_unique<pipeline::Executor>(stages, process.groups().pp);
+  make_families(process, model, assembly->optimization, std::move(units), forward_only);
+  if (context.streams && !model.shared.empty()) {
+    share_values(model.shared, model.slices);
+    model.families.loaded();
+    model.families.finish_gathers();  // later loads write to memory that an unfinished gather would read
+  }
+  // Partial graphs are checked for training only (config/rules_graphs.cpp).
+  if (process.graph_device && config.train.captures_parts() && !forward_only)
+    assembly->graphs.partial = std::make_unique<PartialGraphs>(process, model, *process.graph_device);
+  if (process.graph_device && config.train.cuda_graph_impl == config::CudaGraphImpl::full_iteration)
+    assembly->graphs.step =
+        std::make_unique<StepGraphs>(process, model, assembly->step_buffers, *process.graph_device);
+  if (!forward_only) make_optimization(process, model, assembly->optimization);
+  return assembly;
 }
 
 }  // namespace metroplex::step

@@ -22,27 +22,27 @@ std::vector<NamePattern> name_patterns(const config::Config& config) {
 }
 
 // A meta-device rank has no peers.
-bool has_all_stages(const Assembly& assembly) {
-  return !assembly.world->target().meta || assembly.groups().pp.size() == 1;
+bool has_all_stages(const ProcessContext& process) {
+  return !process.world->target().meta || process.groups().pp.size() == 1;
 }
 
 }  // namespace
 
-std::vector<std::string> gather_stage_names(const Assembly& assembly) {
+std::vector<std::string> gather_stage_names(const ProcessContext& process, const RankModel& model) {
   std::string mine;
-  for (const nn::Param* param : assembly.params) mine += param->name + "\n";
-  for (const nn::Buffer* buffer : assembly.buffers) mine += buffer->name + "\n";
+  for (const nn::Param* param : model.params) mine += param->name + "\n";
+  for (const nn::Buffer* buffer : model.buffers) mine += buffer->name + "\n";
   std::vector<std::string> names;
-  for (const std::string& stage : comm::all_gather_strings(mine, assembly.groups().stages)) {
+  for (const std::string& stage : comm::all_gather_strings(mine, process.groups().stages)) {
     std::istringstream lines(stage);
     for (std::string name; lines >> name;) names.push_back(name);
   }
   return names;
 }
 
-void check_name_patterns(const Assembly& assembly) {
-  const std::vector<NamePattern> patterns = name_patterns(assembly.config);
-  if (!patterns.empty() && has_all_stages(assembly)) check_patterns(patterns, gather_stage_names(assembly));
+void check_name_patterns(const ProcessContext& process, const RankModel& model) {
+  const std::vector<NamePattern> patterns = name_patterns(process.config);
+  if (!patterns.empty() && has_all_stages(process)) check_patterns(patterns, gather_stage_names(process, model));
 }
 
 void check_patterns(const std::vector<NamePattern>& patterns, const std::vector<std::string>& names) {
@@ -56,18 +56,18 @@ void check_patterns(const std::vector<NamePattern>& patterns, const std::vector<
   }
 }
 
-void freeze(Assembly& assembly) {
+void freeze(const ProcessContext& process, RankModel& model) {
   bool any = false;
-  for (nn::Param* param : assembly.params) {
-    param->frozen = !config::trains(assembly.config, param->name);
+  for (nn::Param* param : model.params) {
+    param->frozen = !config::trains(process.config, param->name);
     any = any || !param->frozen;
   }
-  for (nn::Buffer* buffer : assembly.buffers) buffer->frozen = !config::trains(assembly.config, buffer->name);
-  if (!has_all_stages(assembly)) return;
-  const std::vector<std::string> stages = comm::all_gather_strings(any ? "x" : "", assembly.groups().stages);
+  for (nn::Buffer* buffer : model.buffers) buffer->frozen = !config::trains(process.config, buffer->name);
+  if (!has_all_stages(process)) return;
+  const std::vector<std::string> stages = comm::all_gather_strings(any ? "x" : "", process.groups().stages);
   MPX_CHECK(std::any_of(stages.begin(), stages.end(), [](const std::string& stage) { return !stage.empty(); }),
             "config", "train.freeze and train.trainable leave no parameter to train",
-            assembly.config.peft.lora()
+            process.config.peft.lora()
                 ? " (with peft.lora_rank only peft.modules_to_save and adapters can be, whose names "
                   "end in lora_A.weight and lora_B.weight)"
                 : "",

@@ -10,16 +10,15 @@
 #include "pipeline/executor.h"
 #include "pipeline/stage_graphs.h"
 #include "plan/graph_plan.h"
+#include "step/rank_model.h"
 
 namespace metroplex::step {
 
-struct Assembly;
-
 class PartialGraphs {
  public:
-  // Makes the stages of `assembly` capture on `device`; both must outlive this object. The assembly's target must use
-  // device.recorder(). Construct before the first step. Throws like pipeline::check_capturable().
-  PartialGraphs(Assembly& assembly, graph::GraphDevice& device);
+  // Makes the stages of `model` capture on `device`. The arguments must outlive this object. The target of the
+  // process must use device.recorder(). Construct before the first step. Throws like pipeline::check_capturable().
+  PartialGraphs(const ProcessContext& process, const RankModel& model, graph::GraphDevice& device);
 
   // Sets how this run uses the graphs: by the plan of its table, or eagerly on the capture stream. Eager are the
   // first train.cuda_graph_warmup_steps of training and of evaluation (at least one each). Runs with `eager`, and
@@ -36,7 +35,8 @@ class PartialGraphs {
  private:
   const plan::GraphPlan& find_plan(const plan::PipelineTable& table);
 
-  Assembly& a_;
+  const ProcessContext& process_;
+  const RankModel& model_;
   graph::GraphDevice& device_;
   std::shared_ptr<pipeline::GraphInstances> instances_;
   std::map<std::pair<int, bool>, plan::GraphPlan> plans_;  // (microbatches, forward_only)

@@ -78,47 +78,48 @@ void add_regions(const optim::State& state, const ElementRange& part, std::vecto
 
 }  // namespace
 
-std::vector<optim::State> weight_states(const Assembly& assembly) {
+std::vector<optim::State> weight_states(const RankModel& model) {
   std::vector<optim::State> all;
-  for (const distributed::Shard& slice : assembly.slices) {
+  for (const distributed::Shard& slice : model.slices) {
     all.push_back({slice.param, "weight", slice.begin, slice.begin + slice.values.numel(), slice.values.scalar_type(),
                    [values = slice.values] { return values; }});
   }
   return all;
 }
 
-std::vector<optim::State> buffer_states(const Assembly& assembly) {
+std::vector<optim::State> buffer_states(const RankModel& model) {
   std::vector<optim::State> all;
-  for (const nn::Buffer* buffer : assembly.buffers) {
+  for (const nn::Buffer* buffer : model.buffers) {
     const at::Tensor values = buffer->data.view(-1);
     all.push_back({buffer, "buffer", 0, buffer->numel(), values.scalar_type(), [values] { return values; }});
   }
   return all;
 }
 
-std::vector<optim::State> training_states(const Assembly& assembly) {
-  std::vector<optim::State> all = weight_states(assembly);
-  if (!assembly.optimizer) return all;
-  for (optim::State& state : assembly.optimizer->state()) all.push_back(std::move(state));
+std::vector<optim::State> training_states(const RankModel& model, const Optimization& optimization) {
+  std::vector<optim::State> all = weight_states(model);
+  if (!optimization.optimizer) return all;
+  for (optim::State& state : optimization.optimizer->state()) all.push_back(std::move(state));
   return all;
 }
 
-std::vector<checkpoint::LocalPiece> regions_to_write(Assembly& assembly) {
+std::vector<checkpoint::LocalPiece> regions_to_write(const ProcessContext& process, const RankModel& model,
+                                                     const Optimization& optimization) {
   std::vector<checkpoint::LocalPiece> pieces;
   std::vector<optim::State> states =
-      assembly.config.checkpoint.no_save_optim ? weight_states(assembly) : training_states(assembly);
+      process.config.checkpoint.no_save_optim ? weight_states(model) : training_states(model, optimization);
   for (const topology::Grid grid : {topology::Grid::dense, topology::Grid::expert}) {
     std::vector<optim::State> mine;
     std::copy_if(states.begin(), states.end(), std::back_inserter(mine), [&](const optim::State& state) {
-      return state.param->placement.grid == grid && state.param->counts(assembly.world->coordinates());
+      return state.param->placement.grid == grid && state.param->counts(process.world->coordinates());
     });
-    ReplicaShare share(total_bytes(mine), assembly.families.data_parallel(grid).replicas);
+    ReplicaShare share(total_bytes(mine), model.families.data_parallel(grid).replicas);
     for (const optim::State& state : mine) add_regions(state, share.next(state), pieces);
   }
-  for (const optim::State& state : buffer_states(assembly)) {
+  for (const optim::State& state : buffer_states(model)) {
     const bool first =
-        assembly.families.data_parallel(state.param->placement.grid).first();  // every rank holds it whole
-    if (first && state.param->counts(assembly.world->coordinates())) add_regions(state, {0, state.end}, pieces);
+        model.families.data_parallel(state.param->placement.grid).first();  // every rank holds it whole
+    if (first && state.param->counts(process.world->coordinates())) add_regions(state, {0, state.end}, pieces);
   }
   return pieces;
 }
@@ -147,10 +148,11 @@ int64_t copy_bytes(const checkpoint::LocalPiece& piece) {
   return (bytes + kAlign - 1) / kAlign * kAlign;
 }
 
-int64_t copy_bytes(Assembly& assembly) {
-  if (!assembly.config.checkpoint.async_save || assembly.config.checkpoint.save.empty()) return 0;
+int64_t copy_bytes(const ProcessContext& process, const RankModel& model, const Optimization& optimization) {
+  if (!process.config.checkpoint.async_save || process.config.checkpoint.save.empty()) return 0;
   int64_t total = 0;
-  for (const checkpoint::LocalPiece& piece : regions_to_write(assembly)) total += copy_bytes(piece);
+  for (const checkpoint::LocalPiece& piece : regions_to_write(process, model, optimization))
+    total += copy_bytes(piece);
   return total;
 }
 

@@ -60,7 +60,7 @@ EnqueuedStep enqueue_step(Assembly& assembly, const StepInput& input);
 StepOutcome read_outcome(Assembly& assembly, const StepInput& input, const EnqueuedStep& step);
 
 // Adds level-2 timers for the pipeline actions of eager steps. `timers` must outlive the assembly's runs.
-void time_actions(Assembly& assembly, Timers& timers);
+void time_actions(RankModel& model, const CapturedGraphs& graphs, Timers& timers);
 
 // Mean loss over the `batches` of all data-parallel ranks, without an update. The result is the same on every rank.
 // `stop`: a stop of this rank was requested. Buffer overflows are handled as in read_outcome().
@@ -76,10 +76,10 @@ LossSum evaluate_step(Assembly& assembly, const std::vector<nn::Microbatch>& bat
 // with non-finite gradients use them (step_errors.h).
 
 // Zeroes the gradients and step counts before the first forward of this number of microbatches.
-void begin_gradients(Assembly& assembly, int64_t microbatches);
+void begin_gradients(RankModel& model, int64_t microbatches);
 
 // Waits for the data-parallel reductions. Then sums partial and shared gradients over the ranks that hold the
 // summands. Collective.
-void finish_gradients(Assembly& assembly);
+void finish_gradients(const ProcessContext& process, RankModel& model, const Optimization& optimization);
 
 }  // namespace metroplex::step

@@ -10,15 +10,16 @@
 
 namespace metroplex::step {
 
-void throw_nonfinite_loss(const Assembly& assembly, const StepInput& input, const double* losses, int64_t count) {
+void throw_nonfinite_loss(const ProcessContext& process, const StepInput& input, const double* losses,
+                          int64_t count) {
   for (int64_t m = 0; m < count; ++m) {
     MPX_CHECK(std::isfinite(losses[m]), "numerics", "the loss is ", losses[m], " at iteration ", input.iteration,
-              ", microbatch ", m, ", on rank ", assembly.world->rank(), " (",
-              assembly.world->grid().format_coordinates(assembly.world->rank()),
+              ", microbatch ", m, ", on rank ", process.world->rank(), " (",
+              process.world->grid().format_coordinates(process.world->rank()),
               "); nothing was updated. Lower optim.lr, check the data of this step, or resume from an earlier "
               "checkpoint");
   }
-  comm::barrier(assembly.groups().world);  // throws after the rank with the non-finite loss has thrown
+  comm::barrier(process.groups().world);  // throws after the rank with the non-finite loss has thrown
   MPX_CHECK(
       false, "numerics", "the loss of another rank is not finite at iteration ", input.iteration,
       "; nothing was updated. Lower optim.lr, check the data of this step, or resume from an earlier checkpoint");
@@ -31,19 +32,20 @@ namespace {
 // hybrid context parallelism, ranks have different microbatches: all run again, and -1 is returned.
 int64_t find_bad_microbatch(Assembly& assembly, const StepInput& input, const at::Tensor& factors) {
   if (input.batches.at(0).sequence.context_ranks > 0) {
-    begin_gradients(assembly, static_cast<int64_t>(input.batches.size()));
-    assembly.executor->run(assembly.pipeline_input(input.batches, factors, false));
-    finish_gradients(assembly);
+    begin_gradients(assembly.model, static_cast<int64_t>(input.batches.size()));
+    assembly.run_pipeline(input.batches, factors);
+    finish_gradients(assembly.process, assembly.model, assembly.optimization);
     return -1;
   }
-  const size_t copies = assembly.stages.size() > 1 ? input.batches.size() : 1;
+  const size_t copies = assembly.model.stages.size() > 1 ? input.batches.size() : 1;
   for (size_t m = 0; m < input.batches.size(); ++m) {
     const at::Tensor one = factors.narrow(0, static_cast<int64_t>(m), 1).div(static_cast<double>(copies));
     const std::vector batches(copies, input.batches[m]);
-    begin_gradients(assembly, static_cast<int64_t>(copies));
-    assembly.executor->run(assembly.pipeline_input(batches, one.repeat({static_cast<int64_t>(copies)}), false));
-    finish_gradients(assembly);
-    if (optim::gradient_stats(assembly.gradient_parts()).num_nonfinite > 0) return static_cast<int64_t>(m);
+    begin_gradients(assembly.model, static_cast<int64_t>(copies));
+    assembly.run_pipeline(batches, one.repeat({static_cast<int64_t>(copies)}));
+    finish_gradients(assembly.process, assembly.model, assembly.optimization);
+    if (optim::gradient_stats(gradient_norm_parts(assembly.process, assembly.model)).num_nonfinite > 0)
+      return static_cast<int64_t>(m);
   }
   return -1;
 }
@@ -52,13 +54,13 @@ int64_t find_bad_microbatch(Assembly& assembly, const StepInput& input, const at
 
 void throw_nonfinite_grad(Assembly& assembly, const StepInput& input, const at::Tensor& factors) {
   const int64_t m = find_bad_microbatch(assembly, input, factors);
-  const distributed::Shard* const found = optim::first_nonfinite(assembly.trained, assembly.world->target());
-  const std::string mine = found == nullptr
-                               ? std::string()
-                               : base::concat(found->param->name, " on rank ", assembly.world->rank(), " (",
-                                              assembly.world->grid().format_coordinates(assembly.world->rank()), ")");
+  const comm::World& world = *assembly.process.world;
+  const distributed::Shard* const found = optim::first_nonfinite(assembly.optimization.trained, world.target());
+  const std::string mine = found == nullptr ? std::string()
+                                            : base::concat(found->param->name, " on rank ", world.rank(), " (",
+                                                           world.grid().format_coordinates(world.rank()), ")");
   std::string where = "a gradient that was finite when the step was repeated";
-  for (const std::string& text : comm::all_gather_strings(mine, assembly.groups().world)) {
+  for (const std::string& text : comm::all_gather_strings(mine, world.groups().world)) {
     if (text.empty()) continue;
     where = text;
     break;

@@ -15,7 +15,7 @@ namespace metroplex::step {
 // Throws base::Error("numerics") because some rank has a non-finite loss. The error on that rank reports the
 // loss and the microbatch; the other ranks throw after it. `losses` [count] has one loss per microbatch of this rank.
 // Collective.
-[[noreturn]] void throw_nonfinite_loss(const Assembly& assembly, const StepInput& input, const double* losses,
+[[noreturn]] void throw_nonfinite_loss(const ProcessContext& process, const StepInput& input, const double* losses,
                                        int64_t count);
 
 // Throws base::Error("numerics") because some gradient is not finite. Runs each microbatch alone to find parameter,
@@ -24,17 +24,17 @@ namespace metroplex::step {
 [[noreturn]] void throw_nonfinite_grad(Assembly& assembly, const StepInput& input, const at::Tensor& factors);
 
 // Returns the rules that judge_step uses to decide whether to apply the update.
-kernels::StepRules make_step_rules(const Assembly& assembly);
+kernels::StepRules make_step_rules(const ProcessContext& process, const Optimization& optimization);
 
 // Returns moe::NoRoom::text of the rank that needs the largest factor, of the static buffers or of the paged stash.
 // Throws it as base::Error("moe") if
 // model.moe_overflow_policy is stop. Call before the next step. Collective, with the same result on all ranks.
-std::string check_overflow(const Assembly& assembly);
+std::string check_overflow(const ProcessContext& process, const RankModel& model);
 
 // While this object exists, the host reads the row counts and messages have exact sizes, so all rows fit.
 class RerunScope {
  public:
-  explicit RerunScope(Assembly& assembly) : buffers_(*assembly.experts->buffers) { buffers_.repeats = true; }
+  explicit RerunScope(const RankModel& model) : buffers_(*model.experts->buffers) { buffers_.repeats = true; }
   ~RerunScope() { buffers_.repeats = false; }
   RerunScope(const RerunScope&) = delete;
   RerunScope& operator=(const RerunScope&) = delete;

@@ -33,27 +33,27 @@ Overflow make_overflow(const moe::NoRoom& worst, const char* key, double factor)
                                    std::ceil(worst.factor * 100) / 100, " or more")};
 }
 
-Overflow find_overflow(const Assembly& assembly) {
-  const config::Model& model = assembly.config.model;
-  const comm::Group& world = assembly.groups().world;
-  const moe::NoRoom rows = reduce_worst(assembly.experts->buffers->no_room(assembly.world->target()), world);
+Overflow find_overflow(const ProcessContext& process, const RankModel& model) {
+  const config::Model& keys = process.config.model;
+  const comm::Group& world = process.groups().world;
+  const moe::NoRoom rows = reduce_worst(model.experts->buffers->no_room(process.world->target()), world);
   if (!rows.text.empty())
-    return make_overflow(rows, "moe_expert_rank_capacity_factor", model.moe_expert_rank_capacity_factor);
+    return make_overflow(rows, "moe_expert_rank_capacity_factor", keys.moe_expert_rank_capacity_factor);
   const moe::NoRoom pages =
-      reduce_worst(assembly.experts->stash ? assembly.experts->stash->no_room() : moe::NoRoom(), world);
+      reduce_worst(model.experts->stash ? model.experts->stash->no_room() : moe::NoRoom(), world);
   if (!pages.text.empty())
     return make_overflow(pages, "moe_paged_stash_buffer_size_factor_cuda",
-                         model.moe_paged_stash_buffer_size_factor_cuda);
+                         keys.moe_paged_stash_buffer_size_factor_cuda);
   return {"rows of experts from one rank to another",
-          base::concat("model.moe_rank_pair_capacity_factor = ", model.moe_rank_pair_capacity_factor,
+          base::concat("model.moe_rank_pair_capacity_factor = ", keys.moe_rank_pair_capacity_factor,
                        "); raise it, or set it to 0")};
 }
 
 }  // namespace
 
-std::string check_overflow(const Assembly& assembly) {
-  const Overflow overflow = find_overflow(assembly);
-  MPX_CHECK(assembly.config.model.moe_overflow_policy != config::OverflowPolicy::stop, "moe", overflow.text, " (",
+std::string check_overflow(const ProcessContext& process, const RankModel& model) {
+  const Overflow overflow = find_overflow(process, model);
+  MPX_CHECK(process.config.model.moe_overflow_policy != config::OverflowPolicy::stop, "moe", overflow.text, " (",
             overflow.suggested_fix, ", or set model.moe_overflow_policy to redo");
   return overflow.text;
 }

@@ -8,9 +8,9 @@
 
 namespace metroplex::step {
 
-void begin_gradients(Assembly& assembly, int64_t microbatches) {
-  assembly.families.begin_step(microbatches);
-  for (const at::Tensor& counts : assembly.step_counts) counts.zero_();
+void begin_gradients(RankModel& model, int64_t microbatches) {
+  model.families.begin_step(microbatches);
+  for (const at::Tensor& counts : model.step_counts) counts.zero_();
 }
 
 namespace {
@@ -38,9 +38,10 @@ std::vector<Summands> partial_gradients(const std::vector<distributed::Shard>& s
 
 // Sums the gradients that are spread over several ranks: partial gradients (norms under sequence parallelism) and
 // shared parameters. Partial gradients over the same ranks are packed into one all-reduce.
-void reduce_shared_gradients(Assembly& assembly) {
-  for (const Summands& of : partial_gradients(assembly.trained)) {
-    const comm::Group& group = assembly.groups().gradient_group(of.axes);
+void reduce_shared_gradients(const ProcessContext& process, const RankModel& model,
+                             const Optimization& optimization) {
+  for (const Summands& of : partial_gradients(optimization.trained)) {
+    const comm::Group& group = process.groups().gradient_group(of.axes);
     if (group.size() == 1) continue;
     const at::Tensor flat = at::cat(of.gradients);
     comm::all_reduce(flat, group);
@@ -50,14 +51,14 @@ void reduce_shared_gradients(Assembly& assembly) {
       at += gradient.numel();
     }
   }
-  sum_shared_gradients(assembly.shared, assembly.trained);
+  sum_shared_gradients(model.shared, optimization.trained);
 }
 
 }  // namespace
 
-void finish_gradients(Assembly& assembly) {
-  assembly.families.finish_gradients();
-  reduce_shared_gradients(assembly);
+void finish_gradients(const ProcessContext& process, RankModel& model, const Optimization& optimization) {
+  model.families.finish_gradients();
+  reduce_shared_gradients(process, model, optimization);
 }
 
 }  // namespace metroplex::step

@@ -15,31 +15,35 @@ struct StepGraphs::CapturedStep {
   // The body begins and ends with gathered parameters and no collective in flight. A collective started earlier would
   // be waited for inside the graph. A collective left to the next step would be waited for only once, during the
   // capture.
-  CapturedStep(Assembly& assembly, graph::GraphDevice& device, std::shared_ptr<graph::GraphPool> pool)
-      : inputs(assembly.world->device()),
+  CapturedStep(const ProcessContext& process, RankModel& model, graph::GraphDevice& device,
+               std::shared_ptr<graph::GraphPool> pool)
+      : inputs(process.world->device()),
         step(device,
-             [this, &assembly](const graph::GraphedCallable::Tensors&) {
+             [this, &model](const graph::GraphedCallable::Tensors&) {
                vector = {};
                vector = (*body)(inputs.batches());
-               assembly.families.finish_gathers();
+               model.families.finish_gathers();
                return graph::GraphedCallable::Tensors{};
              },
-             {}, {std::max<int64_t>(1, assembly.config.train.cuda_graph_warmup_steps), std::move(pool), [&assembly] {
-                    comm::barrier(assembly.groups().world);
+             {}, {std::max<int64_t>(1, process.config.train.cuda_graph_warmup_steps), std::move(pool), [&process] {
+                    comm::barrier(process.groups().world);
                   }}) {}
 
   pipeline::StaticBatches inputs;
-  at::Tensor step_inputs, loss_factors;  // of Assembly; the other graph may have another number of microbatches
+  at::Tensor step_inputs, loss_factors;  // of StepBuffers; the other graph may have another number of microbatches
   const Body* body = nullptr;            // of the current step
   StepVector vector;                     // of the last step; after the capture, the output of every replay
   graph::GraphedCallable step;
 };
 
-StepGraphs::StepGraphs(Assembly& assembly, graph::GraphDevice& device)
-    : a_(assembly),
+StepGraphs::StepGraphs(const ProcessContext& process, RankModel& model, StepBuffers& step_buffers,
+                       graph::GraphDevice& device)
+    : process_(process),
+      model_(model),
+      step_buffers_(step_buffers),
       pool_(device.make_pool()),
-      training_(std::make_unique<CapturedStep>(a_, device, pool_)),
-      evaluation_(std::make_unique<CapturedStep>(a_, device, pool_)),
+      training_(std::make_unique<CapturedStep>(process, model, device, pool_)),
+      evaluation_(std::make_unique<CapturedStep>(process, model, device, pool_)),
       has_timers_(device.recorder() != nullptr) {}
 
 StepGraphs::~StepGraphs() = default;
@@ -47,15 +51,15 @@ StepGraphs::~StepGraphs() = default;
 StepVector StepGraphs::run(CapturedStep& one, const std::vector<nn::Microbatch>& batches, bool stop,
                            const Body& body) {
   MPX_CHECK(
-      !a_.variable_lengths, "cuda graph",
+      !model_.variable_lengths, "cuda graph",
       "the microbatches of a step differ in length, and a captured step has one length for all; pad them, or set "
       "train.cuda_graph_impl: none");
   // Finishes the collectives that an eager step left in flight. The graph must neither wait for them nor race with
   // them.
-  a_.families.finish_gathers();
-  a_.step_inputs = one.step_inputs;
-  a_.loss_factors = one.loss_factors;
-  write_step_inputs(a_, batches, stop);
+  model_.families.finish_gathers();
+  step_buffers_.inputs = one.step_inputs;
+  step_buffers_.loss_factors = one.loss_factors;
+  write_step_inputs(process_, step_buffers_, batches, stop);
   if (one.inputs.fits(batches)) {
     one.inputs.fill(batches);
   } else {
@@ -65,8 +69,8 @@ StepVector StepGraphs::run(CapturedStep& one, const std::vector<nn::Microbatch>&
   one.body = &body;
   one.step({});
   one.body = nullptr;
-  one.step_inputs = a_.step_inputs;
-  one.loss_factors = a_.loss_factors;
+  one.step_inputs = step_buffers_.inputs;
+  one.loss_factors = step_buffers_.loss_factors;
   return one.vector;
 }
 

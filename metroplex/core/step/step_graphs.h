@@ -10,18 +10,18 @@
 
 #include "graph/graph.h"
 #include "nn/microbatch.h"
+#include "step/rank_model.h"
 #include "step/step_vector.h"
 
 namespace metroplex::step {
 
-struct Assembly;
 struct StepInput;
 class Timers;
 
 class StepGraphs {
  public:
-  // `assembly` must outlive this object, and its target must use device.recorder().
-  StepGraphs(Assembly& assembly, graph::GraphDevice& device);
+  // The arguments must outlive this object, and the target of the process must use device.recorder().
+  StepGraphs(const ProcessContext& process, RankModel& model, StepBuffers& step_buffers, graph::GraphDevice& device);
   ~StepGraphs();
 
   // The captured part of a step: everything after write_step_inputs. A replay does not call it.
@@ -47,7 +47,9 @@ class StepGraphs {
   struct CapturedStep;
   StepVector run(CapturedStep& one, const std::vector<nn::Microbatch>& batches, bool stop, const Body& body);
 
-  Assembly& a_;
+  const ProcessContext& process_;
+  RankModel& model_;
+  StepBuffers& step_buffers_;
   std::shared_ptr<graph::GraphPool> pool_;
   std::unique_ptr<CapturedStep> training_, evaluation_;
   bool has_timers_;           // false on a GPU: timers would synchronize the device, which a capture forbids

@@ -11,10 +11,18 @@
 #include "device/launch_point.h"
 #include "nn/microbatch.h"
 #include "pipeline/executor.h"
+#include "step/loss_terms.h"
+#include "step/process_context.h"
 
 namespace metroplex::step {
 
-struct Assembly;
+// Tensors at fixed addresses that host, layers and kernels of a step share.
+struct StepBuffers {
+  LossTermNames loss_terms;  // same on all ranks; set in the first step
+  at::Tensor inputs;         // [1 + 2 microbatches] double; the host writes it before the step (write_step_inputs)
+  at::Tensor loss_factors;   // [microbatches] double; scales the summed loss of each microbatch
+  at::Tensor flags;          // [kernels::kStepFlags] int32; set by layers, read by judge_step
+};
 
 class StepVector {
  public:
@@ -41,13 +49,14 @@ class StepVector {
   int64_t num_terms_ = 0, microbatches_ = 0;
 };
 
-// Writes Assembly::step_inputs [1 + 2 microbatches] double. It holds the stop flag, then per microbatch the counted
-// tokens of the whole sequence, then per microbatch whether this rank counts them. Also allocates
-// Assembly::loss_factors, so that a capture does not.
-void write_step_inputs(Assembly& assembly, const std::vector<nn::Microbatch>& batches, bool stop);
+// Writes StepBuffers::inputs: the stop flag, then per microbatch the counted tokens of the whole sequence, then per
+// microbatch whether this rank counts them. Also allocates StepBuffers::loss_factors, so that a capture does not.
+void write_step_inputs(const ProcessContext& process, StepBuffers& step_buffers,
+                       const std::vector<nn::Microbatch>& batches, bool stop);
 
 // Losses, tokens and loss terms of an executor run, summed over this rank's microbatches and over the world. Contains
 // all results of a step except the decision. Collective.
-StepVector reduce_losses(Assembly& assembly, const pipeline::PipelineOutput& output, int64_t microbatches);
+StepVector reduce_losses(const ProcessContext& process, StepBuffers& step_buffers,
+                         const pipeline::PipelineOutput& output, int64_t microbatches);
 
 }  // namespace metroplex::step

@@ -1,5 +1,5 @@
-// Position of a rank's tensor in the global tensor, as a value of integers: the dims split over axes, the axes over
-// which the gradient must still be summed, and the ranks that share the parameter. The functions below derive
+// Position of a rank's tensor in the global tensor, as plain integers. It holds the dims split over axes, the axes
+// over which the gradient must still be summed, and the ranks that share the parameter. The functions below derive
 // replicas, counting and saving from it. ZeRO shards are not part of it: they are flat ranges of the local tensor
 // (box_ranges combines both).
 #pragma once

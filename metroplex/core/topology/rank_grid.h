@@ -1,7 +1,7 @@
-// Ranks and their coordinates. Two grids cover the same ranks: the dense grid (tp, cp, dp, pp) for everything except
-// routed experts, and the expert grid (etp, ep, edp, pp): tp*cp*dp*pp = etp*ep*edp*pp. dp and edp follow from the
-// number of ranks. A group consists of all ranks that differ only in a chosen set of axes of one grid. Its members
-// are in the grid's order, and a rank's position in it is its group index.
+// Ranks and their coordinates. Two grids cover the same ranks. The dense grid (tp, cp, dp, pp) is for everything
+// except routed experts. The expert grid (etp, ep, edp, pp) is for routed experts. tp*cp*dp*pp = etp*ep*edp*pp. dp
+// and edp follow from the number of ranks. A group consists of all ranks that differ only in a chosen set of axes
+// of one grid. Its members are in the grid's order, and a rank's position in it is its group index.
 #pragma once
 
 #include <string>

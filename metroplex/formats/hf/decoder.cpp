@@ -27,7 +27,7 @@ struct Layer {
   void whole(const std::string& our_name, const std::string& their_name, const Dims& shape) const {
     out.push_back({ours + our_name, shape, {whole_part(theirs + their_name, shape)}});
   }
-  // Per query group: the rows of its queries, then of its key and its value. Theirs are three tensors.
+  // Per query group: the rows of its queries, then of its key and its value. Hugging Face stores three tensors.
   void qkv(const char* kind) const {
     const bool bias = std::string(kind) == "bias";
     const int64_t groups = num_kv_groups(model), d = head_dim_size(model), queries = num_heads(model) / groups * d;

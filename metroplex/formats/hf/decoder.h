@@ -51,7 +51,7 @@ Settings decoder_settings(const ConfigReader& config, Window window);
 Settings decoder_settings_without_heads(const ConfigReader& config, Window window);
 // Returns num_hidden_layers; throws unless it is in 1 to 100000.
 int64_t num_layers(const ConfigReader& config);
-// The parts of decoder_settings. sizes_and_positions: sizes, rotary positions, embeddings, RMSNorm. add_heads:
+// The steps of decoder_settings. sizes_and_positions: sizes, rotary positions, embeddings, RMSNorm. add_heads:
 // num_query_groups and kv_channels. add_windows: the windows of layer_types, or `otherwise`.
 Settings sizes_and_positions(const ConfigReader& config);
 void add_heads(const ConfigReader& config, Settings& settings);
@@ -76,8 +76,8 @@ constexpr int64_t kMaxMultiToken = 64;
 // Returns the name prefix of a multi-token prediction layer, which is stored as one more layer.
 std::string multi_token_prefix(int64_t layer);
 
-// Whether the model has none of the features of few families: attention scales, softcaps, sinks, extra norms,
-// activation clamps.
+// Whether the model has none of the rare features: attention scales, softcaps, sinks, extra norms, activation
+// clamps.
 bool has_usual_parts(const config::Model& model);
 // Also requires RMSNorm, rotary positions with rotary_percent 1, and a gated SiLU MLP.
 bool has_decoder_layers(const config::Model& model);

@@ -22,7 +22,7 @@ void add_yarn(const ConfigReader& config, const ConfigReader& declared, Settings
   set(settings, "beta_fast", declared.number("beta_fast", 32.0));
   set(settings, "beta_slow", declared.number("beta_slow", 1.0));
   set(settings, "yarn_correction_range_round_to_int", declared.flag("truncate", true));
-  // transformers reads mscale only if both are set; mscale_all_dim alone scales latent attention.
+  // transformers reads mscale only if both are set. mscale_all_dim alone scales latent attention.
   const double mscale = declared.number("mscale", 0.0), all_dim = declared.number("mscale_all_dim", 0.0);
   const bool both = mscale != 0 && all_dim != 0;
   set(settings, "mscale", both ? mscale : 1.0);

@@ -1,5 +1,4 @@
-// Writes adapters as PEFT's save_pretrained does: adapter_config.json and adapter_model.safetensors, with the module
-// names of transformers.
+// Writes adapters in PEFT's format, with the module names of transformers.
 #include "hf/directory.h"
 
 #include <algorithm>
@@ -75,7 +74,7 @@ std::vector<ExportedTensor> exported_modules(const checkpoint::Reader& run, cons
   return all;
 }
 
-// PEFT applies the module names of an MLP to the routed experts of an MoE model, in any notation.
+// PEFT applies the module names of an MLP to the routed experts of an MoE model, however the names are written.
 void check_words(const checkpoint::Reader& run, const config::Model& model, const std::vector<ExportedTensor>& all) {
   if (!model.has_experts()) return;
   for (const ExportedTensor& tensor : all) {

@@ -139,7 +139,7 @@ Source::Source(files::FileSystem& disk, const std::string& directory, const conf
     add({tensor.name, tensor.kind, stored_.at(tensor.parts.front().name).info.dtype, tensor.shape});
 }
 
-// Bounds allocations by these numbers: each entry needs at least one byte of weights.
+// Bounds the allocations that depend on these sizes: each entry needs at least one byte of weights.
 void Source::check_numbers(const config::Model& model) const {
   int64_t bytes = 0;
   for (const auto& [name, stored] : stored_) bytes += static_cast<int64_t>(stored.info.end - stored.info.begin);

@@ -29,8 +29,8 @@ Json select_ids(const Json& config) {
   return ids;
 }
 
-// Returns the generation_config.json that transformers derives from the generation settings of a config.json. Empty
-// if there are none, because then the ids alone give the same file.
+// Returns the generation_config.json that transformers derives from the generation settings of a config.json.
+// Empty without such settings, because the ids alone then give the same file.
 Json read_generation(const Json& config) {
   Json generation = Json::object();
   for (const char* key : kGenerationKeys) {

@@ -10,7 +10,7 @@
 
 namespace metroplex::megatron {
 
-// modules may be {"full"}, the older spelling of an empty list.
+// `modules` may be {"full"}, the older spelling of an empty list.
 struct CudaGraphOptions : config::GraphSettings {
   int64_t warmup_steps = 3;
   bool enable_cuda_graph = false, external_cuda_graph = false;

@@ -45,7 +45,7 @@ class Reader {
   const std::vector<GivenFlag>& flags() const { return flags_; }
   const std::vector<std::string>& refused() const { return refused_; }
 
-  // The first word without a flag, or known flag with a wrong number of values; "" if there is none.
+  // The first word without a flag, or the first known flag with a wrong number of values; "" if there is none.
   const std::string& problem() const { return problem_; }
 
  private:

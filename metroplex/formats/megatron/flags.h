@@ -76,7 +76,7 @@ std::string nearest_flag(const std::string& flag);
 
 // Flags for which Megatron rejects or cannot use the value 0, while 0 means "derive" in the key that they set.
 const std::vector<const char*>& positive_flags();
-// Pairs that Megatron's validate_args or core_transformer_config_from_args rejects.
+// Pairs of flags that Megatron's validate_args or core_transformer_config_from_args rejects.
 const std::vector<std::pair<const char*, const char*>>& exclusive_flags();
 // key=value of every Megatron default that differs from ours, or that a model family would preset.
 const std::vector<const char*>& defaults();

@@ -389,7 +389,7 @@ const std::vector<std::pair<const char*, const char*>>& exclusive_flags() {
       {"--swiglu", "--quick-geglu"},
       {"--group-query-attention", "--multi-latent-attention"},
       {"--global-batch-size", "--step-batch-size-schedule"},
-      // the MoE gate of Megatron-DeepSpeed is different
+      // Megatron-DeepSpeed has a different MoE gate
       {"--deepspeed", "--num-experts"},
   };
   return kPairs;

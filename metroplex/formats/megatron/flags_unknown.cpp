@@ -17,7 +17,6 @@ struct Reason {
   const char* flags;
 };
 
-// Megatron's own flags that are not implemented.
 constexpr Reason kNotImplemented[] = {
     {"Megatron also rejects it", "--cache-mla-latents --moe-token-dropping"},
     {"Xavier initialization", "--init-method-xavier-uniform"},

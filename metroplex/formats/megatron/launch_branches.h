@@ -5,8 +5,8 @@
 
 namespace metroplex::megatron {
 
-// Records: a mark, "?" and a key mean another branch that a trial can take. A mark, "~" and a command mean that the
-// other branch cannot be taken.
+// Records: a mark, "?" and a key mean that a trial can take another branch. A mark, "~" and a command mean that
+// the other branch cannot be taken.
 inline constexpr const char* kLaunchBranches = R"BASH(
 metroplex_branches=
 # Succeeds, with the number of the branch in metroplex_pick, if this trial takes another branch of a decision.

@@ -5,8 +5,9 @@
 namespace metroplex::megatron {
 
 inline constexpr const char* kLaunchFilters = R"BASH(
-# Reads FILE, or standard input for -, into mpx_text on behalf of a filter. Fails where that has no more to say: no such
-# file (2), a mark, which goes through as it is, bytes that are no text or more than a megabyte.
+# Reads FILE, or standard input for -, into mpx_text on behalf of a filter. Returns
+# nonzero if the filter has nothing left to do: 2 if FILE cannot be read; 1 for a mark (printed unchanged), for a NUL
+# byte, or for more than 1 MiB.
 metroplex_read() {  # TOOL FILE
   local LC_ALL=C mpx_whole=0
   mpx_text=
@@ -26,7 +27,7 @@ metroplex_read() {  # TOOL FILE
   builtin printf '%s' "$mpx_text"
   return 1
 }
-# Prints an assumed number of lines of mpx_text, which holds marks. A mark of a device query stands for one device.
+# Prints an assumed line count for mpx_text, which contains marks. A mark of a device query stands for one device.
 metroplex_assumed_lines() {
   local mpx_counts=(4 36 1) mpx_lines=${mpx_text//[!$'\n']/} mpx_mark=@not@run@${mpx_text#*@not@run@}
   metroplex_record "${mpx_mark%%[[:space:]]*}" '#'
@@ -101,7 +102,7 @@ metroplex_wc() {
   builtin printf '%s\n' "$mpx_count${2+ $2}"
 }
 
-# The characters of a set of tr's, into the array mpx_set. Fails for what else tr knows.
+# Expands a SET argument of tr into the array mpx_set, one character per element. Fails for any other tr syntax.
 metroplex_set() {
   local mpx_text=$1 mpx_at mpx_letters='0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz' mpx_piece
   mpx_set=()
@@ -144,7 +145,7 @@ metroplex_tr() {
   mpx_to=("${mpx_set[@]}")
   for ((mpx_at = 0; mpx_at < ${#mpx_from[@]}; mpx_at++)); do
     [[ $mpx_at -ge ${#mpx_to[@]} ]] && mpx_to+=("${mpx_to[-1]}")
-    # One at a time, so nothing may become what is still to be replaced.
+    # Characters are replaced one at a time, so no replacement may produce a character that is replaced later.
     for mpx_other in "${mpx_from[@]:mpx_at+1}"; do
       [[ -z $mpx_what && ($mpx_other == "${mpx_to[mpx_at]}" || $mpx_other == "${mpx_from[mpx_at]}") ]] &&
         { metroplex_unknown tr; return; }

@@ -38,7 +38,7 @@ int program_rank(const std::string& path) {
 
 std::optional<Program> find_program(const std::vector<std::string>& words) {
   auto file = std::find_if(words.begin(), words.end(), is_program);
-  // A .py program that starts a launcher: "launch.py torchrun pretrain_gpt.py".
+  // Handles a .py program that starts a launcher: "launch.py torchrun pretrain_gpt.py".
   for (auto word = file; word != words.end() && word + 1 != words.end(); ++word) {
     if (!is_launcher_module(*word) || (word - 1)->rfind("--", 0) == 0) continue;
     const auto inner = std::find_if(word, words.end(), is_program);

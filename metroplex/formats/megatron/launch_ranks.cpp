@@ -56,7 +56,7 @@ Launcher find_launcher(const std::string& word) {
   return name == "jsrun" ? Launcher::kJsrun : Launcher::kNone;
 }
 
-// Programs that end the options of the launcher before them.
+// Programs that end the options of the preceding launcher.
 bool is_wrapper(const std::string& word) {
   static const std::set<std::string> kWrappers{
       "nice",   "ionice",      "numactl",   "taskset", "env",    "timeout",  "time", "nohup",  "stdbuf",
@@ -126,7 +126,7 @@ int64_t visible_devices(const LauncherWords& words) {
   return list.empty() ? 0 : 1 + std::count(list.begin(), list.end(), ',');
 }
 
-// Returns nullopt if the launcher has no count.
+// Returns nullopt if the launcher specifies no count.
 std::optional<LauncherRanks> multiply(const std::string& launcher, const Count& each, const Count& times) {
   if (!each.given && !times.given) return std::nullopt;
   for (const Count& count : {each, times}) {
@@ -135,7 +135,7 @@ std::optional<LauncherRanks> multiply(const std::string& launcher, const Count& 
   return LauncherRanks{std::max<int64_t>(1, each.value) * std::max<int64_t>(1, times.value), ""};
 }
 
-// Returns a count of torchrun: its option, else the environment variable.
+// Returns one of torchrun's counts, from its option or else from the environment variable.
 Count torchrun_count(const Stage& stage, const LauncherWords& words, std::initializer_list<const char*> names,
                      const std::string& variable) {
   const Count option = find_count(stage.options, names);
@@ -151,7 +151,7 @@ std::optional<LauncherRanks> count_torchrun(const Stage& stage, const LauncherWo
   return multiply(stage.name, each, torchrun_count(stage, words, {"--nnodes", "--nnode"}, "PET_NNODES"));
 }
 
-// Returns the hosts of a host list option, or of a host file that the trial has read; empty for neither.
+// Returns the hosts from a host-list option or from a host file that the trial has read; empty if there is neither.
 std::vector<HostSlots> find_hosts(const Stage& stage, const LauncherWords& words) {
   const LauncherWords& options = stage.options;
   const bool deepspeed = stage.launcher == Launcher::kDeepspeed;
@@ -178,7 +178,7 @@ std::optional<LauncherRanks> count_hosts(const Stage& stage, const LauncherWords
   if (hosts.empty()) return std::nullopt;
   if (each.given) return multiply(stage.name, each, {true, number, ""});
   const int64_t slots = count_slots(hosts);
-  return LauncherRanks{slots, slots > 0 ? "" : stage.name + ", whose hosts have unknown numbers of slots"};
+  return LauncherRanks{slots, slots > 0 ? "" : stage.name + " (some hosts have no slot count)"};
 }
 
 std::optional<LauncherRanks> count_deepspeed(const Stage& stage, const LauncherWords& words) {
@@ -317,7 +317,7 @@ std::string first_array_task(const LauncherWords& options) {
 }
 
 std::string slurm_variables(const LauncherWords& options) {
-  // Also accepts the 8 of "--gres=gpu:a100:8".
+  // Also accepts the trailing count in "--gres=gpu:a100:8".
   const auto count = [&](std::initializer_list<const char*> names) {
     const Count found = find_count(options, names);
     return found.value > 0 ? found.value : to_count(found.text.substr(found.text.find_last_of(":= ") + 1));

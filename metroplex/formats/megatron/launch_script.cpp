@@ -34,7 +34,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr size_t kMaxScriptBytes = size_t{1} << 20;
-// kAllTrials limits all trials together; each trial started after that has kLateTrial.
+// kAllTrials limits all trials together. A trial that starts later is limited to kLateTrial.
 constexpr std::chrono::milliseconds kAllTrials = std::chrono::seconds(28), kLateTrial = std::chrono::seconds(1);
 
 std::string read_text(const std::filesystem::path& path, size_t limit) {
@@ -45,7 +45,7 @@ std::string read_text(const std::filesystem::path& path, size_t limit) {
   return text;
 }
 
-// Returns the lines that start a .py program, with lines continued by a backslash joined: "line 7 (torchrun
+// Returns the lines that start a .py program, with backslash continuations joined: "line 7 (torchrun
 // pretrain_gpt.py)".
 std::string starting_lines(const std::string& text) {
   std::istringstream stream(text);
@@ -76,8 +76,8 @@ struct Source {
   Clock::time_point deadline = Clock::now() + kAllTrials;
 };
 
-// Trials differ in the output that they assume for unknown programs (metroplex_trial in launch_trial.h). They also
-// differ in the branch of one decision on such output (metroplex_only in launch_branches.h).
+// Trials assume different output of unknown programs (metroplex_trial in launch_trial.h). They also take different
+// branches of one decision on such output (metroplex_only in launch_branches.h).
 constexpr int kTrials = 3;
 constexpr size_t kMaxBranches = 24;
 
@@ -148,8 +148,8 @@ std::vector<Command> read_record(const std::string& text) {
   return commands;
 }
 
-// Returns the highest of $1, ${2:-x} and so on; $10 counts as no argument. Also counts awk code in single quotes, so
-// the result is only a hint.
+// Returns the highest of $1, ${2:-x} and so on; $10 is not counted. Also counts awk code in single quotes, so the
+// result is only a hint.
 int64_t find_arguments(const std::string& text) {
   int64_t highest = 0;
   for (size_t i = 0; i + 2 < text.size(); ++i) {
@@ -181,14 +181,14 @@ void add_once(std::string& list, const std::string& item) {
 constexpr const char* kManualHint =
     "; a trial starts no programs, so write the value into the script by hand, in place of the command";
 
-// Whether weights, data and losses are independent of a flag for all its values.
+// Whether weights, data and losses are independent of a flag at all its values.
 bool is_harmless(std::string flag) {
   std::replace(flag.begin(), flag.end(), '_', '-');
   const HarmlessFlag* const known = find_harmless(flag);
   return known != nullptr && known->only.empty();
 }
 
-// How many words belong to a translated flag; any number for other flags.
+// Returns the maximum number of words of a translated flag; any number for other flags.
 int64_t max_values(const std::string& flag) {
   for (const FlagRow& row : flag_table()) {
     if (flag != row.flag) continue;
@@ -296,12 +296,12 @@ struct Reading {
   Assumption assumed;
   Trial trial;
   std::vector<Command> commands;
-  size_t at = 0;  // index of the training command
+  size_t at = 0;  // index of that command
   std::vector<std::string> launcher;
   LaunchScript script;
 };
 
-// Up to the ":" that begins the next program of mpiexec.
+// The flags end at the ":" that begins the next program of mpiexec.
 std::vector<std::string> program_flags(const Command& command, const Program& program) {
   const auto begin = command.words.begin() + static_cast<std::ptrdiff_t>(program.at) + 1;
   return {begin, std::find(begin, command.words.end(), ":")};
@@ -436,7 +436,7 @@ bool has_missing_folder(const Reading& reading) {
 
 bool ends_with_error(const Reading& reading) { return reading.script.flags.empty() && reading.trial.status != 0; }
 
-// Adds the scripts whose text the trial does not know.
+// Adds a note on each script whose text the trial cannot read.
 void note_unknown_scripts(const Reading& reading, const std::string& path, std::string& note) {
   for (const Command& command : reading.commands) {
     const std::vector<std::string>& words = command.words;
@@ -472,7 +472,7 @@ std::vector<std::string> other_branches(const Reading& reading) {
   return keys;
 }
 
-// Adds the decisions of a trial whose other branch cannot be taken.
+// Adds a note on each decision of a trial whose other branch cannot be taken.
 void note_branches(const Reading& reading, const std::string& path, std::string& note) {
   for (const Command& command : reading.commands) {
     const std::vector<std::string>& words = command.words;
@@ -483,8 +483,8 @@ void note_branches(const Reading& reading, const std::string& path, std::string&
   }
 }
 
-// Repeats the trial with other assumptions about unknown programs. A flag that differs depends on such a program. A
-// trial that ends with an error and without training is ignored, because a check in the script failed.
+// Repeats the trial with other assumptions about unknown programs. A flag whose value changes depends on such a
+// program. A trial that ends with an error and without training is ignored, because a check in the script failed.
 void check_against_assumptions(Reading& first, const Source& source, std::chrono::milliseconds patience) {
   const std::string programs = assumed_programs(first, source.path);
   if (programs.empty()) return;
@@ -493,7 +493,7 @@ void check_against_assumptions(Reading& first, const Source& source, std::chrono
     if (number != first.assumed.number) assumptions.push_back({number, ""});
   }
   const std::vector<std::string> branches = other_branches(first);
-  // The branches of trial 0 with another text of marks.
+  // The branches of trial 0 with a different text of marks.
   if (!branches.empty()) assumptions.push_back({0, "none"});
   for (size_t i = 0; i < branches.size() && branches.size() > 1; ++i) assumptions.push_back({0, branches[i]});
   std::string& note = first.script.note;
@@ -512,7 +512,7 @@ void check_against_assumptions(Reading& first, const Source& source, std::chrono
     try {
       other = read_once(source, assumed, patience);
     } catch (const base::Error&) {
-      continue;  // a loop that waits for a program
+      continue;  // the script waits in a loop for a program
     }
     note_branches(other, source.path, note);
     if (ends_with_error(other)) continue;

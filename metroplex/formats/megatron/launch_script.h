@@ -1,8 +1,8 @@
-// Reads a launch script like those in Megatron's examples/*/train_*.sh by a trial run. Bash runs the script with its
-// arguments in the current folder, inside a system call filter (trial.h). No program starts and no file changes. Each
-// start is recorded instead (launch_trial.h), and the training command is selected among the .py programs. A script
-// is refused if its flags depend on the output of a program: a flag contains a mark, or differs between trials that
-// assume other output.
+// Reads a launch script like those in Megatron's examples/*/train_*.sh by a trial run. Bash runs the script with
+// its arguments in the current folder, inside a system call filter (trial.h). No program starts and no file
+// changes. Each start is recorded instead (launch_trial.h), and the training command is selected among the .py
+// programs. A script is refused if its flags depend on a program's output: a flag contains a mark, or differs
+// between trials that assume different output.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,7 @@ struct LaunchScript {
   std::string unknown_ranks;       // launcher and option of an unknown number of ranks
   std::string note;                // the other .py commands of the script
   std::string folder;              // working directory of the command
-  int64_t arguments_named = 0;     // the highest of $1, $2, ... in its text
+  int64_t arguments_named = 0;     // highest of $1, $2, ... in the script's text
 };
 
 // Throws base::Error("config") for a missing file, a file that is no script, and a script that starts nothing within

@@ -1,7 +1,7 @@
-// Bash functions that a trial defines before a launch script. They emulate small programs (dirname, date, seq, ...)
-// in their common forms, because a trial starts no program. In other forms they print a mark, like any other program
-// (metroplex_unknown of launch_trial.h). They stop the trial (metroplex_refuse) if the script depends on their status
-// or on its own arguments.
+// Bash functions that a trial defines before a launch script. They emulate common forms of small programs
+// (dirname, date, seq, ...), because a trial starts no program. In other forms they print a mark, like any other
+// program (metroplex_unknown of launch_trial.h). They stop the trial (metroplex_refuse) if the script depends on
+// their status or on its own arguments.
 #pragma once
 
 namespace metroplex::megatron {

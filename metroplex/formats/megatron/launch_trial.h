@@ -1,7 +1,7 @@
-// Bash code that runs before a launch script. Every name of an external command becomes a function that records its
-// words, and the script continues. Builtins run unchanged; functions emulate some small programs (launch_tools.h,
-// launch_filters.h). The output of any other program is a mark, so that the reader can detect unknown values.
-// Security does not depend on this code; the filter (make_trial_filter) provides it.
+// Bash code that runs before a launch script. Every name of an external command becomes a function that records
+// its words, and the script continues. Builtins run unchanged; functions emulate some small programs
+// (launch_tools.h, launch_filters.h). The output of any other program is a mark, so that the reader detects
+// unknown values. Security depends only on the filter (make_trial_filter), not on this code.
 #pragma once
 
 namespace metroplex::megatron {

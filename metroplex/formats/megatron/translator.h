@@ -72,7 +72,7 @@ class Translator {
   const bool whole_;
   std::map<std::string, std::string> assigned_;
   std::map<std::string, std::string> pending_keys_;
-  // Key -> the first flag that set it, its value.
+  // Key -> the first flag that set it, with its value.
   std::map<std::string, std::pair<std::string, std::string>> setters_;
   Arguments out_;
 };

@@ -1,4 +1,4 @@
-// Implements Translator: each flag's own keys, then the keys that depend on several flags.
+// Each flag's own keys, then the keys that depend on several flags.
 #include "megatron/translator.h"
 
 #include <algorithm>
@@ -217,7 +217,7 @@ void Translator::sharding() {
   const bool fsdp = later("fsdp"), counts = later("strategy") && (fsdp || !whole_);
   if (later("strategy") && !counts)
     ignore("--data-parallel-sharding-strategy " + pending_keys_["strategy"], "without --use-megatron-fsdp");
-  // FSDP uses the distributed optimizer; the other options exclude each other.
+  // FSDP uses the distributed optimizer. The other options exclude each other.
   const bool zero = later("zero_stage"), torch = later("torch_fsdp2");
   MPX_CHECK(int{zero} + int{torch} + int{fsdp || later("sharded")} <= 1, "config",
             "Megatron arguments: --zero-stage, --use-torch-fsdp2 and --use-distributed-optimizer or "
@@ -236,7 +236,7 @@ void Translator::sharding() {
   if (later("fsdp2_keeps_weights") && !torch)
     ignore("--torch-fsdp2-no-reshard-after-forward", "without --use-torch-fsdp2");
   if (!strategy.empty()) derive("parallel.data_parallel_sharding_strategy=$", strategy, flag);
-  // In Megatron 0 means one bucket per parameter, as does any size up to that of the smallest parameter.
+  // In Megatron 0 means one bucket per parameter, like any size up to that of the smallest parameter.
   if (later("bucket_size"))
     derive("parallel.ddp_bucket_size=$", is_zero(pending_keys_["bucket_size"]) ? "1" : pending_keys_["bucket_size"],
            "--ddp-bucket-size");
@@ -249,7 +249,7 @@ void Translator::sharding() {
     MPX_CHECK(parallel.overlap_grad_reduce || strategy.starts_with("optim_grads"), "config",
               "Megatron arguments: --overlap-param-gather: needs --overlap-grad-reduce; add it, or leave both out");
   }
-  // On by default; only the interleaved schedule uses it.
+  // The default is on; only the interleaved schedule uses it.
   const bool gathers = parallel.overlap_param_gather && parallel.sharding().gathers_updates();
   const bool on = !later("align_param_gather") || pending_keys_["align_param_gather"] == "true";
   if (whole_ && gathers && on && config::virtual_stages(parallel) > 1)

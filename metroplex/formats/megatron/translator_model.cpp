@@ -192,7 +192,7 @@ void Translator::latent_attention() {
             "Megatron pairs channels of different frequencies; omit it");
 }
 
-// GPT2BPETokenizer is the default of pretrain_gpt.py if --vocab-file or --merge-file is given.
+// GPT2BPETokenizer is the default of pretrain_gpt.py with --vocab-file or --merge-file.
 void Translator::tokenizer() {
   const bool files = given("data.vocab_file") || given("data.merge_file");
   if (!later("tokenizer") && files && whole_) pending_keys_["tokenizer"] = "GPT2BPETokenizer";
@@ -220,7 +220,7 @@ void Translator::padded_vocabulary(bool own_vocabulary) {
   static constexpr const char* kFlag = "--padded-vocab-size";
   drop("model.make_vocab_size_divisible_by", "with --padded-vocab-size");
   if (!own_vocabulary && later("vocab_size")) {
-    // One multiple of all rows.
+    // One multiple covers all rows.
     derive("model.make_vocab_size_divisible_by=$", pending_keys_["padded_vocabulary"], kFlag);
     const int64_t rows = number("model.make_vocab_size_divisible_by"), tp = draft().parallel.tp();
     derive("model.vocab_size=$", pending_keys_["vocab_size"], "--vocab-size");

@@ -98,7 +98,7 @@ class Watch {
         end = Clock::now();
       }
       limit_memory();
-      // A background process may have redirected all of its output and still record commands.
+      // A background process may have redirected its output and may still record commands.
       const bool all_ended = ended && pipes_.printed.get() < 0 && pipes_.record.get() < 0;
       if (all_ended || (ended && Clock::now() > end + kExitWait)) break;
       MPX_CHECK(ended || Clock::now() < begin + patience, "config", "its trial run did not end within ",
@@ -307,7 +307,7 @@ class Watch {
   Trial trial_;
   TrialFiles files_;
   bool started_ = false;
-  bool loaded_ = false;  // bash has mapped its code
+  bool loaded_ = false;  // bash has loaded its own code
   int processes_ = 0;
   size_t refused_bytes_ = 0;
   Clock::time_point next_scan_ = Clock::now();

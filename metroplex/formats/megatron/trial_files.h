@@ -1,5 +1,5 @@
-// The files that a script writes during its trial. They exist in memory only. A file opened for writing becomes a
-// memfd, later opens of its path return this memfd, and removed files stay hidden. The disk does not change.
+// The files that a script writes during its trial exist in memory only. A file opened for writing becomes a memfd,
+// later opens of its path return this memfd, and removed files stay hidden.
 #pragma once
 
 #include <map>

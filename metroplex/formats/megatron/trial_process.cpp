@@ -86,7 +86,7 @@ struct Child {
 
 void close_other_descriptors(const Child& child) {
   const int null = open("/dev/null", O_RDONLY);
-  // Moves the descriptors above all target numbers first.
+  // First moves the descriptors above all target numbers.
   std::array<std::pair<int, int>, 4> wanted{
       {{child.record, kRecordFd}, {child.script, kScriptFd}, {child.socket, kHandOver}, {child.printed, 1}}};
   for (auto& [fd, number] : wanted) fd = fd < 0 ? -1 : fcntl(fd, F_DUPFD, kFirstFreeFd);
@@ -246,7 +246,7 @@ size_t TrialProcess::memory_bytes() const {
     if (name_end == std::string::npos ||
         std::sscanf(status.c_str() + name_end, ") %c %d %d", &state, &parent, &group) != 3 || group != guard_)
       continue;
-    // The guard, and a child before its exec of bash, have the memory of this program, not of the script.
+    // The guard, and a child before its exec of bash, use memory of this program, not of the script.
     if (read_process_link(std::atoi(entry.path().filename().c_str()), "exe") == own) continue;
     size_t size = 0, resident = 0, shared = 0;
     std::ifstream memory(folder + "/statm");

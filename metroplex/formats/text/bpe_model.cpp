@@ -85,7 +85,7 @@ void BpeModel::add_merges(const BpeSpec& spec) {
   }
 }
 
-// Texts cannot be split if their tokens depend on more than adjacent spellings. Unknown characters may be fused,
+// A text cannot be split if its tokens depend on more than adjacent spellings. Unknown characters may be fused,
 // dropped or moved after the following byte tokens (as in `tokenizers`). Byte tokens may merge.
 void BpeModel::find_splits(const BpeSpec& spec) {
   std::unordered_set<std::string> apart;

@@ -19,8 +19,8 @@
 
 namespace metroplex::text {
 
-// Merge rules of byte-pair encoding (Sennrich et al., arXiv:1508.07909). The pair of the lowest rank is merged first,
-// the leftmost of equal ranks first, until no neighboring pair has a rule.
+// Merge rules of byte-pair encoding (Sennrich et al., arXiv:1508.07909). The pair of the lowest rank is merged
+// first, the leftmost one among equal ranks, until no neighboring pair has a rule.
 
 struct Merge {
   uint32_t rank;
@@ -131,7 +131,7 @@ class BpeModel {
   std::array<Entry, 256> byte_entries_;   // used at byte level
   std::array<Entry, 128> ascii_entries_;  // used otherwise
 
-  // No merge crosses a split position of split_points_. Texts without pre-tokenization (Llama 2) are encoded in the
+  // No merge crosses a position of split_points_. Texts without pre-tokenization (Llama 2) are encoded in the
   // short parts between these positions, which fit into the cache.
   bool splittable_ = false;
   SplitPoints split_points_;

@@ -13,7 +13,7 @@ using OrderedJson = nlohmann::ordered_json;
 
 constexpr const char* kReasoning[] = {"reasoning_content", "thinking", "reasoning"};
 
-// Keys of other programs that decide whether a message is learned, and whether the value 1 means "learned".
+// Keys of other programs that specify whether a message is learned, and whether the value 1 means "learned".
 constexpr std::pair<const char*, bool> kLearningKeys[] = {
     {"weight", true}, {"train", true}, {"training", true}, {"loss", true}, {"masked", false}};
 
@@ -36,7 +36,7 @@ bool is_list_of_objects(const OrderedJson& json) {
          std::all_of(json.begin(), json.end(), [](const OrderedJson& item) { return item.is_object(); });
 }
 
-// Parses lists of objects that many datasets store as JSON text, and adds a note to `notes`.
+// Parses lists of objects that many datasets store as JSON text; adds a note to `notes`.
 OrderedJson read_objects(const char* key, const OrderedJson& value, std::set<std::string>& notes) {
   if (value.is_null()) return value;
   OrderedJson list = value;
@@ -78,7 +78,7 @@ OrderedJson read_calls(const OrderedJson& value) {
   return out;
 }
 
-// Converts a ShareGPT turn to a message. Other keys of the turn stay.
+// Converts a ShareGPT turn to a message. Other keys of the turn are preserved.
 OrderedJson convert_message(const OrderedJson& turn) {
   static constexpr std::pair<const char*, const char*> kRoles[] = {
       {"human", "user"},      {"gpt", "assistant"},    {"chatgpt", "assistant"},     {"bot", "assistant"},

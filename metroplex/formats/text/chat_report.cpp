@@ -34,7 +34,7 @@ bool is_written(const OrderedJson& content, std::string_view rendered) {
                      [&](const OrderedJson& part) { return is_written(part, rendered); });
 }
 
-// The first characters of a list or an object as Python writes it, which a template does that expects a text.
+// The first characters of a list or an object in Python's notation. A template that expects a text writes them.
 std::string python_source(const OrderedJson& content) {
   if (content.empty()) return "";
   if (content.is_object()) return "{'" + content.begin().key() + "'";

@@ -32,7 +32,7 @@ const char* content_kind(const OrderedJson& message) {
   return content.is_array() ? "a list of parts as its content" : "content that is not text";
 }
 
-// Returns a hint for a template's error: the first message without a text, a likely cause.
+// Returns a hint for a template's error: the first message without a text is a likely cause.
 std::string error_hint(const OrderedJson& messages, size_t count) {
   for (size_t i = 0; i < count; ++i) {
     const OrderedJson& message = messages[i];
@@ -49,7 +49,7 @@ bool is_learned(const Chat& chat, size_t message) {
   return is_assistant(chat.messages[message]) && (message >= chat.not_learned.size() || !chat.not_learned[message]);
 }
 
-// The answer without its reasoning and without surrounding white space, as many templates write it.
+// Returns the answer without its reasoning and without surrounding white space, as many templates write it.
 std::string_view drop_reasoning(std::string_view answer) {
   constexpr std::string_view kEnd = "</think>";
   const size_t end = answer.rfind(kEnd);
@@ -57,7 +57,7 @@ std::string_view drop_reasoning(std::string_view answer) {
   return jinja::strip_trailing_space(jinja::strip_leading_space(answer));
 }
 
-// Changes the first and last character of all texts of a message, except texts that a template may compare.
+// Adds a character to both ends of all texts of a message, except texts that a template may compare.
 void change_texts(OrderedJson& json) {
   if (json.is_string()) {
     const std::string text = json;
@@ -71,8 +71,8 @@ void change_texts(OrderedJson& json) {
   }
 }
 
-// A template may end any chat that has no generation prompt with a text, as Phi-3's does with eos_token. The whole
-// chat has this text only after its last message. Returns this end of `until`, a rendering of the chat's first
+// A template may end any chat that has no generation prompt with a text; Phi-3's uses eos_token. The whole chat
+// has this text only after its last message. Returns this end of `until`, a rendering of the chat's first
 // messages.
 std::string closing_text(const std::string& until, const std::string& whole) {
   const auto differs = std::mismatch(until.begin(), until.end(), whole.begin(), whole.end()).first;
@@ -186,7 +186,7 @@ std::optional<LearnedRange> ChatTemplate::turn_range(const Chat& chat, size_t tu
   if (begin < before.size() || !prompt.starts_with(before)) return std::nullopt;
   const auto content = chat.messages[turn].find("content");
   if (content != chat.messages[turn].end() && content->is_string()) {
-    // The common prefix may extend into an answer that begins like that text.
+    // The common prefix may extend into an answer that begins with the same text.
     const std::string& answer = content->get_ref<const std::string&>();
     for (const std::string_view written : {std::string_view(answer), drop_reasoning(answer)}) {
       const size_t at = until.rfind(written, begin);
@@ -197,10 +197,10 @@ std::optional<LearnedRange> ChatTemplate::turn_range(const Chat& chat, size_t tu
   return LearnedRange{begin, until.size()};
 }
 
-// Handles a turn that changes the text of earlier messages; gpt-oss drops their reasoning after an answer. Replaces
-// `text`, the chat up to the turn, by the prompt and the turn. The turn begins at the last generation prompt before
-// its own texts. Rendering the turn with other texts finds them. Returns nullopt if there is no such prompt, or if it
-// belongs to an earlier message.
+// Handles a turn that changes the text of earlier messages; gpt-oss drops their reasoning after an answer.
+// Replaces `text`, the chat up to the turn, by the prompt and the turn. The turn begins at the last generation
+// prompt before its own texts. Rendering the turn with different texts locates its texts. Returns nullopt if there
+// is no such prompt, or if the prompt belongs to an earlier message.
 std::optional<LearnedRange> ChatTemplate::take_prompt(const Chat& chat, size_t turn, std::string& text) const {
   const std::string before = turn == 0 ? "" : render(chat, turn, false).text;
   const std::string prompt = render(chat, turn, true).text;
@@ -241,7 +241,7 @@ std::vector<LearnedRange> ChatTemplate::ranges_by_prefixes(const Chat& chat, siz
   return ranges;
 }
 
-// A message owns the blocks that it adds to the rendering of the messages before it.
+// The blocks of a message are those that it adds to the rendering of the preceding messages.
 std::vector<LearnedRange> ChatTemplate::generated_ranges(const Chat& chat, size_t count, const jinja::Rendered& whole,
                                                          bool only_last) const {
   const size_t total = whole.generated.size();
@@ -314,7 +314,7 @@ struct NamedTemplate {
 std::vector<NamedTemplate> read_templates(const std::string& folder) {
   files::PosixFileSystem disk;
   std::vector<NamedTemplate> found;
-  // Checkpoints store the second template under its plain name.
+  // Checkpoints store the tool-use template in the tokenizer folder itself.
   for (const auto& [name, file] : {std::pair{"default", files::join_path(folder, "chat_template.jinja")},
                                    {"tool_use", files::join_path(folder, path_in_directory(kToolUseTemplate))},
                                    {"tool_use", files::join_path(folder, kToolUseTemplate)}}) {

@@ -180,8 +180,8 @@ auto in_file(const std::string& where, Make make) {
   }
 }
 
-// `next_id` is the id that transformers assigns to the next token that the vocabulary lacks, even if the file has
-// another.
+// `next_id` is the id that transformers assigns to the next token missing from the vocabulary, even if the file
+// has another id.
 void check_added_id(const JsonTokenizerParts& parts, const SpecialNames& names, const AddedToken& token,
                     int64_t next_id) {
   if (parts.model.id(token.content)) return;

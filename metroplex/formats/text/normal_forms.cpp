@@ -15,8 +15,8 @@ namespace {
 
 using CodePoint = utf8proc_int32_t;
 
-// A character of the result. `change` is defined as in the `tokenizers` package. 0 replaces the next input character;
-// -n also removes the n characters after it; 1 inserts a character.
+// A character of the result. `change` is defined as in the `tokenizers` package: 0 replaces the next input
+// character; -n also removes the n characters after it; 1 inserts a character.
 struct OutputCharacter {
   CodePoint character;
   int combining_class;

@@ -28,13 +28,13 @@ class PieceModel {
   virtual std::vector<int32_t> encode(std::string_view normalized, std::vector<TextRange>* ranges) const = 0;
 };
 
-// Supports unigram and BPE models. Returns null for models that the sentencepiece library encodes: words, characters,
-// and BPE with unused pieces.
+// Supports unigram and BPE models. Returns null for models that are left to the sentencepiece library: word models,
+// character models, and BPE models with unused pieces.
 std::unique_ptr<PieceModel> make_piece_model(const SentencePieceFile& file);
 
-// A sentencepiece BPE model. It merges any two neighbors whose concatenation is a piece, the best score first, the
-// leftmost of equal scores first. As merge rules: every split of a piece into two is a rule with the rank of the
-// piece. User-defined symbols are never merged.
+// A sentencepiece BPE model. It merges adjacent pieces whose concatenation is also a piece, highest score first; ties
+// go to the leftmost pair. Each way to split a piece in two is a merge rule with
+// that piece's rank. User-defined symbols are never merged.
 class SentencePieceBpe final : public PieceModel {
  public:
   // The pieces need not outlive the call; none may be of type unused.
@@ -49,19 +49,19 @@ class SentencePieceBpe final : public PieceModel {
   BpeModel model_;
   ByteTrie user_defined_;
   bool has_user_defined_ = false;
-  // BpeModel assigns ids from num_pieces_ on to characters that occur in pieces but are no pieces themselves.
+  // Characters that occur in pieces but are not pieces themselves get BpeModel ids starting at num_pieces_.
   int32_t num_pieces_;
   bool byte_fallback_;
   int32_t unknown_ = -1;
   mutable ScratchPool<BpeScratch> pool_;
 };
 
-// The best segmentation of a text under a unigram model: the pieces with the largest sum of log probabilities (Kudo,
-// arXiv:1804.10959), the first of equals. Releases of the sentencepiece package round the sum over a document
-// differently. This class follows 0.2.3: float, reset to zero after it exceeds 100,000.
+// Finds the best segmentation of a text under a unigram model: the one with the largest sum of log probabilities
+// (Kudo, arXiv:1804.10959), on a tie, the first one. Releases of the sentencepiece package round the sum over a
+// document differently. This class follows 0.2.3: float, reset to zero after it exceeds 100,000.
 //
-// Rounding only matters if two segmentations are nearly equal. A part that no piece crosses (text_cuts.h) is cached
-// if its best segmentation leads all others by more than the rounding error.
+// Rounding only matters if two segmentations are nearly equal. A part whose boundaries no piece crosses (text_cuts.h)
+// is cached if its best segmentation beats all others by more than the rounding error.
 class UnigramModel final : public PieceModel {
  public:
   // The pieces need not outlive the call.
@@ -99,7 +99,7 @@ class UnigramModel final : public PieceModel {
   std::vector<int32_t> byte_ids_;     // 256, or empty
   int32_t unknown_;                   // without an unknown piece: the largest id + 1
   std::array<int32_t, 128> ascii_{};  // the piece of each ASCII character, or unknown_
-  float certain_limit_ = 0;           // below this document score a cached part cannot reach 100,000
+  float certain_limit_ = 0;  // while the document score is below this, a cached part cannot push it to 100,000
   mutable ScratchPool<Scratch> pool_;
 };
 

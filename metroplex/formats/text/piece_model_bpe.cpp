@@ -121,7 +121,7 @@ std::vector<int32_t> SentencePieceBpe::encode(std::string_view normalized, std::
   return ids;
 }
 
-// Characters that were not merged become bytes or, per run of them, one unknown id.
+// Characters that were not merged become bytes or, without byte pieces, one unknown id per run.
 void SentencePieceBpe::resolve_unknown(std::vector<int32_t>& ids, std::vector<TextRange>* ranges) const {
   std::vector<int32_t> resolved;
   std::vector<TextRange> settled_ranges;

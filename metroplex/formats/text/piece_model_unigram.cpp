@@ -143,7 +143,7 @@ void UnigramModel::append_path(std::string_view part, size_t offset, const Scrat
 
 void UnigramModel::encode_part(std::string_view part, Scratch& scratch, float& score,
                                std::vector<int32_t>& ids) const {
-  if (part.size() == 1 && std::abs(score) <= kResetThreshold) {  // has one segmentation
+  if (part.size() == 1 && std::abs(score) <= kResetThreshold) {  // only one segmentation exists
     const int32_t piece = ascii_[static_cast<unsigned char>(part[0])];
     score += scores_[static_cast<size_t>(piece)];
     if (piece == unknown_) {
@@ -162,7 +162,7 @@ void UnigramModel::encode_part(std::string_view part, Scratch& scratch, float& s
   }
   find_best(part, score, scratch);
   append_path(part, 0, scratch, ids, nullptr);
-  // Zero ids are cached for a part whose best segmentation is not certain, to skip a second is_certain.
+  // If the best segmentation of a part is not certain, zero ids are cached for it, to skip a second is_certain.
   if (usual && !seen) {
     const bool certain = is_certain(part, scratch.two_best);
     scratch.cache.keep(part, ids.data() + num_before, certain ? ids.size() - num_before : 0);

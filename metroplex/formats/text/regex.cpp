@@ -47,7 +47,7 @@ bool has_updated_characters(std::string_view text) {
   while (position < text.size()) {
     const auto lead = static_cast<unsigned char>(text[position]);
     if (lead < 0xE0) {
-      ++position;  // also covers continuation bytes of two-byte characters
+      ++position;  // this branch also skips continuation bytes of two-byte characters
       continue;
     }
     if (find_category_update(next_code_point(text, position))) return true;
@@ -77,8 +77,8 @@ struct RegexScratch::State {
 RegexScratch::RegexScratch() : state_(std::make_unique<State>()) {}
 RegexScratch::~RegexScratch() = default;
 
-// The plain form is several times faster on text that is not ASCII. Only texts with updated characters need the
-// other.
+// The plain form is several times faster on non-ASCII text. Only texts with updated characters need the other
+// form.
 struct Regex::Code {
   std::string pattern;
   CodePointer plain;

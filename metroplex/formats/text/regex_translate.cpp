@@ -188,7 +188,7 @@ class Translator {
     if (at_ + 1 >= pattern_.size()) fail("it ends in a backslash");
     const char letter = pattern_[at_ + 1];
     if (letter == 'p' || letter == 'P') return property(inside);
-    // The caller copies the other bytes of a character.
+    // The caller copies the other bytes of a multibyte character.
     const size_t size = static_cast<unsigned char>(letter) >= 0x80 ? 1 : 2;
     const std::string text = size == 1 ? "" : std::string(pattern_.substr(at_, size));
     at_ += size;

@@ -101,7 +101,7 @@ class Reader {
     return out;
   }
 
-  // Applies the package's rules for the set of pieces. With byte_fallback it never uses a piece that is NUL.
+  // Applies the package's rules for the set of pieces. With byte_fallback the package never uses a NUL piece.
   void pieces(SentencePieceFile& file) const {
     std::unordered_set<std::string_view> searched, reserved;
     int num_unknown = 0, num_bytes = 0;

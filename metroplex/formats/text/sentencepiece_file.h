@@ -1,4 +1,4 @@
-// Parses the protobuf of a tokenizer.model and validates every number: framing, pieces, and the double-array trie of
+// Parses the protobuf of a tokenizer.model. Validates every number: framing, pieces, and the double-array trie of
 // the character map, whose offsets could be out of bounds.
 #pragma once
 

@@ -60,7 +60,7 @@ SentencePieceTokenizer::SentencePieceTokenizer(const SentencePieceFile& file, co
       invalid_utf8_(invalid_utf8) {
   for (const Piece& piece : file.pieces) pieces_.push_back({std::string(piece.text), piece.type});
   add_tokens(names);
-  // If two pieces have the same spelling, token_to_id returns the one that no text encodes to.
+  // If two pieces have the same spelling, token_to_id returns the piece that encode() never produces.
   for (const bool in_text : {false, true}) {
     for (size_t id = 0; id < pieces_.size(); ++id) {
       const PieceType type = pieces_[id].type;

@@ -1,8 +1,8 @@
-// A tokenizer.model of the sentencepiece library. A document ends with the model's eos. Ids and texts equal those of
-// release 0.2.3 of the package with any installed release of the library. The library trains models, and encodes with
-// word and character models (without control pieces in text). This class does the rest, several times faster.
-// Tokens of the files next to the model (SpecialNames::added) are extracted from the text first. The text between two
-// of them gets no leading space, as in LlamaTokenizer of transformers 5.
+// A tokenizer.model of the sentencepiece library. A document ends with the model's eos. Ids and texts equal those
+// of release 0.2.3 of the package with any installed release of the library. The library trains models, and
+// encodes with word and character models (without control pieces in text). This class does everything else,
+// several times faster. Tokens of the files next to the model (SpecialNames::added) are extracted from the text
+// first. As in LlamaTokenizer of transformers 5, the text between two of them gets no leading space.
 #pragma once
 
 #include <array>

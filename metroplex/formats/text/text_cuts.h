@@ -1,6 +1,6 @@
-// Positions where a text can be split without changing its tokens: between two characters that are adjacent in no
-// token. The parts are short and repeat, so their ids can be cached. Pairs beyond ASCII are hashed; a collision only
-// makes a part longer.
+// Positions between two characters that are not adjacent in any token. A text can be split there without changing
+// its tokens. The parts are short and repeat, so their ids can be cached. Pairs beyond ASCII are hashed; a
+// collision only makes a part longer.
 #pragma once
 
 #include <cstdint>

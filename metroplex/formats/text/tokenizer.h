@@ -84,7 +84,7 @@ std::unique_ptr<Tokenizer> load_tokenizer(const std::string& type, const std::st
                                           const std::string& vocab_file = "", const std::string& merge_file = "",
                                           InvalidUtf8 invalid_utf8 = InvalidUtf8::error);
 
-// Returns `model`, or the matching file in it if `model` is a folder.
+// Returns `model`; if it is a folder, the matching file inside it.
 std::string tokenizer_model_file(const std::string& type, const std::string& model);
 // Returns the merges.txt next to GPT-2's vocab.json; empty for other files.
 std::string find_merges_file(const std::string& model_file);

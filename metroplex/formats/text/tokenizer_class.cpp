@@ -10,7 +10,7 @@ using Json = nlohmann::json;
 
 constexpr const char* kSpaceSymbol = "\xE2\x96\x81";
 
-// Classes that build their steps, by model_type, from TOKENIZER_MAPPING_NAMES.
+// Classes that build their own steps, by model_type, from TOKENIZER_MAPPING_NAMES.
 constexpr std::pair<std::string_view, std::string_view> kClassOfModel[] = {
     {"gemma", "GemmaTokenizer"},       {"gemma2", "GemmaTokenizer"},    {"gemma3", "GemmaTokenizer"},
     {"gemma3_text", "GemmaTokenizer"}, {"gemma3n", "GemmaTokenizer"},   {"gemma3n_text", "GemmaTokenizer"},

@@ -41,7 +41,7 @@ std::optional<AddedToken> special_token(const JsonPart& part) {
   return token;
 }
 
-// The files that name special tokens. The first file that has a key decides, even with null.
+// The files that name special tokens. The first file that has a key determines its value, even null.
 using NameFiles = std::vector<JsonPart>;
 
 constexpr const char* kNamedTokens[] = {"bos_token", "eos_token", "unk_token", "sep_token",
@@ -173,7 +173,7 @@ void take_class(const JsonPart& config, const std::string& directory, SpecialNam
   const std::string tokenizer = files::join_path(directory, "tokenizer.json");
   if (!disk.exists(tokenizer)) return;
   names.tokenizer_class = choose_tokenizer_class(declared, text(model, "model_type"));
-  // transformers uses a byte-level file as it is, as Llama 3's is.
+  // transformers uses a byte-level file, such as Llama 3's, as it is.
   if (names.tokenizer_class == "LlamaTokenizer" &&
       disk.map(tokenizer).text().find("\"ByteLevel\"") != std::string_view::npos)
     names.tokenizer_class.clear();

@@ -1,7 +1,7 @@
-// Start and end times of the operations of one communicator in virtual time; no tensors. A collective starts when its
-// last member has issued it and the previous collective has ended. A message starts when both ends have issued it and
-// the previous message on the same route (from, to, channel) has ended. An operation may also consist of transfers
-// between members, each of which waits only for its own. Times do not depend on thread scheduling.
+// Start and end times of the operations of one communicator in virtual time; no tensors. A collective starts when
+// its last member has issued it and the previous collective has ended. A message starts when both ends have issued
+// it and the previous message on the same route (from, to, channel) has ended. An operation may also consist of
+// transfers between members; a member waits only for its own. Times do not depend on thread scheduling.
 #pragma once
 
 #include <cstdint>
@@ -35,7 +35,7 @@ struct LinkTransfer {
 // Bytes of one member's link in an operation; the larger direction counts.
 struct LinkLoad {
   double bytes = 0;               // sent or received, as far as the member can compute them
-  std::vector<double> sent_to{};  // bytes per member, if receivers cannot compute their own bytes
+  std::vector<double> sent_to{};  // bytes sent to each member, if receivers cannot compute their own bytes
   // If set, the operation consists of exactly these transfers. Equal on all members.
   std::optional<std::vector<LinkTransfer>> transfers{};
   bool sends_wait = false;  // for transfers: the sender also waits for their ends

@@ -24,11 +24,11 @@ namespace metroplex::clock {
 
 double thread_cpu_seconds();
 
-// Time that a rank waited for operations of a group. Waits that returned at once are counted too.
+// Time that a rank waited for operations of a group, including waits that returned at once.
 struct WaitTime {
   int64_t waits = 0;
   double seconds = 0;
-  // Part of `seconds` after the operation started; before that, other members or the link were late.
+  // The part of `seconds` after the operation started. Before that, other members or the link were late.
   double link_seconds = 0;
 };
 
@@ -57,7 +57,7 @@ class VirtualClock final : public comm::RankObserver, public std::enable_shared_
   // Call it on the rank's thread, or after stop().
   double now(int rank);
   RankTime of(int rank);
-  // Returns the times of all ranks. Requires that all have stopped.
+  // Requires that all ranks have stopped.
   std::vector<RankTime> report();
 
   // For the backend, on the rank's thread. CPU time between pause and resume is not counted.

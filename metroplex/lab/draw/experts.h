@@ -46,8 +46,8 @@ std::string draw_svg(const files::ExpertTrace& trace, const ExpertPictureOptions
 // Returns the steps selected by the options. Throws like expert_heats().
 std::vector<const files::ExpertTraceStep*> select_steps(const files::ExpertTrace& trace,
                                                         const ExpertPictureOptions& options);
-// Tokens by expert of one layer (an index of head.layers), summed over `steps`. dropped_of_layer returns the dropped
-// tokens.
+// Returns the tokens per expert of one layer (an index of head.layers), summed over `steps`. dropped_of_layer
+// returns the dropped tokens.
 std::vector<int64_t> tokens_of_layer(const files::ExpertTrace& trace,
                                      const std::vector<const files::ExpertTraceStep*>& steps, size_t layer);
 // Imbalance over the experts of a layer, and over the `ep` ranks that hold them.

@@ -55,7 +55,7 @@ std::string short_coordinates(const topology::RankGrid& grid, int rank) {
   return text;
 }
 
-// Uses the first `most` - 1 items and the last one, with a gap between, if there are more than `most`.
+// Uses all items if there are at most `most`; else the first `most` - 2 and the last one, with a gap between.
 template <class Item, class Use, class Gap>
 void abbreviate(const std::vector<Item>& items, int most, const Use& use, const Gap& gap) {
   const int count = static_cast<int>(items.size());

@@ -47,7 +47,7 @@ struct GraphNumbers {
   int64_t megatron_graphs = 0;     // passes x layers x microbatches; one microbatch for a single pipeline rank
   int64_t bound = 0;               // passes x layers x pp
   int megatron_sets = 0;           // of one layer each
-  int megatron_sets_in_turns = 0;  // the same if layers of a backward alternate with those of the next forward
+  int megatron_sets_in_turns = 0;  // the same, if layers of a backward and of the next forward alternate
   plan::GraphBytes bytes;
   int64_t megatron_inputs = 0;  // bytes, for layers whose inputs have equal sizes
   int64_t megatron_stores = 0;  // bytes of all MoE layers, for the passes that are live at a time

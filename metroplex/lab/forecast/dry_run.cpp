@@ -67,9 +67,9 @@ double formula_bubble_share(const config::Config& config, int64_t microbatches) 
 
 RankPrediction whole_model(const FitRequest& request, const Predictor& predict) {
   RankRequest alone{request.config, 1, 0, request.vocab_size, 1};
-  alone.eager = true;  // parameters and FLOPs are those of any step
+  alone.eager = true;  // parameters and FLOPs are the same in every step
   config::Config& config = alone.config;
-  config.model.make_vocab_size_divisible_by *= config.parallel.tp();  // as many rows as the ranks pad to
+  config.model.make_vocab_size_divisible_by *= config.parallel.tp();  // gives the same padded size
   const int64_t bucket_size = config.parallel.ddp_bucket_size;
   config.parallel = {};
   config.parallel.virtual_pipeline_model_parallel_size = 1;

@@ -19,8 +19,8 @@ namespace metroplex::forecast {
 struct PipelineOutlook {
   int64_t microbatches = 0;
   double formula_bubble_share = 0;
-  // The share in a replay of the table, with every rank's FLOPs as its time and free p2p. Empty if the table is too
-  // large to replay quickly.
+  // The share in a replay of the table with FLOPs as compute times and free p2p. Empty if the table is too large
+  // to replay quickly.
   std::optional<double> bubble_share;
   std::vector<double> live_microbatches;  // by pp rank; empty like bubble_share
 };
@@ -28,7 +28,7 @@ struct PipelineOutlook {
 struct DryRun {
   FitRequest request;
   Fit fit;
-  std::optional<MemoryOptions> memory_options;  // only if the run does not fit
+  std::optional<MemoryOptions> memory_options;  // set only if the run does not fit
   int64_t num_params = 0;                       // of the whole model; a shared parameter once
   double step_flops = 0;                        // of all ranks in the largest step, as executed (RankPrediction)
   double model_flops = 0;                       // by the formula of plan/model_flops.h

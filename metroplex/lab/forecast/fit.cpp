@@ -21,7 +21,7 @@ int64_t shard_size(const config::Parallel& parallel, const topology::RankGrid& g
   return grid.size(AxisSet{Axis::dp, Axis::cp}) / parallel.num_distributed_optimizer_instances;
 }
 
-// Peak bytes of the ranks of a pipeline rank that share state, by index in the shard group.
+// Peak bytes of the ranks of each pipeline rank, by index in the group of ranks that shard the state.
 using Peaks = std::map<int, std::vector<int64_t>>;  // by pp
 
 class DomainSum {

@@ -36,8 +36,8 @@ struct RankFigures {
 };
 
 // Ranks of one pipeline rank differ by their shards. In a shard group of at most kMaxPredicted ranks, all are
-// predicted. In a larger group, only both ends are, and every other rank counts as the smaller of them. The error is
-// padding between parameters, which is small in large groups.
+// predicted. In a larger group, only both ends are predicted, and every other rank is assumed to equal the smaller
+// end. The error is padding between parameters, which is small in large groups.
 inline constexpr int64_t kMaxPredicted = 8;
 struct Fit {
   // Predicted ranks in order of pp; for each pp the first rank and, with sharding, the last one. If a rank between

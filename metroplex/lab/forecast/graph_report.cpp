@@ -26,17 +26,17 @@ void add(Total& total, const pipeline::GraphSizes& part) {
   total.pool.reserved += part.pools.reserved;
 }
 
-Total sum_graphs(const step::Assembly& assembly) {
+Total sum_graphs(const step::CapturedGraphs& graphs) {
   Total total;
-  if (assembly.graphs) {
-    const step::StepGraphs::Sizes sizes = assembly.graphs->sizes();
+  if (graphs.step) {
+    const step::StepGraphs::Sizes sizes = graphs.step->sizes();
     total.graphs = (sizes.training.nodes > 0) + (sizes.evaluation.nodes > 0);
     total.nodes = sizes.training.nodes + sizes.evaluation.nodes;
     total.graph_bytes = sizes.training.bytes + sizes.evaluation.bytes;
     total.static_bytes = sizes.static_inputs;
     total.pool = sizes.pool;
-  } else if (assembly.partial_graphs) {
-    const step::PartialGraphs::Sizes sizes = assembly.partial_graphs->sizes();
+  } else if (graphs.partial) {
+    const step::PartialGraphs::Sizes sizes = graphs.partial->sizes();
     add(total, sizes.training);
     add(total, sizes.evaluation);
   }
@@ -76,9 +76,9 @@ std::string format_stage(const pipeline::Stage& stage) {
   return all;
 }
 
-int64_t predicted_pools(const step::Assembly& assembly, int64_t num_microbatches) {
-  return predict_memory({assembly.config, assembly.world->size(), assembly.world->rank(), assembly.vocab_size,
-                         num_microbatches, assembly.world->device()})
+int64_t predicted_pools(const step::ProcessContext& process, int64_t num_microbatches) {
+  return predict_memory({process.config, process.world->size(), process.world->rank(), process.vocab_size,
+                         num_microbatches, process.world->device()})
       .graph_pools;
 }
 
@@ -86,11 +86,12 @@ double mib(int64_t bytes) { return static_cast<double>(bytes) / 1048576; }
 
 }  // namespace
 
-int64_t captured_graphs(const step::Assembly& assembly) { return sum_graphs(assembly).graphs; }
+int64_t captured_graphs(const step::CapturedGraphs& graphs) { return sum_graphs(graphs).graphs; }
 
-std::vector<std::string> graph_lines(const step::Assembly& assembly, int64_t num_microbatches) {
-  if (!assembly.graph_device) return {};
-  const Total total = sum_graphs(assembly);
+std::vector<std::string> graph_lines(const step::ProcessContext& process, const step::CapturedGraphs& graphs,
+                                     int64_t num_microbatches) {
+  if (!process.graph_device) return {};
+  const Total total = sum_graphs(graphs);
   char text[256];
   std::snprintf(
       text, sizeof text,
@@ -99,22 +100,22 @@ std::vector<std::string> graph_lines(const step::Assembly& assembly, int64_t num
       static_cast<long long>(total.graphs), static_cast<long long>(total.nodes), mib(total.graph_bytes),
       mib(total.static_bytes), mib(total.pool.reserved), mib(total.pool.peak));
   std::string line = text;
-  if (assembly.graphs) {
-    std::snprintf(text, sizeof text, " (%.2f)", mib(step_bytes(predicted_memory(assembly, num_microbatches))));
+  if (graphs.step) {
+    std::snprintf(text, sizeof text, " (%.2f)", mib(step_bytes(predicted_memory(process, num_microbatches))));
     line += text;
   } else {
-    std::snprintf(text, sizeof text, " (%.2f), handed on %.2f", mib(predicted_pools(assembly, num_microbatches)),
+    std::snprintf(text, sizeof text, " (%.2f), handed on %.2f", mib(predicted_pools(process, num_microbatches)),
                   mib(total.results));
     line += text;
   }
   return {line};
 }
 
-std::vector<std::string> scope_lines(const step::Assembly& assembly) {
+std::vector<std::string> scope_lines(const step::RankModel& model, const step::CapturedGraphs& graphs) {
   std::vector<std::string> lines;
-  if (!assembly.partial_graphs) return lines;
-  for (size_t chunk = 0; chunk < assembly.stages.size(); ++chunk)
-    lines.push_back(" captured in chunk " + std::to_string(chunk) + ": " + format_stage(*assembly.stages[chunk]));
+  if (!graphs.partial) return lines;
+  for (size_t chunk = 0; chunk < model.stages.size(); ++chunk)
+    lines.push_back(" captured in chunk " + std::to_string(chunk) + ": " + format_stage(*model.stages[chunk]));
   return lines;
 }
 

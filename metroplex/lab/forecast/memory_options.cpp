@@ -118,8 +118,8 @@ class Search {
     return a.option.need < b.option.need;
   }
 
-  // Returns up to three options, in this order: the best of each kind that fits, other levels that fit, options that
-  // do not fit.
+  // Returns up to three options: first the best of each kind that fits, then other levels that fit, then options
+  // that do not fit.
   std::vector<MemoryOption> best_of_kinds() {
     std::vector<TriedOption> sorted = tried_, first, second;
     std::stable_sort(sorted.begin(), sorted.end(), better);
@@ -148,8 +148,7 @@ class Search {
     return 0;
   }
 
-  // Adds the option with the smallest need of each kind, in that order, as long as it helps in addition to the
-  // previous ones.
+  // Adds the best option of each kind, in order of memory need, if it helps in addition to the previous ones.
   std::optional<MemoryOption> combine_greedily(Chosen& chosen) {
     std::vector<TriedOption> sorted = tried_;
     std::stable_sort(sorted.begin(), sorted.end(),

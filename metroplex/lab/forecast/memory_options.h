@@ -15,7 +15,7 @@ namespace metroplex::forecast {
 struct MemoryOption {
   std::vector<std::string> settings;  // "memory.recompute_granularity=full", in the form of --section.key=value
   std::string what;                   // description: "recompute everything"
-  int64_t need = 0;                   // bytes of the fullest domain with this option
+  int64_t need = 0;                   // bytes needed in the fullest domain with this option
   int64_t saves = 0;                  // bytes saved in the fullest domain
   bool fits = false;
   double cost = 0;  // approximate fraction of a step that it adds (added_cost)
@@ -23,13 +23,12 @@ struct MemoryOption {
 
 struct MemoryOptions {
   std::vector<MemoryOption> single;  // at most three: options that fit, else those that save most
-  // Options that fit together at a lower cost than any single one. If no tried combination fits, all options that
-  // help.
+  // A combination of options that makes the run fit at a lower cost than any single option. If no tried combination
+  // fits, all options that help.
   std::optional<MemoryOption> together;
 };
 
-// Compares options with `now`, which is fit(request). Options that violate the config rules or save nothing are
-// dropped.
+// Compares options with `now`, which is fit(request). Drops options that violate the config rules or save nothing.
 MemoryOptions memory_options(const FitRequest& request, const Fit& now, const Predictor& predict = predict_rank);
 
 // Settings that need less memory and train the same model on the same batches, by kind. Each kind has several levels;
@@ -55,7 +54,7 @@ struct OptionLevels {
   std::vector<OptionLevel> levels;
 };
 
-// Levels that the resolved `config` does not use yet. `gpu`: ranks compute on GPUs.
+// Returns the levels that the resolved `config` does not use yet. `gpu`: ranks compute on GPUs.
 std::vector<OptionLevels> option_levels(const config::Config& config, bool gpu);
 
 // Approximate time cost of another setting: added FLOPs and transferred bytes, as a fraction of the step's FLOPs; at

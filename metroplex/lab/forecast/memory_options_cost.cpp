@@ -29,7 +29,7 @@ double element_bytes(const config::Config& config) {
   return static_cast<double>(c10::elementSize(step::scalar_type(config.precision.params_dtype)));
 }
 
-// Traffic of a rank in one step, as far as it differs between settings (docs/memory.md, costs).
+// Traffic of a rank in one step. Excludes traffic that is equal in all settings (docs/memory.md, costs).
 Traffic traffic(const FitRequest& request, const RankFigures& figures, double saved_per_microbatch) {
   const config::Config& config = request.config;
   const config::Sharding sharding = config.parallel.sharding();

@@ -15,8 +15,8 @@
 namespace metroplex::forecast {
 
 // The part of `use` that this rank's device meter counts.
-static int64_t metered_bytes(const replay::MemoryUse& use, const step::Assembly& assembly) {
-  return use.total() - (assembly.world->device().is_cpu() ? 0 : use.host);
+static int64_t metered_bytes(const replay::MemoryUse& use, const step::ProcessContext& process) {
+  return use.total() - (process.world->device().is_cpu() ? 0 : use.host);
 }
 
 static constexpr const char* kReportListener = "memory report";
@@ -33,27 +33,29 @@ class MemoryReport::Sampler final : public nn::StageObserver {
 };
 
 MemoryReport::MemoryReport(step::Assembly& assembly, device::MemoryMeter& meter)
-    : a_(assembly), meter_(meter), sampler_(std::make_unique<Sampler>(*this)) {
-  MPX_ASSERT(a_.optimizer != nullptr, "a forward-only assembly has no training step");
-  a_.executor->observers().add(kReportListener, [this](const plan::Action& action, double) { after_action(action); });
-  if (!a_.sharding.transient_gradients()) return;
-  for (const auto& stage : a_.stages) stage->add_observer(kReportListener, *sampler_);
-  for (nn::Param* param : a_.params) param->on_use.add(kReportListener, [this] { sample(); });
+    : assembly_(assembly), meter_(meter), sampler_(std::make_unique<Sampler>(*this)) {
+  MPX_ASSERT(assembly_.optimization.optimizer != nullptr, "a forward-only assembly has no training step");
+  assembly_.model.executor->observers().add(kReportListener,
+                                            [this](const plan::Action& action, double) { after_action(action); });
+  if (!assembly_.model.sharding.transient_gradients()) return;
+  for (const auto& stage : assembly_.model.stages) stage->add_observer(kReportListener, *sampler_);
+  for (nn::Param* param : assembly_.model.params) param->on_use.add(kReportListener, [this] { sample(); });
 }
 
 MemoryReport::~MemoryReport() {
-  a_.executor->observers().remove(kReportListener);
-  for (const auto& stage : a_.stages) stage->remove_observer(kReportListener);
-  for (nn::Param* param : a_.params) param->on_use.remove(kReportListener);
+  assembly_.model.executor->observers().remove(kReportListener);
+  for (const auto& stage : assembly_.model.stages) stage->remove_observer(kReportListener);
+  for (nn::Param* param : assembly_.model.params) param->on_use.remove(kReportListener);
 }
 
 void MemoryReport::sample() {
-  max_gathered_ = std::max(max_gathered_, a_.families.gathered_bytes());
-  max_transient_ = std::max(max_transient_, a_.families.transient_bytes());
+  max_gathered_ = std::max(max_gathered_, assembly_.model.families.gathered_bytes());
+  max_transient_ = std::max(max_transient_, assembly_.model.families.transient_bytes());
 }
 
 int64_t MemoryReport::rest() const {
-  return meter_.bytes() - a_.executor->border_bytes() - a_.families.gathered_bytes() - a_.families.transient_bytes();
+  return meter_.bytes() - assembly_.model.executor->border_bytes() - assembly_.model.families.gathered_bytes() -
+         assembly_.model.families.transient_bytes();
 }
 
 // Triggers cuBLAS's workspace allocation on the current stream, which would otherwise count in an action of the step.
@@ -64,7 +66,7 @@ static void warm_up_cublas(at::Device device) {
 }
 
 void MemoryReport::begin_step() {
-  warm_up_cublas(a_.world->device());
+  warm_up_cublas(assembly_.process.world->device());
   begun_ = true;
   max_gathered_ = max_transient_ = 0;
   at_ = 0;
@@ -76,7 +78,7 @@ void MemoryReport::after_action(const plan::Action& action) {
   if (!begun_) return;
   const int64_t now = rest(), added = plan::is_p2p(action.kind) ? 0 : now - last_;
   last_ = now;
-  if (at_ == actions_.size()) actions_.push_back({added, a_.executor->border_bytes()});
+  if (at_ == actions_.size()) actions_.push_back({added, assembly_.model.executor->border_bytes()});
   actions_[at_].added = std::min(actions_[at_].added, added);
   ++at_;
 }
@@ -84,12 +86,12 @@ void MemoryReport::after_action(const plan::Action& action) {
 MeasuredMemory MemoryReport::end_step() const {
   MeasuredMemory out;
   replay::MemoryUse& use = out.use;
-  use.parameters = a_.families.values_bytes();
-  use.gradients = a_.families.gradients_bytes();
-  const optim::Optimizer::Bytes state = a_.optimizer->bytes();
+  use.parameters = assembly_.model.families.values_bytes();
+  use.gradients = assembly_.model.families.gradients_bytes();
+  const optim::Optimizer::Bytes state = assembly_.optimization.optimizer->bytes();
   use.main_parameters = state.main_params;
   use.moments = state.moments;
-  use.host = state.host + copy_bytes(a_);
+  use.host = state.host + copy_bytes(assembly_.process, assembly_.model, assembly_.optimization);
   int64_t activations = 0, most = 0;
   for (const Action& action : actions_) {
     activations += action.added;
@@ -101,13 +103,13 @@ MeasuredMemory MemoryReport::end_step() const {
   use.communication = max_gathered_ + max_transient_;
   out.gathered = max_gathered_;
   out.peak = meter_.peak_bytes();
-  use.workspace = std::max<int64_t>(0, out.peak - metered_bytes(use, a_));
+  use.workspace = std::max<int64_t>(0, out.peak - metered_bytes(use, assembly_.process));
   return out;
 }
 
-replay::MemoryPrediction predicted_memory(const step::Assembly& assembly, int64_t num_microbatches) {
-  RankRequest request{assembly.config,     assembly.world->size(), assembly.world->rank(),
-                      assembly.vocab_size, num_microbatches,       assembly.world->device()};
+replay::MemoryPrediction predicted_memory(const step::ProcessContext& process, int64_t num_microbatches) {
+  RankRequest request{process.config,     process.world->size(), process.world->rank(),
+                      process.vocab_size, num_microbatches,      process.world->device()};
   request.eager = true;  // the report covers a step before the capture
   return predict_memory(request);
 }
@@ -147,21 +149,21 @@ std::string allocator_line() {
 
 }  // namespace
 
-std::vector<std::string> memory_lines(const step::Assembly& assembly, const MeasuredMemory& measured,
+std::vector<std::string> memory_lines(const step::ProcessContext& process, const MeasuredMemory& measured,
                                       int64_t num_microbatches) {
-  const replay::MemoryPrediction predicted = predicted_memory(assembly, num_microbatches);
+  const replay::MemoryPrediction predicted = predicted_memory(process, num_microbatches);
   at::Tensor mine = at::zeros({2, static_cast<int64_t>(kColumns)}, at::kDouble);
   double* values = mine.mutable_data_ptr<double>();
   write(measured.use, measured.peak, values);
-  const int64_t elsewhere = assembly.world->device().is_cpu() ? 0 : predicted.use.host;
+  const int64_t elsewhere = process.world->device().is_cpu() ? 0 : predicted.use.host;
   write(predicted.use, predicted.peak - elsewhere, values + kColumns);
   at::Tensor most = mine.clone();
-  comm::all_reduce(most, assembly.groups().world, comm::ReduceOp::max);
+  comm::all_reduce(most, process.groups().world, comm::ReduceOp::max);
   const double* all = most.const_data_ptr<double>();
   std::vector<std::string> lines = {" memory in MiB after two steps: measured (predicted)",
                                     line("rank 0", values, values + kColumns),
                                     line("maximum over ranks", all, all + kColumns)};
-  if (!assembly.world->device().is_cpu()) lines.push_back(allocator_line());
+  if (!process.world->device().is_cpu()) lines.push_back(allocator_line());
   return lines;
 }
 

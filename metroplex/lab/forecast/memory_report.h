@@ -43,7 +43,7 @@ class MemoryReport {
   void sample();
   int64_t rest() const;
 
-  step::Assembly& a_;
+  step::Assembly& assembly_;
   device::MemoryMeter& meter_;
   std::unique_ptr<Sampler> sampler_;
   bool begun_ = false;
@@ -57,10 +57,10 @@ class MemoryReport {
 };
 
 // Collective. Lines for rank 0 and for the maximum over ranks, as measured (predicted) MiB.
-std::vector<std::string> memory_lines(const step::Assembly& assembly, const MeasuredMemory& measured,
+std::vector<std::string> memory_lines(const step::ProcessContext& process, const MeasuredMemory& measured,
                                       int64_t num_microbatches);
 
 // The predicted memory of this rank, for eager steps.
-replay::MemoryPrediction predicted_memory(const step::Assembly& assembly, int64_t num_microbatches);
+replay::MemoryPrediction predicted_memory(const step::ProcessContext& process, int64_t num_microbatches);
 
 }  // namespace metroplex::forecast

@@ -27,7 +27,7 @@ struct RankPrediction {
   // FLOPs of this rank in one step, two per multiply-add, as its layers execute them. Includes forward, backward with
   // recomputation, and the matrix products of the update.
   double flops = 0;
-  double forward_flops = 0;                // the part of flops in forward passes
+  double forward_flops = 0;                // included in `flops`: forward passes
   double model_flops = 0;                  // by the formula of plan/model_flops.h; basis of the reported throughput
   std::vector<ContextExchange> exchanges;  // attention layers of this rank; empty without context parallelism
 };

@@ -22,7 +22,7 @@ plan::GraphPlan build_plan(const RankRequest& request, const replay::GraphTrace&
   return plan::plan_graphs(table, rank, plan::alike_layers(regions));
 }
 
-// An instance has the inputs of all its chunks. Its pool grows to the maximum that any of their passes holds.
+// An instance has the inputs of all its chunks. Its pool grows to the maximum of their passes.
 replay::GraphMemory instance_bytes(const plan::GraphPlan& plan, const replay::GraphTrace& trace,
                                    int64_t replay::ChunkGraphs::*pool) {
   replay::GraphMemory all;

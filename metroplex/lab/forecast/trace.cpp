@@ -46,16 +46,16 @@ struct OwnActions {
   std::vector<bool> output_in_pool = {};  // [chunk]; empty: no output is in a pool
 };
 
-plan::PipelineTable own_actions(const step::Assembly& assembly, const OwnActions& form) {
+plan::PipelineTable own_actions(const step::ProcessContext& process, const OwnActions& form) {
   using plan::ActionKind;
   plan::PipelineTable table;
-  table.num_stages = assembly.placement.ranks;
-  table.num_chunks = assembly.placement.chunks;
-  table.v_shaped = assembly.placement.v_shaped;
+  table.num_stages = process.placement.ranks;
+  table.num_chunks = process.placement.chunks;
+  table.v_shaped = process.placement.v_shaped;
   table.num_microbatches = form.num_microbatches;
   table.forward_only = form.forward_only;
   table.ranks.resize(static_cast<size_t>(table.num_stages));
-  const int rank = assembly.groups().pp.index();
+  const int rank = process.groups().pp.index();
   std::vector<plan::Action>& actions = table.ranks[static_cast<size_t>(rank)];
   const auto add = [&](bool exists, ActionKind kind, int microbatch, int chunk, int peer) {
     if (exists) actions.push_back({kind, microbatch, chunk, peer, -1});
@@ -87,20 +87,19 @@ plan::PipelineTable own_actions(const step::Assembly& assembly, const OwnActions
 
 class Tracer final : public nn::StageObserver {
  public:
-  Tracer(step::Assembly& assembly, TraceRecorder& recorder) : a_(assembly), recorder_(recorder) {
-    for (size_t i = 0; i < assembly.params.size(); ++i) {
-      assembly.params[i]->before_use.add(kListener, [this, i] { recorder_.end_step(TraceStep::End::opens, i); });
-      assembly.params[i]->on_use.add(kListener, [this, i] { recorder_.end_step(TraceStep::End::used, i); });
+  Tracer(step::RankModel& model, TraceRecorder& recorder) : model_(model), recorder_(recorder) {
+    for (size_t i = 0; i < model.params.size(); ++i) {
+      model.params[i]->before_use.add(kListener, [this, i] { recorder_.end_step(TraceStep::End::opens, i); });
+      model.params[i]->on_use.add(kListener, [this, i] { recorder_.end_step(TraceStep::End::used, i); });
     }
-    for (const auto& stage : assembly.stages) stage->add_observer(kListener, *this);
-    assembly.executor->observers().add(kListener,
-                                       [this](const plan::Action& action, double) { after_action(action); });
-    chunks.resize(assembly.stages.size());
+    for (const auto& stage : model.stages) stage->add_observer(kListener, *this);
+    model.executor->observers().add(kListener, [this](const plan::Action& action, double) { after_action(action); });
+    chunks.resize(model.stages.size());
   }
   ~Tracer() override {
-    a_.executor->observers().remove(kListener);
-    for (const auto& stage : a_.stages) stage->remove_observer(kListener);
-    for (nn::Param* param : a_.params) {
+    model_.executor->observers().remove(kListener);
+    for (const auto& stage : model_.stages) stage->remove_observer(kListener);
+    for (nn::Param* param : model_.params) {
       param->before_use.remove(kListener);
       param->on_use.remove(kListener);
     }
@@ -118,9 +117,9 @@ class Tracer final : public nn::StageObserver {
   std::vector<replay::ChunkTrace> chunks;  // of the last microbatch
 
  private:
-  void sample_gathered() { gathered_ = std::max(gathered_, a_.families.gathered_bytes()); }
+  void sample_gathered() { gathered_ = std::max(gathered_, model_.families.gathered_bytes()); }
   void after_action(const plan::Action& action) {
-    const int64_t border = a_.executor->border_bytes([&](const at::Tensor&x) { return !recorder_.in_pool(x); }),
+    const int64_t border = model_.executor->border_bytes([&](const at::Tensor&x) { return !recorder_.in_pool(x); }),
                   crossed = border - std::exchange(border_, border);
     replay::ActionTrace trace;
     trace.regions = recorder_.take();
@@ -131,7 +130,7 @@ class Tracer final : public nn::StageObserver {
     if (action.kind == plan::ActionKind::backward) chunk.backward = std::move(trace);
   }
 
-  step::Assembly& a_;
+  step::RankModel& model_;
   TraceRecorder& recorder_;
   int64_t border_ = 0, gathered_ = 0;
 };
@@ -165,9 +164,9 @@ nn::Microbatch largest_batch(const RankRequest& request, const comm::World& worl
   return part;
 }
 
-std::vector<replay::TransientFamily> transient_families(const step::Assembly& assembly) {
+std::vector<replay::TransientFamily> transient_families(const step::RankModel& model) {
   std::vector<replay::TransientFamily> all;
-  for (const distributed::ParamFamily& family : assembly.families.all()) {
+  for (const distributed::ParamFamily& family : model.families.all()) {
     if (!family.gradients) continue;
     const distributed::GradBufferOptions& options = family.gradients->options();
     if (!options.transient_buckets) continue;
@@ -176,9 +175,8 @@ std::vector<replay::TransientFamily> transient_families(const step::Assembly& as
       transient.bytes.push_back((bucket.end - bucket.begin) * static_cast<int64_t>(c10::elementSize(options.dtype)));
       std::vector<size_t>& params = transient.buckets.emplace_back();
       for (const size_t i : bucket.params) {
-        const auto at =
-            std::find(assembly.params.begin(), assembly.params.end(), family.gradients->layout().params()[i]);
-        params.push_back(static_cast<size_t>(at - assembly.params.begin()));
+        const auto at = std::find(model.params.begin(), model.params.end(), family.gradients->layout().params()[i]);
+        params.push_back(static_cast<size_t>(at - model.params.begin()));
       }
     }
   }
@@ -188,22 +186,22 @@ std::vector<replay::TransientFamily> transient_families(const step::Assembly& as
 // The second of two microbatches is recorded; the first makes the one-time allocations.
 constexpr int kMicrobatches = 2;
 
-std::vector<replay::ChunkTrace> trace_chunks(step::Assembly& assembly, TraceRecorder& recorder,
-                                             const std::vector<nn::Microbatch>& batches, const OwnActions& form,
-                                             const plan::GraphPlan* graphs) {
-  Tracer tracer(assembly, recorder);
-  const at::TensorOptions doubles = at::TensorOptions().dtype(at::kDouble).device(assembly.world->device());
+std::vector<replay::ChunkTrace> trace_chunks(const step::ProcessContext& process, step::RankModel& model,
+                                             TraceRecorder& recorder, const std::vector<nn::Microbatch>& batches,
+                                             const OwnActions& form, const plan::GraphPlan* graphs) {
+  Tracer tracer(model, recorder);
+  const at::TensorOptions doubles = at::TensorOptions().dtype(at::kDouble).device(process.world->device());
   const at::Tensor factors = form.forward_only ? at::Tensor() : at::empty({form.num_microbatches}, doubles);
-  const pipeline::BorderShape border = assembly.border(batches[0]);
-  assembly.executor->run({own_actions(assembly, form), batches, factors, border, graphs});
+  const pipeline::BorderShape border = step::border_shape(process, model, batches[0]);
+  model.executor->run({own_actions(process, form), batches, factors, border, graphs});
   size_t next = 0;
-  for (size_t stage = 0; stage < assembly.layers.size(); ++stage) {
-    if (assembly.layers[stage].pp_rank != assembly.groups().pp.index()) continue;
+  for (size_t stage = 0; stage < model.layers.size(); ++stage) {
+    if (model.layers[stage].pp_rank != process.groups().pp.index()) continue;
     replay::ChunkTrace& chunk = tracer.chunks.at(next++);
     const auto number = static_cast<int>(stage);
-    chunk.layers = assembly.layers[stage];
+    chunk.layers = model.layers[stage];
     chunk.input = stage > 0 ? border.bytes(number - 1) : 0;
-    chunk.output = stage + 1 < assembly.layers.size() ? border.bytes(number) : 0;
+    chunk.output = stage + 1 < model.layers.size() ? border.bytes(number) : 0;
   }
   recorder.take();
   return std::move(tracer.chunks);
@@ -217,31 +215,31 @@ std::map<std::string, int64_t> rounded_sizes(const pipeline::StaticBuffers& buff
 
 // Runs the stages with graphs as a real run does, but with one instance per chunk. Evaluation also has one instance
 // per microbatch, because a real run reuses an instance only after its output has been sent.
-replay::GraphTrace trace_graphs(step::Assembly& assembly, TraceRecorder& recorder, MetaGraphs& device,
-                                std::vector<nn::Microbatch> batches) {
+replay::GraphTrace trace_graphs(const step::ProcessContext& process, step::RankModel& model, TraceRecorder& recorder,
+                                MetaGraphs& device, std::vector<nn::Microbatch> batches) {
   replay::GraphTrace out;
-  const auto instances = std::make_shared<pipeline::GraphInstances>(device, assembly.world->device());
+  const auto instances = std::make_shared<pipeline::GraphInstances>(device, process.world->device());
   plan::GraphPlan plan, evaluation;
   OwnActions form{kMicrobatches};
-  for (const auto& stage : assembly.stages) {
-    stage->enable_capture(instances, pipeline::graph_scope(assembly.config.train));
+  for (const auto& stage : model.stages) {
+    stage->enable_capture(instances, pipeline::graph_scope(process.config.train));
     plan.instance_of.emplace_back(kMicrobatches, plan.num_instances++);
     auto& of_microbatches = evaluation.instance_of.emplace_back();
     for (int m = 0; m < kMicrobatches; ++m) of_microbatches.push_back(evaluation.num_instances++);
     form.output_in_pool.push_back(stage->regions().is_last_captured());
   }
-  out.chunks = trace_chunks(assembly, recorder, batches, form, &plan);
+  out.chunks = trace_chunks(process, model, recorder, batches, form, &plan);
   for (const auto& [form_of_gradient, bytes] : rounded_sizes(instances->gradients(), recorder))
     out.gradients += bytes;
-  const bool evaluates = assembly.config.train.cuda_graph_impl == config::CudaGraphImpl::local;
+  const bool evaluates = process.config.train.cuda_graph_impl == config::CudaGraphImpl::local;
   for (nn::Microbatch& batch : batches) batch.training = false;
-  if (evaluates) trace_chunks(assembly, recorder, batches, {kMicrobatches, true}, &evaluation);
-  for (size_t chunk = 0; chunk < assembly.stages.size(); ++chunk) {
-    const pipeline::Stage& stage = *assembly.stages[chunk];
+  if (evaluates) trace_chunks(process, model, recorder, batches, {kMicrobatches, true}, &evaluation);
+  for (size_t chunk = 0; chunk < model.stages.size(); ++chunk) {
+    const pipeline::Stage& stage = *model.stages[chunk];
     out.chunks[chunk].output_in_pool = form.output_in_pool[chunk];
     const auto number = static_cast<int>(chunk);
-    const int rank = assembly.groups().pp.index();
-    const auto previous = assembly.placement.neighbour({rank, number}, -1);
+    const int rank = process.groups().pp.index();
+    const auto previous = process.placement.neighbour({rank, number}, -1);
     out.chunks[chunk].input_gradient_in_pool =
         stage.regions().is_first_captured() && previous && previous->rank == rank;
     const pipeline::GraphInstance& training = instances->at(number, false);
@@ -274,19 +272,21 @@ replay::RankTrace trace_rank(const RankRequest& request) {
   const auto assembly = step::assemble(config, world, request.vocab_size, false, request.build);
 
   replay::RankTrace out;
-  out.parameters = assembly->families.values_bytes();
-  out.gradients = assembly->families.gradients_bytes();
-  const optim::Optimizer::Bytes state = assembly->optimizer->bytes();
+  out.parameters = assembly->model.families.values_bytes();
+  out.gradients = assembly->model.families.gradients_bytes();
+  const optim::Optimizer::Bytes state = assembly->optimization.optimizer->bytes();
   out.main_parameters = state.main_params;
   out.moments = state.moments;
   out.host = state.host;
-  if (assembly->experts && assembly->experts->stash) out.host += assembly->experts->stash->host_bytes();
+  if (assembly->model.experts && assembly->model.experts->stash)
+    out.host += assembly->model.experts->stash->host_bytes();
   out.tables = recorder.live() - out.parameters - out.gradients - out.main_parameters - out.moments - out.host;
-  out.host += step::copy_bytes(*assembly);  // not allocated during tracing
+  // Buffers of background saves are not allocated during tracing.
+  out.host += step::copy_bytes(assembly->process, assembly->model, assembly->optimization);
   out.libraries = library_bytes(request);
-  out.transient = transient_families(*assembly);
+  out.transient = transient_families(assembly->model);
   out.overlaps = config.parallel.overlap_grad_reduce;
-  for (const nn::Param* param : assembly->params)
+  for (const nn::Param* param : assembly->model.params)
     out.params.push_back({param->name, param->local_shape, param->uses_per_microbatch});
 
   const bool wide = config.precision.params_dtype == config::ParamsDtype::fp64;
@@ -294,15 +294,15 @@ replay::RankTrace trace_rank(const RankRequest& request) {
                                             largest_batch(request, world, wide ? at::kDouble : at::kFloat));
   out.batch = step::batch_bytes(batches[0]);
   recorder.start();
-  for (const distributed::ParamFamily& family : assembly->families.all()) {
+  for (const distributed::ParamFamily& family : assembly->model.families.all()) {
     if (family.gradients) family.gradients->detach_params();
   }
-  out.chunks = trace_chunks(*assembly, recorder, batches, {kMicrobatches}, nullptr);
+  out.chunks = trace_chunks(assembly->process, assembly->model, recorder, batches, {kMicrobatches}, nullptr);
   if (config.train.captures_parts() && !request.eager)
-    out.graphs = trace_graphs(*assembly, recorder, graphs, batches);
+    out.graphs = trace_graphs(assembly->process, assembly->model, recorder, graphs, batches);
   recorder.start();
-  assembly->optimizer->step(assembly->step);
-  assembly->families.updated();
+  assembly->optimization.optimizer->step(assembly->optimization.step_state);
+  assembly->model.families.updated();
   for (replay::IslandTrace& part : recorder.take()) out.update = std::move(part);
   return out;
 }

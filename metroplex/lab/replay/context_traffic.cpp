@@ -9,7 +9,7 @@ namespace {
 
 using config::CpCommType;
 
-// Returns the rows of `owners` that are visible to queries of `readers`; both are groups of `neighbours` ranks.
+// Returns the number of rows of `owners` that queries of `readers` see; both are groups of `neighbours` ranks.
 int64_t rows_seen(const std::vector<std::vector<plan::PositionRuns>>& seen, int readers, int owners, int neighbours) {
   int64_t rows = 0;
   for (int owner = owners * neighbours; owner < (owners + 1) * neighbours; ++owner) {

@@ -36,7 +36,7 @@ struct TraceOperation {
   int64_t bytes = 0;  // operator: bytes read and written; collective: the larger of input and output
 };
 
-// One forward or backward of an autograd region of segments, or the work between two regions.
+// One forward or backward of an autograd region, or the work between two regions.
 struct IslandTrace {
   int block = -1, segment = 0;  // -1: between two regions
   bool backward = false;
@@ -120,7 +120,7 @@ struct ReplayPeaks {
   std::vector<ReplayMoment> moments;
 };
 
-// Runs over a rank's actions and computes the memory after each action and the maximum within it. It combines the
+// Iterates over a rank's actions and computes the memory after each action and the maximum within it. Combines the
 // traces of the chunks, border tensors as held by the executor (borders.h), and transient gradient buckets
 // (FillingBuckets in buckets.h). The result depends on the table alone.
 ReplayPeaks replay_trace(const RankTrace& trace, const plan::PipelineTable& table, int pp_rank);

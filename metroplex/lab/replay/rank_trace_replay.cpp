@@ -130,7 +130,7 @@ class TraceReplay {
     peaks_.most = std::max(peaks_.most, most);
     return held;
   }
-  // `taken`: bytes of the border tensor that the action has taken.
+  // `taken`: bytes of the border tensor that the action consumes.
   void run(const ActionTrace& what, int64_t taken) {
     peaks_.gathered = std::max(peaks_.gathered, what.gathered);
     int64_t held = now() + taken;

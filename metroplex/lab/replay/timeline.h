@@ -1,7 +1,7 @@
 // Replays a pipeline table with given costs. Computes the time of every action, the idle time of each rank and its
 // live activations. Sends do not occupy a rank: a tensor arrives `p2p` after its producer ends. A compute action
 // starts when its rank is free and its inputs have arrived. With blocking_p2p a rank stays in every p2p call until
-// both sides have entered it and `p2p` has passed. This is the cost of an executor without overlap.
+// both sides have entered it and `p2p` has passed, as in an executor without overlap.
 #pragma once
 
 #include <string>
@@ -16,7 +16,7 @@ struct TimelineCosts {
   double forward = 1;
   double backward = 2;  // total; if the table has weight actions, they take `weight` of it
   double weight = 1;
-  double p2p = 0;  // per tensor and border
+  double p2p = 0;  // per tensor and stage boundary
   bool blocking_p2p = false;
   std::vector<double> stage_scale = {};  // one factor per model stage (chunk * pp + rank); empty: all 1
 };
@@ -29,7 +29,7 @@ struct TimedAction {
 struct Timeline {
   std::vector<std::vector<TimedAction>> ranks;
   double length = 0;                       // from the first start to the last end
-  std::vector<double> busy;                // compute time per rank
+  std::vector<double> busy;                // compute time of each rank
   std::vector<double> bubble_share;        // 1 - busy / length, per rank
   double total_bubble_share = 0;           // over all ranks
   std::vector<int> peak_live_activations;  // 0 for forward-only tables

@@ -9,8 +9,7 @@
 
 namespace metroplex::tape_check {
 
-// Within a round of captures, different graphs share memory as their replays would. Every round starts with an empty
-// pool.
+// Within a round of captures, graphs share memory as their replays would. Every round starts with an empty pool.
 class CheckedGraphs::Pool final : public graph::GraphPool {
  public:
   explicit Pool(std::shared_ptr<graph::TapePool> only) : only_(std::move(only)) {}

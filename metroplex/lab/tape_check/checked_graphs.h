@@ -14,8 +14,8 @@ namespace metroplex::tape_check {
 
 class CheckedGraphs final : public graph::GraphDevice {
  public:
-  // compared: every capture is compared with the first one of its graph and form. guarded: captures run in an arena
-  // of protected pages (guarded_arena.h); only one such device may exist at a time, for one rank.
+  // compared: every capture is compared with the first capture of its graph and form. guarded: captures run in an
+  // arena of protected pages (guarded_arena.h). Only one guarded device may exist at a time, for one rank.
   enum class Way { compared, guarded };
   explicit CheckedGraphs(Way way);
   ~CheckedGraphs() override;
@@ -28,8 +28,8 @@ class CheckedGraphs final : public graph::GraphDevice {
   graph::TapeRecorder* recorder() override { return &recorder_; }
   void run_on_capture_stream(const std::function<void()>& work) override { work(); }
 
-  // Later captures have inputs of another form and are compared among themselves. findings() no longer covers earlier
-  // captures, whose inputs may be freed.
+  // Starts a new form, whose captures are compared among themselves. findings() no longer covers earlier captures,
+  // whose inputs may be freed.
   void next_form() { ++form_; }
   // Diagnostics of all captures of the current form; pool sharing is checked for the first form only. `replays`: the
   // replay order as graph indices in order of creation; empty: the capture order, repeated.

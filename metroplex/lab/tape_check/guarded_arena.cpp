@@ -15,7 +15,7 @@
 namespace metroplex::tape_check {
 namespace {
 
-std::atomic<GuardedArena*> guarded = nullptr;  // the only state that the signal handler can reach
+std::atomic<GuardedArena*> guarded = nullptr;  // the only state accessible to the signal handler
 std::atomic<pthread_t> handling = 0;           // thread in the handler; 0: none
 
 size_t page_size() { return static_cast<size_t>(sysconf(_SC_PAGESIZE)); }
@@ -158,7 +158,7 @@ void GuardedArena::on_fault(int /*signal*/, siginfo_t* info, void* context) {
   handling = 0;
 }
 
-// Libtorch's operators access their arguments only, so they pass without a list.
+// libtorch's operators access only their arguments, so they are accepted without a list.
 bool GuardedArena::names(const graph::TapePool::Place& block) const {
   if (named_.empty()) return true;
   const auto begin = reinterpret_cast<uintptr_t>(block.begin);

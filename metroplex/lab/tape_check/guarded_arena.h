@@ -1,5 +1,5 @@
-// Memory that only recorded operations may access. Its pages are protected; a page that an operation touches is
-// opened until the operation ends. Every access through a data pointer outside an operation is caught: on a GPU it
+// Memory that only recorded operations may access. Its pages are protected; a page that an operation touches stays
+// open until the operation ends. Every access through a data pointer outside an operation is caught; on a GPU it
 // would be a hidden synchronization or a crash. One arena per process, for one rank, because accesses of other
 // threads are caught too.
 #pragma once
@@ -64,9 +64,9 @@ class AccessLog {
   std::atomic<size_t> used_ = 0, left_out_ = 0;
 };
 
-// An alternate stack for a thread's signal handlers (sigaltstack). Generated code may use the stack pointer for other
-// addresses: the copy-free sgemm kernels of oneDNN before 3.12 point it to a heap workspace. A handler on such a
-// "stack" would overwrite the memory below it.
+// An alternate stack for a thread's signal handlers (sigaltstack). Generated code may use the stack pointer for
+// other addresses: the copy-free sgemm kernels of oneDNN before 3.12 set it to a heap workspace. A handler on such
+// a "stack" would overwrite the memory below it.
 class SignalStack {
  public:
   // Installs the stack for SA_ONSTACK handlers of the calling thread. Throws base::Error("signal stack", ...) if the
@@ -142,7 +142,7 @@ class GuardedArena final : private graph::OperationWatch {
   std::shared_ptr<graph::TapePool> pools_[2];
   std::optional<SignalStack> stack_;
   struct sigaction previous_ {};
-  int threads_ = 0;  // before the recording
+  int threads_ = 0;  // number of threads before the recording
   const graph::TapeOperation* running_ = nullptr;
   std::vector<graph::TapeSpan> named_;  // memory that the operation reads and writes
   std::string last_;

@@ -57,8 +57,8 @@ std::vector<graph::TapeSpan> pieces_of(const at::Tensor& x);
 // Returns input_not_copied, or outside_pool if the tape writes the memory first.
 FindingKind kind_of_external(const graph::Tape& tape, const graph::TapeExternal& external);
 
-// Compares two recordings of the same work on different data. A graph repeats the first one, so a replay would get
-// every difference in the second one wrong.
+// Compares two recordings of the same work on different data. A graph replays the first recording, so it would
+// compute every differing operation wrongly.
 
 // Both must be recorded into pools in the same state, for example new pools. Addresses in a pool are compared
 // relative to its start, other addresses as they are. The checks, in this order:

@@ -168,7 +168,7 @@ class Comparison {
     return false;
   }
 
-  // Reports the operation that the other recording lacks, as far as later operations show it.
+  // Reports the operation that is missing in one recording, judging by the operations that follow.
   void sequence(size_t i) {
     const auto &a = first_.tape.operations, &b = second_.tape.operations;
     const bool more_in_second = i >= a.size() || (i < b.size() && goes_on(a, i, b));

@@ -78,27 +78,28 @@ void copy_shard(Reader& in, at::ScalarType dtype, std::map<std::string, at::Tens
 
 }  // namespace
 
-std::map<std::string, at::Tensor> gather_shards(const step::Assembly& assembly, const std::vector<ParamShard>& slices,
-                                                at::ScalarType dtype) {
+std::map<std::string, at::Tensor> gather_shards(const step::ProcessContext& process, const step::RankModel& model,
+                                                const std::vector<ParamShard>& slices, at::ScalarType dtype) {
   std::string mine;
   for (const ParamShard& slice : slices) {
-    if (assembly.families.data_parallel(slice.param->placement.grid).replicas.first() &&
-        slice.param->counts(assembly.world->coordinates()))
+    if (model.families.data_parallel(slice.param->placement.grid).replicas.first() &&
+        slice.param->counts(process.world->coordinates()))
       put_shard(mine, slice, dtype);
   }
   std::map<std::string, at::Tensor> whole;
-  for (const std::string& bytes : comm::gather_strings(mine, assembly.groups().world)) {
+  for (const std::string& bytes : comm::gather_strings(mine, process.groups().world)) {
     for (Reader in(bytes); !in.done();) copy_shard(in, dtype, whole);
   }
   return whole;
 }
 
-std::map<std::string, at::Tensor> gather_whole(const step::Assembly& assembly, GatherKind what) {
+std::map<std::string, at::Tensor> gather_whole(const step::ProcessContext& process, const step::RankModel& model,
+                                               const step::Optimization& optimization, GatherKind what) {
   std::vector<ParamShard> slices;
-  for (const distributed::Shard& slice : what == GatherKind::data ? assembly.slices : assembly.trained)
+  for (const distributed::Shard& slice : what == GatherKind::data ? model.slices : optimization.trained)
     slices.push_back({slice.param, slice.begin, slice.end, what == GatherKind::data ? slice.values : slice.gradient});
-  const bool narrow = what == GatherKind::data || assembly.dtype == at::kDouble;
-  return gather_shards(assembly, slices, narrow ? assembly.dtype : at::kFloat);
+  const bool narrow = what == GatherKind::data || process.dtype == at::kDouble;
+  return gather_shards(process, model, slices, narrow ? process.dtype : at::kFloat);
 }
 
 }  // namespace metroplex::verify

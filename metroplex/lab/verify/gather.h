@@ -24,10 +24,11 @@ struct ParamShard {
 
 // Returns name -> unsharded, unpadded tensor on rank 0; an empty map on other ranks. Collective over the world. Uses
 // the first replica of each shard, and the owner of a shared tensor. All shards have dtype `dtype`.
-std::map<std::string, at::Tensor> gather_shards(const step::Assembly& assembly, const std::vector<ParamShard>& slices,
-                                                at::ScalarType dtype);
+std::map<std::string, at::Tensor> gather_shards(const step::ProcessContext& process, const step::RankModel& model,
+                                                const std::vector<ParamShard>& slices, at::ScalarType dtype);
 // Gathers parameters, or the final gradients of trainable parameters. Gradients need a training assembly after the
 // step's reduction.
-std::map<std::string, at::Tensor> gather_whole(const step::Assembly& assembly, GatherKind what);
+std::map<std::string, at::Tensor> gather_whole(const step::ProcessContext& process, const step::RankModel& model,
+                                               const step::Optimization& optimization, GatherKind what);
 
 }  // namespace metroplex::verify

@@ -14,8 +14,8 @@ namespace {
 
 constexpr const char* kAround = "the step around its segments";
 
-// Sets the recorder's current location to the running segment, for diagnostics. For whole-step graphs it listens with
-// cuts, so that every segment is its own autograd region.
+// Sets the recorder's current location to the running segment, for diagnostics. For whole-step graphs it is added
+// with `cuts`, so that every segment is its own autograd region.
 class OperationLocations final : public nn::StageObserver {
  public:
   OperationLocations(graph::TapeRecorder& recorder, const nn::Blocks& blocks)
@@ -77,18 +77,19 @@ GraphCheck check_graphs(const config::Config& requested, const comm::World& worl
   const auto assembly = step::assemble(config, recorded_world, vocab_size, /*forward_only=*/false, build_captured);
   std::vector<std::unique_ptr<OperationLocations>> locations;
   const bool parts = requested.train.captures_parts();
-  for (const auto& stage : assembly->stages) {
+  for (const auto& stage : assembly->model.stages) {
     locations.push_back(std::make_unique<OperationLocations>(*device.recorder(), stage->blocks()));
     stage->add_observer("places of operations", *locations.back(), /*cuts=*/!parts);
   }
   device.recorder()->set_place(kAround);
   if (parts) {
-    assembly->config.train.cuda_graph_impl = requested.train.cuda_graph_impl;
-    assembly->partial_graphs = std::make_unique<step::PartialGraphs>(*assembly, device);
+    assembly->process.config.train.cuda_graph_impl = requested.train.cuda_graph_impl;
+    assembly->graphs.partial = std::make_unique<step::PartialGraphs>(assembly->process, assembly->model, device);
   } else {
-    assembly->graphs = std::make_unique<step::StepGraphs>(*assembly, device);
+    assembly->graphs.step =
+        std::make_unique<step::StepGraphs>(assembly->process, assembly->model, assembly->step_buffers, device);
   }
-  const at::ScalarType floats = assembly->dtype == at::kDouble ? at::kDouble : at::kFloat;
+  const at::ScalarType floats = assembly->process.dtype == at::kDouble ? at::kDouble : at::kFloat;
   const auto take = [&](const config::Config& of, int64_t step) {
     const auto batches = [&](int64_t number) { return synthetic_batches(of, world, vocab_size, number, floats); };
     step::train_step(*assembly, {batches(2 * step), step + 1, step * of.train.global_batch_size, false, {}});
@@ -99,7 +100,7 @@ GraphCheck check_graphs(const config::Config& requested, const comm::World& worl
   GraphCheck check;
   check.calls = device.calls();
   if (parts) {
-    const step::PartialGraphs::Sizes sizes = assembly->partial_graphs->sizes();
+    const step::PartialGraphs::Sizes sizes = assembly->graphs.partial->sizes();
     check.findings = device.findings();
     check.training = static_cast<size_t>(sizes.training.size.nodes);
     check.evaluation = static_cast<size_t>(sizes.evaluation.size.nodes);
@@ -114,7 +115,7 @@ GraphCheck check_graphs(const config::Config& requested, const comm::World& worl
       for (tape_check::Finding& finding : device.findings()) check.findings.push_back(std::move(finding));
     }
   }
-  for (const auto& stage : assembly->stages) stage->remove_observer("places of operations");
+  for (const auto& stage : assembly->model.stages) stage->remove_observer("places of operations");
   return check;
 }
 

@@ -111,8 +111,8 @@ void find_expert_settings(const config::Config& config, int64_t world_size, std:
 }
 
 // Returns the parameter whose gradient is zero in exact arithmetic, with the keys that cause it; empty if there is
-// none. A softmax over one key is 1. A term added to every key leaves the softmax unchanged, except with rotary
-// positions or a norm after it.
+// none. A softmax over one key is always 1. A term added to every key leaves the softmax unchanged, unless rotary
+// positions or a norm follow.
 std::string parameter_without_gradient(const config::Model& m) {
   if (const config::Family* family = config::find_family(m.family); family != nullptr && family->top_query)
     return "the first row of top_query_embeddings, which sees one key (model.family = " + m.family + ")";
@@ -162,9 +162,9 @@ config::Config verification_config(config::Config config, int64_t steps) {
   config.optim.lr_decay_iters = config.optim.lr_decay_samples = 0;
   config.optim.lr_wsd_decay_iters = config.optim.lr_wsd_decay_samples = 0;
   config.optim.lr_decay_style = config::LrDecay::constant;
-  // Adam's first updates have the size of lr, independent of the size of the gradient. A gradient may be zero in
-  // exact arithmetic (the key bias), so that its sign is rounding noise. An epsilon well above that noise removes it
-  // from the comparison.
+  // Adam's first updates have the size of lr, regardless of the size of the gradient. If a gradient is zero in
+  // exact arithmetic (the key bias), its sign is rounding noise. An epsilon well above that noise removes it from
+  // the comparison.
   config.optim.adam_eps = std::max(config.optim.adam_eps, 1e-6);
   return config;
 }
@@ -172,7 +172,7 @@ config::Config verification_config(config::Config config, int64_t steps) {
 config::Config with_running_batch(config::Config config, int64_t world_size) {
   config::Train& train = config.train;
   if (!train.decrease_batch_size_if_needed || train.global_batch_size == 0)
-    return config;  // 0: one microbatch per rank
+    return config;  // size 0: one microbatch per rank
   const int64_t dp = config::data_parallel_size(config.parallel, world_size);
   const auto schedule =
       plan::MicrobatchSchedule::constant(train.global_batch_size, {train.micro_batch_size, dp, true});
@@ -279,7 +279,7 @@ LayoutRun run_layout(const config::Config& config, const comm::World& world, int
     run.losses.push_back(outcome.loss);
     run.grad_norms.push_back(outcome.grad_norm);
   }
-  run.params = gather_whole(*assembly, GatherKind::data);
+  run.params = gather_whole(assembly->process, assembly->model, assembly->optimization, GatherKind::data);
   return run;
 }
 

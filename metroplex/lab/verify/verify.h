@@ -49,9 +49,9 @@ struct LayoutDifference {
 };
 LayoutDifference compare_runs(const LayoutRun& run, const LayoutRun& reference);
 
-// Float64 has a 53-bit mantissa. A loss sums some ten thousand products (1e-12 relative). A parameter moves by at
-// most lr per step, while Adam normalizes gradients by their size (1e-10 absolute).
-// The gradient norm sums over all parameters: one digit less than the loss.
+// Float64 has a 53-bit mantissa. A loss sums some ten thousand products (1e-12 relative). The gradient norm sums
+// over all parameters and has one digit less. A parameter moves by at most lr per step, while Adam normalizes
+// gradients by their size (1e-10 absolute).
 inline constexpr double kLossTolerance = 1e-12, kGradNormTolerance = 1e-11, kParameterTolerance = 1e-10;
 
 }  // namespace metroplex::verify

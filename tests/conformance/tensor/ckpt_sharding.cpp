@@ -116,21 +116,25 @@ Json replica_id(const nn::NamedTensor& tensor, const topology::Coordinates& at) 
 }
 
 Json rank_entries(const step::Assembly& assembly) {
-  const topology::Coordinates at = assembly.world->grid().coordinates(assembly.world->rank());
-  std::vector<const nn::NamedTensor*> tensors(assembly.params.begin(), assembly.params.end());
-  tensors.insert(tensors.end(), assembly.buffers.begin(), assembly.buffers.end());
+  const topology::Coordinates at = assembly.process.world->grid().coordinates(assembly.process.world->rank());
+  std::vector<const nn::NamedTensor*> tensors(assembly.model.params.begin(), assembly.model.params.end());
+  tensors.insert(tensors.end(), assembly.model.buffers.begin(), assembly.model.buffers.end());
   Json list = Json::array();
   for (const nn::NamedTensor* tensor : tensors) {
     const Json replica = replica_id(*tensor, at);
     // The rank that saves here is Megatron's main replica.
     const bool main = replica == Json{0, 0, 0}, first = replica.at(2) == 0;
-    MPX_CHECK(main == (first && tensor->counts(at)), "conformance", tensor->name, " on rank ", assembly.world->rank(),
-              " would be saved twice or not at all");
-    for (const KeyShard& slice : tensor_shards(*tensor, assembly.config.model)) {
-      Json entry = {{"rank", assembly.world->rank()}, {"key", slice.key},
-                    {"local_shape", slice.local},     {"global_shape", slice.global},
-                    {"global_offset", slice.offset},  {"axis_fragmentations", slice.fragments},
-                    {"replica_id", replica},          {"prepend_axis_num", slice.prepended}};
+    MPX_CHECK(main == (first && tensor->counts(at)), "conformance", tensor->name, " on rank ",
+              assembly.process.world->rank(), " would be saved twice or not at all");
+    for (const KeyShard& slice : tensor_shards(*tensor, assembly.process.config.model)) {
+      Json entry = {{"rank", assembly.process.world->rank()},
+                    {"key", slice.key},
+                    {"local_shape", slice.local},
+                    {"global_shape", slice.global},
+                    {"global_offset", slice.offset},
+                    {"axis_fragmentations", slice.fragments},
+                    {"replica_id", replica},
+                    {"prepend_axis_num", slice.prepended}};
       const bool padded = slice.key == "embedding.word_embeddings.weight" || slice.key == "output_layer.weight";
       if (padded) entry["allow_shape_mismatch"] = true;
       list.push_back(entry);

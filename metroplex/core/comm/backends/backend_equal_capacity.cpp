@@ -35,7 +35,7 @@ class EqualCapacity final : public Pending {
   int64_t capacity = 0;
   at::Tensor overflow;
   at::Tensor requested, available,
-      incoming;               // per member: rows requested, how many of those exist, and rows it sends to this rank
+      incoming;               // per member: rows requested, requested rows that exist, rows sent to this rank
   at::Tensor sent, received;  // [n c, ...]
   PendingPtr counts, rows;
 

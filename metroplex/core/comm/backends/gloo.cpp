@@ -27,7 +27,7 @@ struct Mesh {
   std::vector<int> ranks;
   int index = 0;
   int number = 0;
-  std::string key;  // name of the group's own connections; "": the world mesh carries the group
+  std::string key;  // name of the group's own connections; "": the group uses the world mesh
   GlooMesh own;
 
   c10d::ProcessGroupGloo& connections() {
@@ -45,7 +45,7 @@ struct Mesh {
   int size() const { return static_cast<int>(ranks.size()); }
 };
 
-// Transfers in flight. Empty transfers are never started, because both ends have the size.
+// Transfers in flight. Empty transfers are never started, because both ends have the sizes and skip them.
 class Transfers {
  public:
   void send(Mesh& mesh, const at::Tensor& tensor, int peer, int tag) {
@@ -217,9 +217,9 @@ class GlooBackend final : public GroupBackend {
     return all;
   }
 
-  // Every member sums one part from all members, then all gather the parts. The second phase starts when the first
-  // completes, which must not depend on this rank's wait(). A thread of the operation therefore runs it, and its tag
-  // is reserved now.
+  // Every member sums one part from all members, then the parts are all-gathered. The second phase starts when the
+  // first completes, which must not depend on this rank's wait(). A thread of the operation therefore runs it, and
+  // its tag is reserved now.
   PendingPtr all_reduce_large(const at::Tensor& tensor, ReduceOp op);
 
   std::shared_ptr<Mesh> mesh_;

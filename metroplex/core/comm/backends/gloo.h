@@ -38,10 +38,10 @@ struct GlooOptions {
   bool other_machines = false;
   std::chrono::milliseconds timeout{std::chrono::minutes(10)};
   RankFormatter rank_name = format_rank;
-  // The monitor thread calls it if this process has not stopped within `grace` after another rank failed. It may be
-  // computing or blocked in a call that cannot be interrupted. It is also called if the process has not stopped
-  // within `own_grace` after fail() on this rank, because destroying communicators may block. It should end the
-  // process; may be empty.
+  // The monitor thread calls it if this process has not stopped within `grace` after another rank failed. The
+  // process may be computing or blocked in an uninterruptible call. It is also called if the process has not
+  // stopped within `own_grace` after fail() on this rank, because destroying communicators may block. It should
+  // end the process; it may be empty.
   std::function<void(const std::exception_ptr& failure)> on_stuck;
   std::chrono::milliseconds grace{600};
   std::chrono::milliseconds own_grace{5000};

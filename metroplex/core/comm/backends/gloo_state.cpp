@@ -154,7 +154,7 @@ GlooMesh GlooState::connect(const std::string& key, int index, int size) {
   }
 }
 
-// "rank 1 (tp 1 pp 0 dp 0) has not connected; ": members of the world that have stored no address of theirs.
+// Lists the ranks of the world that have not stored an address: "rank 1 (tp 1 pp 0 dp 0) has not connected ...; ".
 std::string GlooState::list_unconnected(const std::string& key, int size) {
   std::string names;
   try {

@@ -48,12 +48,12 @@ void refuse(c10d::Store& store, const GlooOptions& options, const std::string& c
 
 using GlooMesh = c10::intrusive_ptr<c10d::ProcessGroupGloo>;
 
-// Collective over the `size` members of the mesh `key`. Each pair proves to each other that it holds the run's
-// secret, because gloo accepts any program that connects in time. Throws base::Error("comm").
+// Collective over the `size` members of the mesh `key`. The members of each pair prove to each other that they
+// hold the run's secret, because gloo accepts any program that connects in time. Throws base::Error("comm").
 void check_members(const GlooMesh& mesh, const std::string& secret, const std::string& key, int index, int size);
 
-// Numbers that separate the messages of groups on shared connections. Groups with one name and purpose have at most
-// one rank in common, so the number belongs to the name and purpose. A world of any size has about twenty.
+// Numbers that separate the messages of groups on shared connections. Groups with equal name and purpose have at
+// most one rank in common, so they can share a number. A world of any size uses about twenty numbers.
 class GroupNumbers {
  public:
   static constexpr int kMaxNumbers = 1024;  // limited by the bits of a tag, see Mesh::tag

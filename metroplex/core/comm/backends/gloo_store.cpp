@@ -37,7 +37,7 @@ constexpr Milliseconds kTrialTimeout{20000}, kMiscountPatience{1500};
 // Time for a store that accepts connections to answer the first call. c10d repeats this call until its own, shorter
 // timeout.
 constexpr std::chrono::seconds kFirstAnswer{15}, kFirstTimeout{14};
-// How long the master's name may be unresolved.
+// Time limit for resolving the master's name.
 constexpr Milliseconds kNamePatience{10000};
 
 std::string arrival_key(int rank) { return "come/" + std::to_string(rank); }
@@ -163,7 +163,7 @@ std::string list_ranks(const std::vector<int>& ranks, const GlooOptions& options
   return ranks.size() > kMaxNamed ? base::concat(names, " and ", ranks.size() - kMaxNamed, " more") : names;
 }
 
-// At the timeout. A rank that has taken its place may be stopped before it counts itself: nothing is missing then.
+// Runs at the timeout. A rank that has set its key may be stopped before it counts itself. It is not missing.
 std::string decide_at_timeout(c10d::Store& store, const GlooOptions& options, const std::string& problems) {
   const std::vector<int> missing = missing_ranks(store, options);
   if (missing.empty()) return decide(store, kAllArrived, "");
@@ -220,7 +220,7 @@ c10::intrusive_ptr<c10d::Store> connect_to_agent(const GlooOptions& options) {
   }
 }
 
-// gloo stores the addresses of all connections of each rank, up to 200 bytes each, in one value a rank.
+// gloo stores one value per rank: the addresses of all its connections, up to 200 bytes each.
 StoreLimits limits_for(int world_size) {
   const auto ranks = static_cast<size_t>(world_size);
   return {.bytes = (64 << 20) + 1024 * ranks * ranks,

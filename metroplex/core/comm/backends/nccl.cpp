@@ -64,9 +64,9 @@ struct Communicators {
   Communicator forward, backward;
 };
 
-// Creates communicators at the first call with GPU tensors. Each needs GPU memory and a rendezvous of its ranks, and
-// a run uses few groups of a layout. All ranks of a group must make its first call, and none may wait in another
-// group for a rank that is in this call.
+// Creates communicators at the first call with GPU tensors. Each needs GPU memory and a rendezvous of its ranks,
+// and a run uses only a few groups of its layout. All ranks of a group must make its first call, and none may wait
+// in another group for a rank that is in this call.
 class NcclBackend final : public GroupBackend {
  public:
   NcclBackend(std::function<Communicators()> make, std::shared_ptr<GroupBackend> host)

@@ -104,8 +104,8 @@ class ReturnByMessages final : public Pending {
   PendingPtr pending_;
 };
 
-// For owners on a device, which the host cannot read: every member sends s rows to each of n members, most of them
-// unused. owners is viewed as [n, s].
+// For owners on a device, where the host cannot read them. Every member sends s rows to each of n
+// members; most rows are unused. owners is viewed as [n, s].
 class FetchBlocks final : public Pending {
  public:
   FetchBlocks(GroupBackend& backend, at::Tensor out, const at::Tensor& in, const at::Tensor& owners, int index)

@@ -16,8 +16,8 @@ namespace metroplex::comm {
 std::shared_ptr<GroupBackend> make_recording_backend(std::string group, device::Recorder& recorder,
                                                      std::shared_ptr<GroupBackend> inner);
 
-// A rank without peers: every other member is assumed to contribute the same data. It makes one rank of any world
-// constructible, for example to measure its memory. No data moves and no sums are computed. `recorder` may be null;
+// A rank without peers: every other member is assumed to contribute the same data. It allows constructing one rank
+// of any world, for example to measure its memory. No data moves and no sums are computed. `recorder` may be null;
 // it receives every call of the group. There are no waits to record.
 std::shared_ptr<GroupBackend> make_mirror_backend(std::string group, int size, device::Recorder* recorder);
 

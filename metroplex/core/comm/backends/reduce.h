@@ -1,5 +1,5 @@
-// Sums and maxima, taken member by member in group order: the same bits on every rank and in every backend. 16-bit
-// floats are summed in fp32 and rounded once.
+// Sums and maxima, taken member by member in group order, with the same bits on every rank and in every backend.
+// 16-bit floats are summed in fp32 and rounded once.
 #pragma once
 
 #include <ATen/core/Tensor.h>

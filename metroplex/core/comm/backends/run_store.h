@@ -27,7 +27,7 @@ inline double in_seconds(std::chrono::milliseconds time) { return static_cast<do
 struct StoreLimits {
   size_t bytes = 0;    // keys and values, with kKeyBytes more for each key
   size_t message = 0;  // bytes of a request
-  size_t members = 0;  // clients that may stay after the start; before it kSpareClients more are admitted
+  size_t members = 0;  // clients that may stay after startup; during startup kSpareClients more are admitted
 };
 
 class StoreServer {
@@ -74,7 +74,7 @@ class StoreServer {
   WatchLinks links_;
   std::map<std::string, std::string> values_;
   size_t bytes_ = 0;
-  bool busy_ = false;  // a received message may wait for the next turn
+  bool busy_ = false;  // a received message may wait for the next loop iteration
   std::thread thread_;
 };
 
@@ -82,8 +82,8 @@ class StoreServer {
 // ("Socket Timeout").
 class StoreClient final : public c10d::Store {
  public:
-  // Connects within `patience` and proves the secret within `answer_limit`, by further connections if the server
-  // closes one without an answer. Throws base::Error("comm").
+  // Connects within `patience` and proves the secret within `answer_limit`. Reconnects if the server closes the
+  // connection without an answer. Throws base::Error("comm").
   struct Address {
     std::string host;
     uint16_t port = 0;

@@ -57,7 +57,7 @@ StoreClient::StoreClient(const Address& address) {
   link_.max_message = kMaxStoreMessage;
 }
 
-// False: the server closed the connection without an answer, as a store does if the hello arrives too late.
+// Returns false if the server closed the connection without an answer, for example because the hello was late.
 bool StoreClient::prove_secret(const Address& address, Clock::time_point end, bool first) {
   const std::string where = base::concat(address.host, ":", address.port);
   prepare_socket(fd_.get(), kSilence);

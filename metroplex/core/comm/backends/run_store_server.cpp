@@ -71,7 +71,7 @@ void StoreServer::work() {
       if (!serve(waiting[i].fd, links_.at(waiting[i].fd), (waiting[i].revents & ~POLLOUT) != 0)) drop(waiting[i].fd);
     }
     if (waiting[1].revents != 0) accept();
-    close_connections(false);  // after the reads: a server that was stopped has hellos to read
+    close_connections(false);  // after the reads, because hellos queue while this process is stopped
   }
 }
 
@@ -96,8 +96,8 @@ void StoreServer::accept() {
   lacked_files_ = lacked_files_ || port_.lacks_files();
 }
 
-// Handles at most one read and one message per call, and none before the client has received the last answer, so that
-// no client can block the thread or fill its memory. Returns false if the connection must be closed.
+// Handles at most one read and one message per call, and none before the last answer has been sent. No client can
+// therefore block the thread or fill its memory. Returns false if the connection must be closed.
 bool StoreServer::serve(int fd, WatchLink& link, bool readable) {
   link.flush(fd);
   if (!link.out.empty()) return true;

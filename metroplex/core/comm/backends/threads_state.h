@@ -88,7 +88,7 @@ struct RankArgs {
   StreamMark ready{};
   at::Tensor out_counts{}, in_counts{};  // of exchange_rows
   at::Tensor owners{};                   // of fetch_rows and return_rows
-  bool overflow = false;                 // set by the piece of this rank
+  bool overflow = false;                 // set by the chunk of this rank
 };
 
 // Arguments that must be equal on all ranks, in addition to sizes.
@@ -100,7 +100,7 @@ struct Agreement {
   friend bool operator==(const Agreement&, const Agreement&) = default;
 };
 
-// One numbered operation of a group. The work is divided into pieces; any rank may run one once all ranks have
+// One numbered operation of a group. The work is divided into chunks; any rank may run one once all ranks have
 // arrived.
 struct Collective {
   Agreement agreement;
@@ -117,7 +117,7 @@ struct Collective {
   StreamMark finished;
 };
 
-// Checks that the arrivals match and counts the pieces. Returns "" or an error text with group indices.
+// Checks that the arguments match and counts the chunks. Returns "" or an error text with group indices.
 std::string prepare(Collective& op);
 void run_chunk(Collective& op, int64_t chunk);
 std::string in_words(const Agreement& agreement);
@@ -142,7 +142,7 @@ class Meeting {
 
   // `number` counts the collectives of this group on the calling rank.
   std::shared_ptr<Collective> arrive(int index, int64_t number, const Agreement& agreement, RankArgs args);
-  // Waits for the operation and helps with its pieces. Then releases the tensors of this rank.
+  // Waits for the operation and helps with its chunks. Then releases the tensors of this rank.
   void finish(const std::shared_ptr<Collective>& op, int index);
   // Returns null if the operation is complete.
   std::shared_ptr<Message> post(int index, const P2pOp& op);

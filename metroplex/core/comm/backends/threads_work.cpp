@@ -12,7 +12,7 @@
 namespace metroplex::comm {
 namespace {
 
-constexpr int64_t kChunk = 1 << 16;  // elements of a reduction per piece
+constexpr int64_t kChunk = 1 << 16;  // elements of a reduction per chunk
 
 int64_t count_chunks(int64_t numel) { return (numel + kChunk - 1) / kChunk; }
 
@@ -55,7 +55,7 @@ void reduce_chunk(Collective& op, int64_t chunk) {
                   op.agreement.reduce);
 }
 
-// One piece per receiver.
+// One chunk per receiver.
 void all_to_all_chunk(Collective& op, size_t receiver) {
   const RankArgs& to = op.all_args[receiver];
   char* out = mutable_bytes(to.out);
@@ -77,7 +77,7 @@ SentRows find_sent_rows(const RankArgs& from, size_t receiver) {
   return {begin, std::min(counts[receiver], length - begin)};
 }
 
-// One piece per member: the rows for it, and whether it had too many for another member.
+// One chunk per member. It copies the member's rows and checks whether the member had too many for another one.
 void exchange_rows_chunk(Collective& op, size_t member) {
   RankArgs& mine = op.all_args[member];
   const int64_t capacity = op.agreement.capacity, width = row_bytes(mine.out);
@@ -104,7 +104,7 @@ void for_each_request(const at::Tensor& owners, int64_t slots, const Body& body)
   }
 }
 
-// One piece per member whose slots are filled.
+// One chunk per member whose slots are filled.
 void fetch_rows_chunk(Collective& op, size_t member) {
   const RankArgs& mine = op.all_args[member];
   const int64_t width = row_bytes(mine.out), owned_rows = mine.in.size(0);
@@ -116,7 +116,7 @@ void fetch_rows_chunk(Collective& op, size_t member) {
   });
 }
 
-// One piece per member whose rows receive the sums.
+// One chunk per member whose rows receive the sums.
 void return_rows_chunk(Collective& op, size_t member) {
   const at::NoGradGuard no_grad;
   const RankArgs& mine = op.all_args[member];
@@ -134,13 +134,13 @@ void run_on_host(Collective& op, int64_t chunk) {
     case Kind::reduce_scatter:
       reduce_chunk(op, chunk);
       return;
-    case Kind::all_gather: {  // one piece per sender
+    case Kind::all_gather: {  // one chunk per sender
       const size_t size = op.all_args[index].in.nbytes();
       for (RankArgs& args : op.all_args)
         copy_bytes(mutable_bytes(args.out) + index * size, bytes(op.all_args[index].in), size);
       return;
     }
-    case Kind::broadcast: {  // one piece per receiver
+    case Kind::broadcast: {  // one chunk per receiver
       const at::Tensor& root = op.all_args[static_cast<size_t>(op.agreement.root)].in;
       copy_bytes(mutable_bytes(op.all_args[index].out), bytes(root), root.nbytes());
       return;

@@ -33,7 +33,7 @@ struct WatchLink {
   std::chrono::steady_clock::time_point since = std::chrono::steady_clock::now();  // last bytes received
 
   void put(char kind, const std::string& text);
-  // Returns how many bytes may be read before a message must be taken.
+  // Returns how many bytes may be read before take() must be called.
   size_t free_bytes() const;
   // Returns the next complete message. Sets `refused` if its header announces more than the limit.
   std::optional<WatchMessage> take(bool& refused);
@@ -59,10 +59,10 @@ class LinkPort {
   std::vector<int> expired(const WatchLinks& links, bool all);
   // True if the process had no free file descriptor for the last connection.
   bool lacks_files() const { return out_of_files_.has_value(); }
-  // True if the owner must return within kPause even without an event.
+  // True if the owner must call expired() within kPause, even without an event.
   bool has_limits(const WatchLinks& links) const;
 
-  // Before accepting again after the process ran out of file descriptors.
+  // Delay before accepting again after the process ran out of file descriptors.
   static constexpr std::chrono::milliseconds kPause{100};
 
  private:

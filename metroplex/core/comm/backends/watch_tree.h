@@ -1,8 +1,8 @@
-// Failure detection between processes. Every rank has one connection to its parent in the rank tree and one to each
-// child, and a thread that serves them. A process that dies closes its connections. The thread sends a heartbeat
-// every WatchOptions::beat. A neighbor without one for WatchOptions::silence is stopped or unreachable. Its neighbors
-// pass the cause through the tree; so does a rank that fails by itself. The ranks also leave together through the
-// tree.
+// Failure detection between processes. Every rank has one connection to its parent in the rank tree and one to
+// each child, and a thread that serves them. A process that dies closes its connections. The thread sends a
+// heartbeat every WatchOptions::beat. A neighbor that sends none for WatchOptions::silence is stopped or
+// unreachable. Its neighbors send the cause through the tree, and so does a rank that fails by itself. The ranks
+// also use the tree to leave together.
 //
 // The port of a rank is open until its children have connected. Both ends prove that they hold the run's secret
 // without sending it. Unproven connections are closed; their number, message size and duration are limited.
@@ -32,7 +32,7 @@ struct WatchOptions {
   std::string host;     // name of this machine, for messages
   std::chrono::milliseconds timeout{std::chrono::minutes(10)};
   std::chrono::milliseconds beat{2000}, silence{15000};
-  // Time for a neighbor to connect if all ranks have started. Unset: `timeout`, and only for the parent.
+  // Time limit for neighbors to connect if all ranks have started. Unset: `timeout`, for the parent only.
   std::optional<std::chrono::milliseconds> connect_limit;
   // The rendezvous, where a parent publishes its address. look_up returns nothing until the key exists.
   std::function<void(const std::string& key, const std::string& value)> publish;

@@ -21,7 +21,7 @@ constexpr Entry kSchedules[] = {
     {config::Schedule::interleaved, build_interleaved},
 };
 
-// Far above any real step, but low enough that counts of actions fit an int.
+// Far above any real step, but low enough that counts of actions fit in an int.
 constexpr int kMostActionsPerRank = 1 << 24;
 
 }  // namespace

@@ -208,7 +208,7 @@ Interpreter::LoopControl Interpreter::run_loop(const Statement& statement, const
   return LoopControl::on;
 }
 
-// loop(items) in a recursive loop.
+// Implements loop(items) in a recursive loop.
 Value Interpreter::recurse(const Loop& loop, const Arguments& given) {
   MPX_CHECK(loop.statement != nullptr, "text", "loop() is called in a loop that is not marked 'recursive'");
   given.only(1, {"iterable"});

@@ -1,6 +1,6 @@
-// Evaluates a parsed template by walking its tree. Steps, text and depth are bounded, so that no template runs or
-// grows without limit. One Interpreter renders once. Operators, methods, filters, tests and functions are tables in
-// the files of these names.
+// Evaluates a parsed template by traversing its tree. Steps, text and depth are bounded, so that no template runs
+// or grows without limit. One Interpreter renders once. Operators, methods, filters, tests and functions are
+// tables in the files interpreter_<table>.cpp.
 #pragma once
 
 #include <algorithm>
@@ -45,7 +45,7 @@ class Interpreter {
   Interpreter(const Interpreter&) = delete;
   Interpreter& operator=(const Interpreter&) = delete;
 
-  // Throws base::Error; line() is its line.
+  // Throws base::Error; line() is the line of the error.
   Rendered run(const Statements& statements, const Dict& variables);
   int line() const { return line_; }
 
@@ -99,7 +99,7 @@ class Interpreter {
   std::vector<std::weak_ptr<Scope>> closed_over_;  // cleared at the end to break reference cycles
 };
 
-// operators.cpp
+// interpreter_operators.cpp
 Value arithmetic(Interpreter& run, const std::string& sign, const Value& a, const Value& b);
 bool contains(Interpreter& run, const Value& container, const Value& item);
 Value attribute(Interpreter& run, const Value& object, const std::string& name);
@@ -111,7 +111,7 @@ void for_each_pair(Interpreter& run, const Value& value, const char* taker,
                    const std::function<void(const Value& key, const Value& value)>& visit);
 Value format_values(Interpreter& run, const Value& format, const List& values);  // Python's %
 
-// methods.cpp and string_methods.cpp
+// interpreter_methods.cpp and interpreter_string_methods.cpp
 bool has_method(const Value& object, std::string_view name);
 Value call_method(Interpreter& run, const Value& object, const std::string& name, Arguments& arguments);
 bool has_string_method(std::string_view name);
@@ -127,7 +127,7 @@ Filter find_text_filter(std::string_view name);
 Test find_test(std::string_view name);
 Function find_function(std::string_view name);
 
-// string_methods.cpp: letters of any script, by Unicode's simple case mappings ('ß' in upper case is 'SS').
+// interpreter_string_methods.cpp: any script, by Unicode's simple case mappings ('ß' in upper case is 'SS').
 std::string upper(std::string_view text);
 std::string lower(std::string_view text);
 std::string capitalize(std::string_view text);
@@ -147,8 +147,8 @@ enum class Side { left, right, both };
 // Adds `fill`, one character, on a side until the text has `width` characters.
 std::string pad_text(Interpreter& run, const std::string& text, int64_t width, std::string_view fill, Side side);
 
-// search.cpp: finds the first or last occurrence of `part`, npos if there is none, in linear time. std::string's find
-// is quadratic for repetitive texts. `part` must outlive the object.
+// interpreter_search.cpp: finds the first or last occurrence of `part`, npos if there is none, in linear time.
+// std::string's find is quadratic for repetitive texts. `part` must outlive the object.
 class Search {
  public:
   Search(Interpreter& run, std::string_view part, bool last = false);
@@ -160,7 +160,7 @@ class Search {
   std::vector<uint32_t> borders_;  // of each prefix (or suffix): its longest border
 };
 
-// to_json.cpp: json.dumps.
+// interpreter_to_json.cpp: json.dumps.
 struct JsonStyle {
   bool ascii = false, sorted = false;
   int64_t indent = -1;  // < 0: on one line

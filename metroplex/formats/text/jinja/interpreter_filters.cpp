@@ -1,4 +1,4 @@
-// Filters for single values; list_filters.cpp and text_filters.cpp have those for lists and text layout.
+// Filters for single values. interpreter_{list,text}_filters.cpp have those for lists and text layout.
 #include "text/jinja/interpreter.h"
 
 #include <algorithm>

@@ -1,5 +1,5 @@
-// Recursive descent parser with Jinja's operator precedence: expressions here and in expressions.cpp, statements in
-// statements.cpp.
+// Recursive descent parser with Jinja's operator precedence. parser_expressions.cpp implements the expressions,
+// parser_statements.cpp the statements.
 #pragma once
 
 #include <string>
@@ -34,7 +34,7 @@ class Parser {
   [[noreturn]] void fail(const std::string& message) const { fail_at(where_, now().line, message); }
   std::string described() const;
 
-  // Expressions (expressions.cpp).
+  // Expressions (parser_expressions.cpp).
   ExpressionPtr make(Op op, int line, std::string name = "");
   void adopt(Expression& parent, ExpressionPtr child);
   ExpressionPtr pair(Op op, std::string name, ExpressionPtr left, ExpressionPtr right);
@@ -61,7 +61,7 @@ class Parser {
   // One expression, or a tuple if commas follow. `choices`: accepts "a if b else c" as an item.
   ExpressionPtr tuple(bool choices, std::string_view end_name = "", bool may_be_empty = false);
 
-  // Statements (statements.cpp).
+  // Statements (parser_statements.cpp).
   using Ends = std::initializer_list<std::string_view>;
   Statements until(Ends ends, const std::string& opener);
   void statement(Statements& out);

@@ -1,5 +1,5 @@
 // A parsed template: expressions and statements as plain data, each with its line. The parser bounds the depth, so
-// that tree walks may recurse.
+// that tree traversals may recurse.
 #pragma once
 
 #include <memory>
@@ -13,8 +13,8 @@
 namespace metroplex::text::jinja {
 
 enum class Op {
-  constant,    // constant
-  name,        // name
+  constant,
+  name,
   list,        // children
   tuple,       // children
   dict,        // children: key, value, key, value, ...
@@ -56,7 +56,7 @@ struct Target {
 };
 
 enum class StatementKind {
-  text,        // text
+  text,
   output,      // expression
   branch,      // if: arms; an arm without a condition is the else
   loop,        // for target in expression if condition [recursive]: body, otherwise

@@ -6,7 +6,7 @@
 #include "base/error.h"
 
 namespace metroplex::text::jinja {
-// Checks that a container accepts the item, and adds its weight and depth.
+// Checks that a container accepts the item, and adds the item's weight and depth.
 void Value::hold(const Value& item) {
   const Kind kind = item.kind();
   const bool is_macro = kind == Kind::callable && item.callable().is_macro;

@@ -1,7 +1,7 @@
-// Python's values as far as chat templates use them. Strings are UTF-8; lengths and indices count code points. Lists
-// and dicts are immutable (as in the sandbox of transformers); only namespaces change. Containers cannot contain
-// namespaces, loops or methods; namespaces cannot contain macros. Values therefore form no cycles, and their depth is
-// limited.
+// Python's values as far as chat templates use them. Strings are UTF-8; lengths and indices count code points.
+// Lists and dicts are immutable, as in the sandbox of transformers; only namespaces change. Containers cannot
+// contain namespaces, loops or methods, and namespaces cannot contain macros. Values therefore form no cycles, and
+// their depth is limited.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +21,7 @@ class Value;
 using List = std::vector<Value>;
 
 struct Undefined {
-  std::string what;  // the error message for a use of it: "'tools' is undefined"
+  std::string what;  // error message for its use: "'tools' is undefined"
 };
 struct None {};
 struct Arguments;
@@ -55,7 +55,7 @@ struct Loop {
   int64_t depth = 1;
   const Statement* statement = nullptr;  // of a recursive loop; null: loop() is refused
   std::shared_ptr<Scope> around;         // the variables visible to its statement
-  std::shared_ptr<List> changed;         // the arguments of the last loop.changed()
+  std::shared_ptr<List> changed;         // arguments of the last loop.changed()
 };
 
 struct Callable {
