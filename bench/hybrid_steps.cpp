@@ -54,7 +54,7 @@ nn::Microbatch make_sample(const Run& run, int64_t number, int64_t step) {
   }
   sample.labels = sample.position_ids = sample.tokens;
   sample.loss_mask.assign(sample.tokens.size(), 1.0F);
-  return step::stack_samples({{sample}, {number, 1, step}, kVocab}, at::kFloat);
+  return step::stack_samples({{sample}, {number, 1, step}, kVocab, {}}, at::kFloat);
 }
 
 std::vector<nn::Microbatch> make_batches(const Run& run, const config::Config& config, const comm::World& world,

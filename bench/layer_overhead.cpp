@@ -161,7 +161,7 @@ class Pair {
         loss_gradient_(at::full({}, 1.0 / static_cast<double>(sizes.sequence * sizes.batch))) {}
 
   void our_blocks() {
-    const auto& regions = assembly_->model.stages.at(0)->regions().places;  // embedding, layers, head
+    const auto& regions = assembly_->model.stages.at(0)->regions().entries;  // embedding, layers, head
     assembly_->model.families.begin_step(1);
     std::vector<nn::RegionRun> runs(kLayers);
     nn::Values x(nn::kHiddenStates, x_);

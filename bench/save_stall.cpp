@@ -13,6 +13,7 @@
 #include "nn/microbatch.h"
 #include "timing.h"
 #include "run/saving.h"
+#include "step/state_tensors.h"
 #include "step/step.h"
 
 #include <ATen/ATen.h>

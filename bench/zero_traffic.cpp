@@ -84,8 +84,8 @@ bool cell(const Count& counted, const Count& expected) {
 bool print(int stage, int64_t dp, int64_t m) {
   const config::Config config = make_config(stage, dp, m);
   const auto traffic = std::make_shared<comm::Traffic>();
-  const comm::World world =
-      comm::make_world(0, topology::RankGrid(static_cast<int>(dp), config.parallel), comm::counted({}, traffic));
+  const comm::World world = comm::make_world(0, topology::RankGrid(static_cast<int>(dp), config.parallel),
+                                             comm::count_traffic({}, traffic));
   const auto assembly = step::assemble(config, world, kVocab);
   const MeasuredTraffic counted = count_step(*assembly, *traffic, m), expected = formula(*assembly, stage, m);
   std::printf("| ZeRO-%d | %ld | %ld |", stage, static_cast<long>(dp), static_cast<long>(m));

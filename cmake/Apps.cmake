@@ -99,11 +99,13 @@ add_test(NAME mutants_apply COMMAND "${PYTHON3}" "${CMAKE_SOURCE_DIR}/tests/scri
 add_test(NAME evidence COMMAND "${PYTHON3}" "${CMAKE_SOURCE_DIR}/tests/scripts/evidence_test.py")
 add_test(NAME format COMMAND bash "${CMAKE_SOURCE_DIR}/scripts/check_format.sh")
 
-# The programs for bench/*.md; built only by name.
+# The programs for bench/*.md; built by name, or all by the target `benches`.
+add_custom_target(benches)
 file(GLOB bench_sources CONFIGURE_DEPENDS "${CMAKE_SOURCE_DIR}/bench/*.cpp")
 foreach(source IN LISTS bench_sources)
   get_filename_component(name "${source}" NAME_WE)
   add_executable(${name} EXCLUDE_FROM_ALL ${source})
   target_link_libraries(${name} PRIVATE metroplex_run metroplex_verify metroplex_clock metroplex_apps)
   target_precompile_headers(${name} REUSE_FROM metroplex_pch)
+  add_dependencies(benches ${name})
 endforeach()

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # Runs the tests that are too long for every submission:
+#   all programs of bench/ compile
 #   the complete sweeps over layouts and types, and all instruction sets of this machine
 #   suites with tensors under both sanitizers, and ten minutes of every fuzzer
 #   500 kills, 200 random configurations, and all tests on the CUDA variant
@@ -7,6 +8,7 @@
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 build=${1:-$root/build}
+cmake --build "$build" --target benches
 METROPLEX_WHOLE_WALKS=1 OMP_NUM_THREADS=1 "$build/bin/run_test"
 METROPLEX_WHOLE_WALKS=1 "$build/bin/plan_test"
 METROPLEX_WHOLE_WALKS=1 "$build/bin/kernels_on_host"
