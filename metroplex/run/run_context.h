@@ -1,7 +1,6 @@
 // The state of a run on one rank: assembly, position in the data, timers, log.
 #pragma once
 
-#include <algorithm>
 #include <memory>
 #include <optional>
 #include <string>

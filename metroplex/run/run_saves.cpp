@@ -55,9 +55,8 @@ void RunSaves::save(bool last) {
   if (last) {
     finish();
   } else if (!all_ranks_true(!background_->in_flight(), run_.world())) {
-    if (run_.first_rank())
-      run_.warn(base::concat("iteration ", run_.position.iteration, " is not saved: iteration ", iteration_,
-                             " is still being written; the disk is slower than checkpoint.save_interval"));
+    run_.warn(base::concat("iteration ", run_.position.iteration, " is not saved: iteration ", iteration_,
+                           " is still being written; the disk is slower than checkpoint.save_interval"));
     return;
   }
   iteration_ = run_.position.iteration;

@@ -1,7 +1,5 @@
 #include "run/trainer.h"
 
-#include <algorithm>
-#include <chrono>
 #include <optional>
 
 #include "base/error.h"

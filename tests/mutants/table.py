@@ -456,4 +456,8 @@ MUTANTS = [
     ("head_is_trained_with_the_embedding", "config/peft.cpp", "return param == module.param && contains(modules_to_save, module.word);", "return param == module.param && !modules_to_save.empty();", "run_test Adapters*"),
     ("tied_head_is_not_written", "hf/directory_peft.cpp", "    if (config.model.tied()) all.push_back(export_tensor(run, tensor.name, \"lm_head.weight\"));\n", "", "hf_test Adapters*"),
     ("epochs_are_left_to_verify", "verify/verify.cpp", "  config.train.train_epochs = 0;\n", "", "run_test Verify*"),
+    ("decoupled_minimum_above_the_rate", "config/rules_train.cpp", "!given || optim.decoupled_min_lr <= optim.decoupled_lr", "!given || true", "config_test Refusals*"),
+    ("warmup_above_the_decoupled_rate", "config/rules_train.cpp", "!given || optim.lr_warmup_init <= optim.decoupled_lr", "!given || true", "config_test Refusals*"),
+    ("fp32_zero_a_bit_late", "config/rules_precision.cpp", "Fp32::denorm_min() / 2.0", "Fp32::denorm_min() / 4.0", "config_test Refusals*"),
+    ("epsilon_is_never_zero", "config/rules_precision.cpp", "{\"optim.adam_eps\", optim.adam_eps},", "", "config_test Refusals*"),
 ]

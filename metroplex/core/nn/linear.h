@@ -58,13 +58,13 @@ class Linear {
 
   at::Tensor forward(const Input& in, const AdapterRows& rows = {});
   AdapterRows adapter_rows(const Input& in, const Microbatch& batch) const;
-  bool keeps_input() const { return !weight_->frozen || adapters_.need_input(); }
   Param& weight() { return *weight_; }
   Param* bias() { return bias_ ? bias_.get() : nullptr; }
   Param* skipped_bias() { return skip_bias_add_ ? bias() : nullptr; }
   void collect_params(std::vector<Param*>& params);
 
  private:
+  bool keeps_input() const { return !weight_->frozen || adapters_.need_input(); }
   Param* added_bias() const { return skip_bias_add_ ? nullptr : bias_.get(); }
 
   LinearSplit split_;

@@ -19,6 +19,7 @@
 
 namespace metroplex::nn {
 
+// The features over which a linear layer is split over tp; none: every rank has the whole layer (linear.h).
 enum class LinearSplit { output, input, none };
 
 struct AdapterSpec {
