@@ -3,6 +3,7 @@
 #include <iostream>
 #include <map>
 #include <numeric>
+#include <optional>
 
 #include <nlohmann/json.hpp>
 
@@ -10,12 +11,14 @@
 #include "apps/console.h"
 #include "apps/commands.h"
 #include "base/error.h"
+#include "base/join.h"
 #include "config/experts.h"
 #include "config/rules_transformer.h"
 #include "files/file_system.h"
 #include "draw/schedule.h"
 #include "plan/graph_exits.h"
 #include "plan/layout.h"
+#include "plan/schedule_search.h"
 #include "plan/schedules/registry.h"
 #include "plan/verify.h"
 
@@ -27,9 +30,10 @@ struct ScheduleOptions {
   plan::ScheduleRequest request;
   replay::TimelineCosts costs;
   draw::ScheduleOptions draw;
+  std::optional<double> weight;
   std::string svg;
   int columns = 0;
-  bool json = false, no_color = false, table = false;
+  bool json = false, no_color = false, table = false, compare = false;
   // For --graphs: the captured modules, and the shape of a layer's input.
   bool graphs = false;
   std::string impl = "transformer_engine";
@@ -48,7 +52,8 @@ void declare(CLI::App& app, ScheduleOptions& options) {
   app.add_option("--microbatches", request.num_microbatches, "microbatches per step")
       ->check(not_above_0)
       ->capture_default_str();
-  app.add_option("--schedule", options.schedule, "auto, none, gpipe, 1f1b or interleaved")->capture_default_str();
+  app.add_option("--schedule", options.schedule, base::join(config::words_of<config::Schedule>(), ", "))
+      ->capture_default_str();
   app.add_option("--group-size", request.microbatch_group_size,
                  "interleaved: consecutive microbatches of a chunk; 0: --pp")
       ->check(below_0);
@@ -60,6 +65,10 @@ void declare(CLI::App& app, ScheduleOptions& options) {
   app.add_option("--backward", options.costs.backward, "time of one microbatch's backward on a rank")
       ->check(below_0)
       ->capture_default_str();
+  app.add_option(
+         "--weight", options.weight,
+         "part of --backward for weight gradients, which zero-bubble schedules run apart; default: half of it")
+      ->check(below_0);
   app.add_option("--p2p", options.costs.p2p, "time of one tensor between two ranks")
       ->check(below_0)
       ->capture_default_str();
@@ -67,6 +76,15 @@ void declare(CLI::App& app, ScheduleOptions& options) {
   app.add_option("--svg", options.svg, "also write the picture to this file")->check(no_file);
   app.add_flag("--json", options.json, "print every action with its times instead of the picture");
   app.add_flag("--table", options.table, "print every action of every rank instead of the picture");
+  app.add_flag("--compare", options.compare,
+               "compare all schedules for these times, and one that is searched for them, instead of the picture");
+  app.add_option("--live", request.live_microbatches,
+                 "--compare and searched: live microbatches that fit into the memory of a rank; 0: --pp")
+      ->check(below_0);
+  app.add_option("--rank-factors", request.times.scale,
+                 "factors of the ranks' times, one per rank, separated by commas")
+      ->delimiter(',')
+      ->check(below_0);
   app.add_flag("--no-color", options.no_color, "plain text even on a terminal");
   app.add_option("--columns", options.columns,
                  "columns of the picture's bars; default: as many as fit the terminal, or 160")
@@ -285,6 +303,11 @@ nlohmann::json to_json(const plan::GraphPlan& plan, const draw::GraphNumbers& nu
           {"captures", captures}};
 }
 
+double formula_bubble_share(const plan::PipelineTable& table) {
+  return replay::formula_bubble_share(table.num_stages, table.num_chunks, table.num_microbatches,
+                                      table.splits_backward());
+}
+
 nlohmann::json to_json(const plan::PipelineTable& table, const replay::Timeline& timeline, const Graphs* graphs) {
   nlohmann::json ranks = nlohmann::json::array();
   for (size_t rank = 0; rank < timeline.ranks.size(); ++rank) {
@@ -312,8 +335,49 @@ nlohmann::json to_json(const plan::PipelineTable& table, const replay::Timeline&
           {"forward_only", table.forward_only},
           {"length", timeline.length},
           {"bubble_share", timeline.total_bubble_share},
-          {"formula_bubble_share", replay::formula_bubble_share(table)},
+          {"formula_bubble_share", formula_bubble_share(table)},
           {"ranks", ranks}};
+}
+
+double mean_factor(const std::vector<double>& factors) {
+  return factors.empty() ? 1 : std::accumulate(factors.begin(), factors.end(), 0.0) / double(factors.size());
+}
+
+// Sets the times of a searched schedule and the stages' factors of the timeline.
+void set_times(ScheduleOptions& options) {
+  replay::TimelineCosts& costs = options.costs;
+  plan::ActionTimes& times = options.request.times;
+  costs.weight = options.weight.value_or(costs.backward / 2);
+  MPX_CHECK(costs.weight <= costs.backward, "plan", "--weight ", costs.weight, ": is part of --backward ",
+            costs.backward, "; give at most that");
+  const auto ranks = static_cast<size_t>(options.request.num_stages);
+  MPX_CHECK(times.scale.empty() || times.scale.size() == ranks, "plan", "--rank-factors has ", times.scale.size(),
+            " numbers for --pp ", ranks, "; give one per rank");
+  times.forward = costs.forward, times.backward = costs.backward - costs.weight, times.weight = costs.weight;
+  times.p2p = costs.p2p;
+}
+
+void print_comparison(const ScheduleOptions& options) {
+  plan::SearchRequest request;
+  request.num_stages = options.request.num_stages;
+  request.num_microbatches = options.request.num_microbatches;
+  request.times = options.request.times;
+  const int live = options.request.live_microbatches;
+  request.live_limits.assign(static_cast<size_t>(request.num_stages), live > 0 ? live : request.num_stages);
+  std::vector<plan::FoundSchedule> rows = plan::fixed_schedules(request);
+  rows.push_back(plan::search_schedule(request));
+  rows.back().table.name = "searched";
+  const double busy = request.num_microbatches * (options.costs.forward + options.costs.backward) *
+                      mean_factor(options.request.times.scale);
+  std::cout << "schedule     length    bubble   live microbatches\n";
+  for (const plan::FoundSchedule& row : rows) {
+    const std::vector<int> live = plan::inspect_table(row.table).peak_live_activations;
+    char line[128];
+    std::snprintf(line, sizeof line, "%-10s %8.2f  %6.2f %%   %.1f\n", row.table.name.c_str(), row.length,
+                  row.length > 0 ? 100 * (1 - busy / row.length) : 0,
+                  static_cast<double>(*std::max_element(live.begin(), live.end())) / row.table.num_chunks);
+    std::cout << line;
+  }
 }
 
 void print_table(const plan::PipelineTable& table) {
@@ -352,8 +416,14 @@ int run_schedule(const std::vector<std::string>& arguments) {
   int exit_code = 0;
   if (!parse(app, arguments, exit_code)) return exit_code;
 
+  set_times(options);
+  if (options.compare) {
+    print_comparison(options);
+    return 0;
+  }
   const auto table = plan::build_schedule(options.schedule, options.request);
   plan::verify(table);
+  options.costs.stage_scale = plan::chunk_times(options.request.times, table.placement()).scale;
   const auto timeline = replay::replay(table, options.costs);
   const bool parts = options.graphs && options.impl != "full_iteration";
   if (options.graphs && !parts) {
@@ -379,7 +449,7 @@ int run_schedule(const std::vector<std::string>& arguments) {
   }
   write_styled(std::cout, draw::draw_text(table, timeline, options.draw));
   std::cout << "bubble of all ranks " << 100 * timeline.total_bubble_share << " %, by formula "
-            << 100 * replay::formula_bubble_share(table) << " %; length " << timeline.length << "\n";
+            << 100 * formula_bubble_share(table) << " %; length " << timeline.length << "\n";
   if (options.graphs && !parts) {
     std::cout << "\ngraphs of every rank: 2, a training step and an evaluation, with all microbatches, chunks and "
                  "sends; no layer passes tensors between graphs\n";

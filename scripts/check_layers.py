@@ -129,7 +129,7 @@ def check_first_include(path, module, breaches):
 FAMILIES = "one row of the table of its registry, which declares it"
 WITHOUT_HEADER = {
     **{f"hf/families/{name}.cpp": FAMILIES for name in ("deepseek", "gemma", "gpt2", "gpt_oss", "llama", "mixtral", "qwen2", "qwen3", "qwen3_moe")},
-    **{f"plan/schedules/{name}.cpp": FAMILIES for name in ("gpipe", "interleaved", "none", "one_f_one_b")},
+    **{f"plan/schedules/{name}.cpp": FAMILIES for name in ("dualpipe_v", "gpipe", "interleaved", "none", "one_f_one_b", "overlapped", "searched", "zb_v", "zero_bubble")},
     "device/no_cuda.cpp": "stubs of a build without CUDA",
     "kernels/no_nvcc.cpp": "stubs of a build without CUDA",
 }

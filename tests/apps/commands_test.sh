@@ -358,6 +358,15 @@ done
 run 0 schedule --pp 4 --microbatches 40 --columns 30
 [ "$(grep '^rank' out | wc -L)" -le 62 ] || fail "--columns 30"
 holds "schedule draws for the width of the terminal"
+run 0 schedule --pp 4 --microbatches 9 --backward 2.5 --p2p 0.1 --rank-factors 1,1,1,1.2 --compare
+[ "$(awk 'NR > 1 {print $1}' out | xargs)" = "1f1b zb_h1 zb_v searched" ] || fail "schedule --compare: other rows"
+awk 'NR > 1 && $1 != "searched" && (!best || $2 < best) {best = $2} $1 == "searched" {found = $2} END {exit !(found <= best)}' out ||
+  fail "schedule --compare: the searched schedule is longer than a fixed one"
+run 0 schedule --pp 4 --microbatches 9 --backward 2.5 --p2p 0.1 --rank-factors 1,1,1,1.2 --schedule searched
+run 2 schedule --pp 4 --rank-factors 1,1
+warns '--rank-factors has 2 numbers'
+run 2 schedule --backward 1 --weight 2
+holds "schedule compares schedules and searches one"
 run 0 schedule --pp 4 --microbatches 8 --graphs --layers 32 --hidden-size 2048
 prints '^rank 3 .* instances 1$'
 prints '^   0 +8 +4 +4 +64 +128 +64 +512.0 MiB +512.0 MiB +80.0 MiB +512.0 MiB$'

@@ -113,7 +113,7 @@ MUTANTS = [
     ("drawn_flops_of_multi_token_by_first", "plan/model_flops.cpp", "pattern.back() ? mtp : 0", "pattern.front() ? mtp : 0", "plan_test Flops*; metroplex_vectors flops_memory", "expr"),
     ("drawn_idle_of_multi_token_by_first", "plan/model_flops.cpp", "!expert.layer_is_moe.empty() && expert.layer_is_moe.back() ? shape.mtp_num_layers : 0", "!expert.layer_is_moe.empty() && expert.layer_is_moe.front() ? shape.mtp_num_layers : 0", "plan_test; forecast_test DryRun*", "expr"),
     ("drawn_latent_scores_by_keys", "plan/model_flops.cpp", "squares * heads * (qk + v) / 2", "squares * heads * qk", "plan_test Flops*; metroplex_vectors flops_memory", "expr"),
-    ("drawn_bubble_without_chunks", "replay/timeline.cpp", "static_cast<double>(table.num_chunks) * table.num_microbatches + others", "table.num_microbatches + others", "draw_test Timeline*", "expr"),
+    ("drawn_bubble_without_chunks", "replay/timeline.cpp", "static_cast<double>(num_chunks) * num_microbatches *", "static_cast<double>(num_microbatches) *", "draw_test Timeline*", "expr"),
     ("drawn_blocking_call_of_the_other", "replay/timeline.cpp", "std::max(now, other->second) + costs_.p2p", "other->second + costs_.p2p", "draw_test Timeline*", "expr"),
     ("drawn_hybrid_load_of_the_last", "plan/hybrid_context.cpp", "plan.load[static_cast<size_t>(rank)] += microbatch.cost;", "plan.load[static_cast<size_t>(rank)] = microbatch.cost;", "plan_test HybridContext*", "stmt"),
     ("drawn_hybrid_mean_by_microbatches", "plan/hybrid_context.cpp", "static_cast<double>(load.size())", "static_cast<double>(microbatches.size())", "plan_test HybridContext*; apps/hybrid_context_test.sh", "expr"),

@@ -162,8 +162,8 @@ void walk(config::Config (*make)(bool documents), size_t share) {
   }
 }
 
-TEST(ContextParallelEqualsOneRank, GptWithTiedHeadAndDropout) { walk(gpt, 8); }
-TEST(ContextParallelEqualsOneRank, LlamaWithGroupedQueriesPerToken) { walk(llama, 8); }
+TEST(ContextParallelEqualsOneRank, GptWithTiedHeadAndDropout) { walk(gpt, 16); }
+TEST(ContextParallelEqualsOneRank, LlamaWithGroupedQueriesPerToken) { walk(llama, 16); }
 TEST(ContextParallelEqualsOneRank, CodegeexWithItsTopQuery) { walk(codegeex, 24); }
 TEST(ContextParallelEqualsOneRank, LatentAttention) { walk(latent, 24); }
 TEST(ContextParallelEqualsOneRank, WindowsAndCaps) { walk(windows, 24); }

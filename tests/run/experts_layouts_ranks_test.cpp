@@ -116,8 +116,8 @@ void walk(const config::Config& base, size_t share) {
   }
 }
 
-TEST(ExpertsOnAnyLayout, SoftmaxWithAuxiliaryLosses) { walk(softmax_experts(), 10); }
-TEST(ExpertsOnAnyLayout, SigmoidInGroupsWithBiasAndSharedExpert) { walk(sigmoid_experts(), 10); }
+TEST(ExpertsOnAnyLayout, SoftmaxWithAuxiliaryLosses) { walk(softmax_experts(), 20); }
+TEST(ExpertsOnAnyLayout, SigmoidInGroupsWithBiasAndSharedExpert) { walk(sigmoid_experts(), 20); }
 
 }  // namespace
 }  // namespace metroplex::run::experts_layouts_ranks_test

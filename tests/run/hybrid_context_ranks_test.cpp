@@ -138,8 +138,8 @@ void walk(config::Config (*make)(), size_t share) {
   }
 }
 
-TEST(HybridContextEqualsOneRank, GptWithTiedHeadAndDropout) { walk(gpt, 8); }
-TEST(HybridContextEqualsOneRank, LlamaWithGroupedQueriesPerToken) { walk(llama, 8); }
+TEST(HybridContextEqualsOneRank, GptWithTiedHeadAndDropout) { walk(gpt, 16); }
+TEST(HybridContextEqualsOneRank, LlamaWithGroupedQueriesPerToken) { walk(llama, 16); }
 TEST(HybridContextEqualsOneRank, LatentAttention) { walk(latent, 16); }
 TEST(HybridContextEqualsOneRank, WindowsAndCaps) { walk(windows, 16); }
 TEST(HybridContextEqualsOneRank, CodegeexWithItsTopQuery) { walk(codegeex, 16); }

@@ -112,7 +112,7 @@ void walk(const config::Config& base, int64_t num_layers, int64_t max_tp) {
   std::map<int64_t, verify::LayoutRun> references;  // by global batch size
   const auto layouts = all_layouts(num_layers, max_tp);
   ASSERT_GT(layouts.size(), 30u);
-  for (const Layout& layout : test::sample_cases(layouts, 2)) {
+  for (const Layout& layout : test::sample_cases(layouts, 4)) {
     SCOPED_TRACE("tp " + std::to_string(layout.tp) + " pp " + std::to_string(layout.pp) + " vpp " +
                  std::to_string(layout.vpp) + " dp " + std::to_string(layout.dp) + (layout.sp ? " sp" : ""));
     const config::Config config = with_layout(base, layout);

@@ -3,6 +3,7 @@
 #include "forecast/memory_report.h"
 #include "run/memory_cases.h"
 #include "run/support.h"
+#include "support/everyday.h"
 
 namespace metroplex::test::memory_ranks_test {
 namespace {
@@ -28,7 +29,7 @@ int64_t microbatches(const step::Assembly& assembly) {
 }
 
 TEST(MemoryRanks, ThePredictionIsWhatARankHolds) {
-  for (const MemoryCase& test_case : saved_cases()) {
+  for (const MemoryCase& test_case : test::sample_cases(saved_cases(), 2)) {
     SCOPED_TRACE(test_case.name);
     const config::Config config = saved_config(test_case);
     run_sharded(config, test_case.cut, [&](const comm::World& world) {

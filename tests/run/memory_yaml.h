@@ -5,6 +5,7 @@
 
 namespace metroplex::test {
 
+inline std::string schedule(const std::string& name) { return "parallel: {pipeline_schedule: " + name + "}\n"; }
 inline const std::string kBf16 = "precision: {params_dtype: bf16}\n";
 inline std::string zero(const std::string& strategy) {
   return "parallel: {data_parallel_sharding_strategy: " + strategy + "}\n";

@@ -22,6 +22,7 @@ inline plan::PipelineTable split_backward(plan::PipelineTable table, bool at_the
     if (at_the_end) all.insert(all.end(), weights.rbegin(), weights.rend());
     actions = std::move(all);
   }
+  table.live_activation_bounds.clear();  // those of the schedule end at the backward
   plan::verify(table);
   return table;
 }

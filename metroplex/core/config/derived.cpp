@@ -31,6 +31,29 @@ Schedule schedule(const Parallel& parallel) {
   return virtual_stages(parallel) > 1 ? Schedule::interleaved : Schedule::one_f_one_b;
 }
 
+std::optional<PipelineTimes> read_pipeline_times(const Parallel& parallel) {
+  std::vector<double> numbers;
+  for (const std::string& word : comma_list(parallel.pipeline_times)) {
+    double number = 0;
+    const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), number);
+    if (error != std::errc() || end != word.data() + word.size() || !(number >= 0) || !(number <= 1e12))
+      return std::nullopt;
+    numbers.push_back(number);
+  }
+  const size_t with_factors = 4 + static_cast<size_t>(parallel.pp());
+  if ((numbers.size() != 4 && numbers.size() != with_factors) || numbers[0] + numbers[1] + numbers[2] <= 0)
+    return std::nullopt;
+  return PipelineTimes{numbers[0], numbers[1], numbers[2], numbers[3], {numbers.begin() + 4, numbers.end()}};
+}
+
+PipelineTimes pipeline_times(const Parallel& parallel) {
+  const auto times = read_pipeline_times(parallel);
+  MPX_CHECK(
+      times, "config", "parallel.pipeline_times = ", parallel.pipeline_times,
+      ": must be 4 numbers of at least 0, and a factor for each pipeline rank if there are more; write 1,1,1,0");
+  return *times;
+}
+
 std::vector<CpCommType> cp_comm_types(const Parallel& parallel) {
   std::vector<CpCommType> types;
   for (const std::string& word : comma_list(parallel.cp_comm_type)) types.push_back(Choice<CpCommType>(word));

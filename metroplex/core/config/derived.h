@@ -16,6 +16,14 @@ int64_t ffn_width(const Model& model);
 int64_t virtual_stages(const Parallel& parallel);
 // Returns parallel.pipeline_schedule, or for auto: none for one stage, 1f1b for one chunk per rank, else interleaved.
 Schedule schedule(const Parallel& parallel);
+// The numbers of parallel.pipeline_times. Returns nullopt unless they are valid.
+struct PipelineTimes {
+  double forward = 1, backward = 1, weight = 1, p2p = 0;
+  std::vector<double> rank_factors = {};  // one per pipeline rank, or empty
+};
+std::optional<PipelineTimes> read_pipeline_times(const Parallel& parallel);
+// The same, but throws base::Error("config").
+PipelineTimes pipeline_times(const Parallel& parallel);
 // Returns the words of parallel.cp_comm_type: one for all layers, or one per layer. Throws base::Error("config") for
 // an unknown word.
 std::vector<CpCommType> cp_comm_types(const Parallel& parallel);

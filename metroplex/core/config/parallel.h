@@ -40,13 +40,29 @@ struct Sharding {
 
 Sharding sharding_of(ShardingStrategy strategy);
 
-enum class Schedule { automatic, none, gpipe, one_f_one_b, interleaved };
+enum class Schedule { automatic, none, gpipe, one_f_one_b, interleaved, zb_h1, zb_h2, zb_v, dualpipe_v, searched };
+// True if weight gradients are separate actions.
+constexpr bool splits_backward(Schedule schedule) {
+  return schedule == Schedule::zb_h1 || schedule == Schedule::zb_h2 || schedule == Schedule::zb_v ||
+         schedule == Schedule::dualpipe_v || schedule == Schedule::searched;
+}
+// True if the two chunks of a rank are placed in a V (plan/pipeline_table.h). A searched schedule has one or two
+// chunks.
+constexpr bool is_v_shaped(Schedule schedule, int64_t chunks) {
+  return schedule == Schedule::zb_v || schedule == Schedule::dualpipe_v ||
+         (schedule == Schedule::searched && chunks == 2);
+}
 template <>
 inline constexpr Word<Schedule> kWords<Schedule>[] = {{Schedule::automatic, "auto"},
                                                       {Schedule::none, "none"},
                                                       {Schedule::gpipe, "gpipe"},
                                                       {Schedule::one_f_one_b, "1f1b"},
-                                                      {Schedule::interleaved, "interleaved"}};
+                                                      {Schedule::interleaved, "interleaved"},
+                                                      {Schedule::zb_h1, "zb_h1"},
+                                                      {Schedule::zb_h2, "zb_h2"},
+                                                      {Schedule::zb_v, "zb_v"},
+                                                      {Schedule::dualpipe_v, "dualpipe_v"},
+                                                      {Schedule::searched, "searched"}};
 
 // Assignment of a sequence's tokens to context-parallel ranks (plan/sequence_cut.h).
 enum class SequenceCutKind { zigzag, contiguous, balanced };

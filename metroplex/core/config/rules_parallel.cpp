@@ -72,9 +72,30 @@ void check_pipeline(Rules& rules) {
   rules.require(order != Schedule::interleaved || vpp > 1, "parallel.pipeline_schedule", order,
                 "needs virtual stages, but parallel.virtual_pipeline_model_parallel_size = 1",
                 "use auto, or set virtual stages");
-  rules.require((order != Schedule::one_f_one_b && order != Schedule::gpipe) || vpp == 1,
-                "parallel.pipeline_schedule", order,
+  const bool one_chunk = order == Schedule::one_f_one_b || order == Schedule::gpipe || order == Schedule::zb_h1 ||
+                         order == Schedule::zb_h2;
+  rules.require(!one_chunk || vpp == 1, "parallel.pipeline_schedule", order,
                 key_is("has no virtual stages, but parallel.virtual_pipeline_model_parallel_size", vpp), "use auto");
+  rules.require(!is_v_shaped(order, 1) || vpp == 2, "parallel.pipeline_schedule", order,
+                key_is("needs two chunks per rank, but parallel.virtual_pipeline_model_parallel_size", vpp),
+                "set parallel.virtual_pipeline_model_parallel_size = 2");
+  if (order == Schedule::searched) {
+    rules.require(vpp <= 2, "parallel.pipeline_schedule", order,
+                  key_is("has one or two chunks per rank, but parallel.virtual_pipeline_model_parallel_size", vpp),
+                  "set it to 1 or 2");
+    rules.require(read_pipeline_times(parallel).has_value(), "parallel.pipeline_times", parallel.pipeline_times,
+                  concat("must be 4 numbers, or ", 4 + parallel.pp(),
+                         " with a factor for each pipeline rank: not negative, and the first three not all 0"),
+                  "write 1,1,1,0");
+  }
+  const bool splits = splits_backward(order);
+  rules.require(!splits || !rules.config.model.moe_enable_echo, "parallel.pipeline_schedule", order,
+                "excludes model.moe_enable_echo, which exchanges gradients of replicas within the backward",
+                "use 1f1b or interleaved");
+  rules.require(!splits || !rules.config.train.captures_parts(), "parallel.pipeline_schedule", order,
+                concat("excludes train.cuda_graph_impl = ", rules.config.train.cuda_graph_impl.text(),
+                       ", whose captured backwards contain their weight gradients"),
+                "use train.cuda_graph_impl = full_iteration, or 1f1b");
   rules.require(!parallel.overlap_p2p_comm || vpp > 1, "parallel.overlap_p2p_comm", "true",
                 "needs the interleaved schedule: parallel.virtual_pipeline_model_parallel_size is 1", "turn it off");
   const int64_t group = parallel.microbatch_group_size_per_vp_stage;

@@ -42,6 +42,7 @@ class HeadSegment final : public nn::Segment {
   const std::string& name() const override { return name_; }
   nn::Values forward(const nn::Values& in, nn::SegmentContext& context) override;
   void collect_params(std::vector<nn::Param*>& params) override;
+  nn::SegmentTraits traits() const override { return {.defers_weights = false}; }
 
  private:
   std::string name_ = "head";

@@ -167,6 +167,7 @@ void MultiTokenSegment::collect_step_counts(std::vector<at::Tensor>& counts) {
 
 nn::SegmentTraits MultiTokenSegment::traits() const {
   nn::SegmentTraits all;
+  all.defers_weights = !loss_.has_value();
   for (const auto& segment : layer_.segments) {
     const nn::SegmentTraits one = segment->traits();
     all.needs_host = all.needs_host || one.needs_host;

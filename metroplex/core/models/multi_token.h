@@ -75,6 +75,7 @@ class MultiTokenLossSegment final : public nn::Segment {
   const std::string& name() const override { return name_; }
   nn::Values forward(const nn::Values& in, nn::SegmentContext& context) override;
   void collect_params(std::vector<nn::Param*>& params) override { loss_.collect_params(params); }
+  nn::SegmentTraits traits() const override { return {.defers_weights = false}; }
 
  private:
   std::string name_, input_name_;

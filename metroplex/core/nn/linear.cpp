@@ -140,17 +140,32 @@ at::Tensor Linear::forward(const Input& in, const AdapterRows& rows) {
     const at::NoGradGuard no_grad;
     const bool gathers = split_ == LinearSplit::output;
     const at::Tensor dy = split_ == LinearSplit::input ? comm::all_gather(dy_local, 0, sp_) : dy_local;
-    PendingTensor input{saved.get(), {}, {}};
-    if (gathers && input.tensor.defined()) input = start_gather(input.tensor, sp_);
+    const at::Tensor x_local = saved.get();
+    // A deferred weight gradient keeps only this rank's rows and gathers them again.
+    const bool gathers_again = weight_->deferred != nullptr && sp_.size() > 1 && adapters_.empty() &&
+                               split_ != LinearSplit::none && !weight_->frozen;
+    PendingTensor input{x_local, {}, {}};
+    if (gathers && x_local.defined() && !gathers_again) input = start_gather(x_local, sp_);
     at::Tensor dx = linear_product(target_, dy, weight_->data);
     const auto dhidden = adapters_.add_input_gradients(dx, dy, adapters_saved.rows);
     const at::Tensor x = input.wait();
     PendingTensor reduced = gathers ? start_reduce(dx, sp_, tp_reduce_) : PendingTensor{dx, {}, {}};
-    if (!weight_->frozen) accumulate_weight_gradient(target_, *weight_, dy, x);
+    if (gathers_again) gather_and_accumulate(x_local, dy_local);
+    else if (!weight_->frozen) accumulate_weight_gradient(target_, *weight_, dy, x);
     if (Param* const bias = added_bias()) accumulate_bias_gradient(target_, *bias, dy_local);
     adapters_.accumulate({dy, x, adapters_saved.hidden, dhidden}, adapters_saved.rows);
     return {reduced.wait()};
   });
+}
+
+void Linear::gather_and_accumulate(const at::Tensor& x_local, const at::Tensor& dy_local) const {
+  weight_->accumulate_or_write(
+      [target = target_, split = split_, sp = sp_, x_local, dy_local](at::Tensor& main_grad, bool adds) {
+        const bool gathers_input = split == LinearSplit::output;
+        const at::Tensor gathered = comm::all_gather(gathers_input ? x_local : dy_local, 0, sp);
+        put_linear_weight_gradient(target, main_grad, gathers_input ? dy_local : gathered,
+                                   gathers_input ? gathered : x_local, adds);
+      });
 }
 
 void Linear::collect_params(std::vector<Param*>& params) {

@@ -65,6 +65,8 @@ class Linear {
 
  private:
   bool keeps_input() const { return !weight_->frozen || adapters_.need_input(); }
+  // Adds a deferred weight gradient with sequence parallelism, from tensors split over sp. Collective over sp.
+  void gather_and_accumulate(const at::Tensor& x_local, const at::Tensor& dy_local) const;
   Param* added_bias() const { return skip_bias_add_ ? nullptr : bias_.get(); }
 
   LinearSplit split_;

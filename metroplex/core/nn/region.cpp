@@ -49,6 +49,7 @@ Region make_region(std::vector<Segment*> segments) {
   Region region;
   region.segments = std::move(segments);
   for (Segment* segment : region.segments) {
+    region.defers_weights = region.defers_weights && segment->traits().defers_weights;
     std::vector<Param*> listed;
     segment->collect_params(listed);
     for (Param* const param : listed) {

@@ -24,7 +24,8 @@ struct Region {
     int times;
   };
   std::vector<Segment*> segments;
-  std::vector<Uses> params;  // forward order
+  std::vector<Uses> params;    // forward order
+  bool defers_weights = true;  // SegmentTraits::defers_weights of all segments
 };
 Region make_region(std::vector<Segment*> segments);
 Region make_region(const Block& block);

@@ -52,6 +52,9 @@ struct SegmentTraits {
   bool needs_host = false;                             // the host reads device results, so capture is impossible
   bool static_shapes = true;                           // output shapes depend only on input shapes
   std::optional<config::CudaGraphModule> module = {};  // its name in train.cuda_graph_modules
+  // False: weight gradients are computed in the backward even if the schedule has weight actions, because their
+  // inputs are large (the logits of a head).
+  bool defers_weights = true;
 };
 
 class Segment {

@@ -229,9 +229,10 @@ nn::Gradients Stage::backward(StageRun run, nn::Gradients dy, const at::Tensor& 
       const nn::RegionEvent event = make_event(place, nn::Pass::backward, next_backward_block(*run.regions, s, i));
       notify_before(event);
       const bool captured = run.graphs != nullptr && place.graph >= 0;
+      const bool defers = deferred != nullptr && place.region.defers_weights;
       dy = captured ? run.graphs->backward(*graphs_, static_cast<size_t>(place.graph), dy, loss_factor)
                     : nn::run_backward(std::move(runs.back()), dy, loss_factor, true,
-                                       deferred == nullptr ? nullptr : &deferred->emplace_back());
+                                       defers ? &deferred->emplace_back() : nullptr);
       notify_after(event);
     }
   }

@@ -55,7 +55,7 @@ struct StageLayers {
   bool operator==(const StageLayers&) const = default;
 };
 
-// Returns the placement of stages: from the first rank to the last, for every schedule.
+// Returns the placement of stages: a V for zb_v and dualpipe_v, else always from the first rank to the last.
 StagePlacement stage_placement(const config::Parallel& parallel);
 
 // Returns one entry per stage in model order, placed by stage_placement(). Throws base::Error("plan") with the key

@@ -104,7 +104,8 @@ int64_t num_model_chunks(const Parallel& parallel) {
 }
 
 StagePlacement stage_placement(const Parallel& parallel) {
-  return {static_cast<int>(parallel.pp()), static_cast<int>(num_model_chunks(parallel))};
+  return {static_cast<int>(parallel.pp()), static_cast<int>(num_model_chunks(parallel)),
+          config::is_v_shaped(parallel.pipeline_schedule, num_model_chunks(parallel))};
 }
 
 std::vector<StageLayers> split_stages(const Parallel& parallel, int64_t num_layers, int64_t num_mtp_layers) {

@@ -1,5 +1,6 @@
 #include "plan/table_writer.h"
 
+#include "base/error.h"
 #include "plan/schedules/registry.h"
 
 namespace metroplex::plan {
@@ -48,6 +49,14 @@ PipelineTable make_table(const ScheduleRequest& request, const char* name) {
   table.forward_only = request.forward_only;
   table.name = name;
   table.ranks.resize(static_cast<size_t>(request.num_stages));
+  return table;
+}
+
+PipelineTable make_v_table(const ScheduleRequest& request, const char* name) {
+  MPX_CHECK(request.num_chunks == 2, "plan", "schedule ", name, " holds two chunks a rank, ",
+            "parallel.virtual_pipeline_model_parallel_size is ", request.num_chunks, "; set it to 2");
+  PipelineTable table = make_table(request, name);
+  table.v_shaped = true;
   return table;
 }
 

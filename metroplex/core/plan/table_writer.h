@@ -50,5 +50,7 @@ class TableWriter {
 
 struct ScheduleRequest;
 PipelineTable make_table(const ScheduleRequest& request, const char* name);
+// The same with two chunks per rank in a V. Throws base::Error("plan") if the request has another number of chunks.
+PipelineTable make_v_table(const ScheduleRequest& request, const char* name);
 
 }  // namespace metroplex::plan

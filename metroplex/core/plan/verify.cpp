@@ -26,6 +26,7 @@ class RankChecker {
         count_(static_cast<size_t>(table.num_microbatches) * static_cast<size_t>(table.num_chunks)) {}
 
   void walk(bool has_weight) {
+    last_ = has_weight ? ActionKind::weight : ActionKind::backward;
     const auto& actions = table_.ranks[static_cast<size_t>(rank_)];
     for (size_t i = 0; i < actions.size(); ++i) {
       index_ = i;
@@ -106,7 +107,7 @@ class RankChecker {
     const auto rank = static_cast<size_t>(rank_);
     const ActionKind kind = action_.kind;
     if (kind == ActionKind::forward && !table_.forward_only) ++live_;
-    if (kind == ActionKind::backward) --live_;
+    if (kind == last_) --live_;
     if (is_recv(kind)) ++received_;
     if (kind == ActionKind::forward && peer(-1) >= 0) --received_;
     if (kind == ActionKind::backward && peer(1) >= 0) --received_;
@@ -154,6 +155,7 @@ class RankChecker {
   std::vector<Counts> count_;
   size_t index_ = 0;
   Action action_;
+  ActionKind last_ = ActionKind::backward;  // its end frees a forward
   int live_ = 0, received_ = 0;
 };
 

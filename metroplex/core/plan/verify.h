@@ -13,7 +13,8 @@ namespace metroplex::plan {
 
 struct VerifyReport {
   std::vector<std::string> faults;  // each contains rank, action and rule; empty: the table is valid
-  // Per rank, the maximum number of (microbatch, chunk) forwards that wait for their backward; 0 if forward-only.
+  // Per rank, the maximum number of (microbatch, chunk) forwards that wait for their last backward or weight action;
+  // 0 if forward-only.
   std::vector<int> peak_live_activations;
   // Per rank, the maximum number of received tensors (inputs and gradients) that wait for their use.
   std::vector<int> peak_received;

@@ -34,8 +34,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr size_t kMaxScriptBytes = size_t{1} << 20;
-// kAllTrials limits all trials together. A trial that starts later is limited to kLateTrial.
-constexpr std::chrono::milliseconds kAllTrials = std::chrono::seconds(28), kLateTrial = std::chrono::seconds(1);
+constexpr std::chrono::milliseconds kLateTrial = std::chrono::seconds(1);  // limit of one that starts too late
 
 std::string read_text(const std::filesystem::path& path, size_t limit) {
   std::ifstream stream(path, std::ios::binary);
@@ -73,13 +72,12 @@ struct Source {
   std::vector<std::string> slurm_options;
   unsigned seed = 0;             // of $RANDOM
   bool assumes_folders = false;  // cd succeeds in folders that do not exist
-  Clock::time_point deadline = Clock::now() + kAllTrials;
+  Clock::time_point deadline{};  // of all trials together
 };
 
 // Trials assume different output of unknown programs (metroplex_trial in launch_trial.h). They also take different
 // branches of one decision on such output (metroplex_only in launch_branches.h).
-constexpr int kTrials = 3;
-constexpr size_t kMaxBranches = 24;
+constexpr int kTrials = 3, kMaxBranches = 24;
 
 struct Assumption {
   int number = 0;
@@ -564,9 +562,11 @@ Source read_source(const std::string& path, const std::vector<std::string>& argu
 
 }  // namespace
 
-LaunchScript read_launch_script(const std::string& path, const std::vector<std::string>& arguments) {
+LaunchScript read_launch_script(const std::string& path, const std::vector<std::string>& arguments,
+                                std::chrono::milliseconds all_trials) {
   Source source = read_source(path, arguments);
   const auto begin = Clock::now();
+  source.deadline = begin + all_trials;
   Reading first = read_job(source);
   const auto took = std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - begin);
   source.assumes_folders = has_missing_folder(first);

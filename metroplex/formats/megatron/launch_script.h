@@ -5,6 +5,7 @@
 // between trials that assume different output.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -21,9 +22,12 @@ struct LaunchScript {
   int64_t arguments_named = 0;     // highest of $1, $2, ... in the script's text
 };
 
+inline constexpr std::chrono::milliseconds kAllTrials = std::chrono::seconds(28);
 // Throws base::Error("config") for a missing file, a file that is no script, and a script that starts nothing within
-// 40 s, with the script's output. For unknown flags, the message has the program and its line.
-LaunchScript read_launch_script(const std::string& path, const std::vector<std::string>& arguments);
+// 40 s, with the script's output. For unknown flags, the message has the program and its line. `all_trials` limits
+// the trials of branches: no further one starts later.
+LaunchScript read_launch_script(const std::string& path, const std::vector<std::string>& arguments,
+                                std::chrono::milliseconds all_trials = kAllTrials);
 
 // Serializes a script for another process. A second trial run could see another random seed.
 std::vector<std::string> to_words(const LaunchScript& script);

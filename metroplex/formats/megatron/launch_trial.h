@@ -148,7 +148,8 @@ metroplex_slurm_file() {  # FILE, the words of sbatch before it
 # Records the words of a command. The variables and files that may hold its number of ranks come first.
 metroplex_launch() {
   local mpx_name mpx_word mpx_file mpx_text mpx_before=()
-  if [[ $* != *@(.py|-m *train*|--module*train*)* ]]; then
+  # Simple patterns: bash compares alternatives with every place of a long text.
+  if [[ $* != *.py* && $* != *-m\ *train* && $* != *--module*train* ]]; then
     metroplex_record "$@"
     return
   fi

@@ -141,7 +141,9 @@ std::string draw_text(const plan::PipelineTable& table, const replay::Timeline& 
             std::string(width - row_width(timeline.ranks[rank], scale), ' ') + after[rank] + "\n";
   }
   text += labels.legend;
-  return text + (options.color ? "; blue forward, green backward\n" : "; '.' forward, '=' backward\n");
+  text += options.color ? "; blue forward, green backward" : "; '.' forward, '=' backward";
+  if (table.splits_backward()) text += options.color ? ", yellow weight gradients" : ", '~' weight gradients";
+  return text + "\n";
 }
 
 std::string draw_text(const plan::PipelineTable& table, const replay::Timeline& timeline,
@@ -165,9 +167,10 @@ std::string draw_svg(const plan::PipelineTable& table, const replay::Timeline& t
   svg += svg_text(kScheduleLeft, 18, " font-size=\"13\" font-weight=\"bold\"", title(table));
   svg += svg_text(kScheduleLeft + kScheduleWidth + 8, 18, "", table.forward_only ? "bubble" : "bubble, live");
   for (size_t rank = 0; rank < timeline.ranks.size(); ++rank) svg += svg_row(table, timeline, rank);
-  const std::string legend = "blue: forward, green: backward; a number is a microbatch" +
-                             std::string(table.num_chunks > 1 ? ", a letter a chunk" : "") +
-                             "; bubble of all ranks " + format("%.1f %%", 100 * timeline.total_bubble_share);
+  const std::string legend =
+      "blue: forward, green: backward" + std::string(table.splits_backward() ? ", yellow: weight gradients" : "") +
+      "; a number is a microbatch" + std::string(table.num_chunks > 1 ? ", a letter a chunk" : "") +
+      "; bubble of all ranks " + format("%.1f %%", 100 * timeline.total_bubble_share);
   return svg + svg_text(kScheduleLeft, height - 8, " fill=\"#555\"", legend) + "</svg>\n";
 }
 

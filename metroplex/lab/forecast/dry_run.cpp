@@ -58,11 +58,9 @@ PipelineOutlook predict_pipeline(const DryRun& run) {
 }  // namespace
 
 double formula_bubble_share(const config::Config& config, int64_t microbatches) {
-  plan::PipelineTable table;
-  table.num_stages = static_cast<int>(config.parallel.pp());
-  table.num_chunks = static_cast<int>(config.parallel.vpp());
-  table.num_microbatches = static_cast<int>(microbatches);
-  return replay::formula_bubble_share(table);
+  return replay::formula_bubble_share(static_cast<int>(config.parallel.pp()), static_cast<int>(config.parallel.vpp()),
+                                      static_cast<int>(microbatches),
+                                      config::splits_backward(config.parallel.pipeline_schedule));
 }
 
 RankPrediction whole_model(const FitRequest& request, const Predictor& predict) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "config/derived.h"
 #include "config/validate.h"
 #include "step/assemble.h"
 
@@ -63,8 +64,13 @@ Traffic traffic(const FitRequest& request, const RankFigures& figures, double sa
 double in_flight(const config::Config& config, int world_size, int pp) {
   const int64_t all = max_microbatches(config, world_size);
   if (config.parallel.pp() == 1) return 1;
-  return static_cast<double>(
-      config.parallel.pipeline_schedule == config::Schedule::gpipe ? all : std::min(all, config.parallel.pp() - pp));
+  const int64_t stages = config.parallel.pp();
+  const config::Schedule schedule = config::schedule(config.parallel);
+  if (schedule == config::Schedule::gpipe) return static_cast<double>(all);
+  if (schedule == config::Schedule::zb_h2) return static_cast<double>(std::min(all, 2 * stages - 1));
+  if (schedule == config::Schedule::searched && config.parallel.pipeline_live_microbatches > 0)
+    return static_cast<double>(std::min(all, config.parallel.pipeline_live_microbatches));
+  return static_cast<double>(std::min(all, config::splits_backward(schedule) ? stages : stages - pp));
 }
 
 double activation_bytes(const RankFigures& figures) {

@@ -154,7 +154,7 @@ RankPrediction predict_rank(const RankRequest& request) {
   const auto count = static_cast<double>(count_microbatches(request));
   for (const replay::ChunkTrace& chunk : trace.chunks) {
     out.forward_flops += count * sum_flops(chunk.forward);
-    out.flops += count * (sum_flops(chunk.forward) + sum_flops(chunk.backward));
+    out.flops += count * (sum_flops(chunk.forward) + sum_flops(chunk.backward) + sum_flops(chunk.weight));
   }
   out.flops += sum_flops(trace.update);
   out.model_flops = count_samples(request) * model_flops(request, trace);

@@ -43,6 +43,7 @@ int64_t sum_net(const std::vector<replay::IslandTrace>& regions) {
 struct OwnActions {
   int num_microbatches = 1;
   bool forward_only = false;
+  bool splits_backward = false;           // weight gradients are separate actions
   std::vector<bool> output_in_pool = {};  // [chunk]; empty: no output is in a pool
 };
 
@@ -78,6 +79,7 @@ plan::PipelineTable own_actions(const step::ProcessContext& process, const OwnAc
       const int before = peer(c, -1), after = peer(c, 1);
       add(after >= 0, ActionKind::recv_backward, m, c, after);
       add(true, ActionKind::backward, m, c, -1);
+      add(form.splits_backward, ActionKind::weight, m, c, -1);
       add(before >= 0, ActionKind::send_backward, m, c, before);
       add(after >= 0 && !frees_early(c), ActionKind::free, m, c, -1);
     }
@@ -128,6 +130,7 @@ class Tracer final : public nn::StageObserver {
     replay::ChunkTrace& chunk = chunks.at(static_cast<size_t>(action.chunk));
     if (action.kind == plan::ActionKind::forward) chunk.forward = std::move(trace);
     if (action.kind == plan::ActionKind::backward) chunk.backward = std::move(trace);
+    if (action.kind == plan::ActionKind::weight) chunk.weight = std::move(trace);
   }
 
   step::RankModel& model_;
@@ -297,7 +300,9 @@ replay::RankTrace trace_rank(const RankRequest& request) {
   for (const distributed::ParamFamily& family : assembly->model.families.all()) {
     if (family.gradients) family.gradients->detach_params();
   }
-  out.chunks = trace_chunks(assembly->process, assembly->model, recorder, batches, {kMicrobatches}, nullptr);
+  out.chunks =
+      trace_chunks(assembly->process, assembly->model, recorder, batches,
+                   {kMicrobatches, false, config::splits_backward(config::schedule(config.parallel))}, nullptr);
   if (config.train.captures_parts() && !request.eager)
     out.graphs = trace_graphs(assembly->process, assembly->model, recorder, graphs, batches);
   recorder.start();

@@ -57,6 +57,7 @@ struct ChunkTrace {
   plan::StageLayers layers;
   int64_t input = 0, output = 0;  // bytes of the border tensors of one microbatch; 0 at the ends of the model
   ActionTrace forward, backward;
+  ActionTrace weight;  // if the table has weight actions
   // The output or input gradient is in the pool of a graph instance and counts there.
   bool output_in_pool = false, input_gradient_in_pool = false;
 };

@@ -92,8 +92,9 @@ class TraceReplay {
         forward(action);
       } else if (action.kind == plan::ActionKind::backward) {
         backward(action);
+      } else if (action.kind == plan::ActionKind::weight) {
+        run(chunk(action).weight, 0);
       } else {
-        MPX_ASSERT(action.kind == plan::ActionKind::free, "action ", action_name(action.kind), " has no replay");
         borders_.release({action.microbatch, action.chunk});
       }
       sample();

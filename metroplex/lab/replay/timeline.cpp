@@ -153,9 +153,10 @@ Timeline replay(const plan::PipelineTable& table, const TimelineCosts& costs) {
   return Replay(table, costs).run();
 }
 
-double formula_bubble_share(const plan::PipelineTable& table) {
-  const double others = table.num_stages - 1;
-  return others / (static_cast<double>(table.num_chunks) * table.num_microbatches + others);
+double formula_bubble_share(int num_stages, int num_chunks, int num_microbatches, bool splits_backward) {
+  const double others = num_stages - 1;
+  const double work = static_cast<double>(num_chunks) * num_microbatches * (splits_backward ? 3 : 1);
+  return others / (work + others);
 }
 
 }  // namespace metroplex::replay

@@ -38,8 +38,9 @@ struct Timeline {
 // Throws base::Error("plan") if a cost is negative or the table deadlocks (see verify.h).
 Timeline replay(const plan::PipelineTable& table, const TimelineCosts& costs);
 
-// The textbook bubble for equal stages and free p2p: (p-1)/(m+p-1), with v chunks (p-1)/(v*m+p-1). The tables of all
-// builders have exactly this share for any microbatch group size.
-double formula_bubble_share(const plan::PipelineTable& table);
+// The textbook bubble for equal stages and free p2p: (p-1)/(m+p-1), with v chunks (p-1)/(v*m+p-1). Tables without
+// weight actions have exactly this share for any microbatch group size. With weight actions, and equal times of
+// forward, backward, and weight actions: (p-1)/(3*v*m+p-1), for at least 2 p microbatches.
+double formula_bubble_share(int num_stages, int num_chunks, int num_microbatches, bool splits_backward);
 
 }  // namespace metroplex::replay

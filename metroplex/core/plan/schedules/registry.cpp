@@ -19,6 +19,11 @@ constexpr Entry kSchedules[] = {
     {config::Schedule::gpipe, build_gpipe},
     {config::Schedule::one_f_one_b, build_one_f_one_b},
     {config::Schedule::interleaved, build_interleaved},
+    {config::Schedule::zb_h1, build_zb_h1},
+    {config::Schedule::zb_h2, build_zb_h2},
+    {config::Schedule::zb_v, build_zb_v},
+    {config::Schedule::dualpipe_v, build_dualpipe_v},
+    {config::Schedule::searched, build_searched},
 };
 
 // Far above any real step, but low enough that counts of actions fit in an int.
@@ -33,6 +38,11 @@ ScheduleRequest schedule_request(const config::Parallel& parallel, int num_chunk
   request.num_microbatches = num_microbatches;
   request.microbatch_group_size = static_cast<int>(parallel.microbatch_group_size_per_vp_stage);
   request.overlap_p2p = parallel.overlap_p2p_comm;
+  if (config::schedule(parallel) == config::Schedule::searched) {
+    const config::PipelineTimes times = config::pipeline_times(parallel);
+    request.times = {times.forward, times.backward, times.weight, times.p2p, times.rank_factors};
+    request.live_microbatches = static_cast<int>(parallel.pipeline_live_microbatches);
+  }
   return request;
 }
 

@@ -3,6 +3,7 @@
 
 #include "config/parallel.h"
 #include "plan/pipeline_table.h"
+#include "plan/transfers.h"
 
 namespace metroplex::plan {
 
@@ -12,7 +13,9 @@ struct ScheduleRequest {
   int num_microbatches = 1;
   int microbatch_group_size = 0;  // interleaved: consecutive microbatches per chunk; 0: num_stages
   bool forward_only = false;
-  bool overlap_p2p = false;  // interleaved: receives are posted one action before their use
+  bool overlap_p2p = false;   // interleaved: receives are posted one action before their use
+  ActionTimes times = {};     // searched: as in SearchRequest
+  int live_microbatches = 0;  // searched: maximum per rank; 0: num_stages
 };
 
 ScheduleRequest schedule_request(const config::Parallel& parallel, int num_chunks, int num_microbatches);
@@ -45,5 +48,27 @@ PipelineTable build_one_f_one_b(const ScheduleRequest& request);
 // long as a full one. Holds warm-up + 1 forwards (see count_warmup), or all if everything is warm-up. Throws
 // base::Error for one stage or a group size below num_stages.
 PipelineTable build_interleaved(const ScheduleRequest& request);
+
+// Zero-bubble schedules (Qi et al., 2024, arXiv:2401.10241): weight gradients are separate actions that fill the gaps
+// of 1F1B. With equal times of forward, backward and weight actions, H1 has a third of 1F1B's bubble and its memory.
+// H2 has no gap between the first and the last action of a rank, with at most 2 p - 1 live microbatches. A step that
+// ends with a collective over the ranks gains nothing from H2, because its ranks end at different times.
+
+// Requires num_chunks == 1. Both hold min(num_microbatches, p) or min(num_microbatches, 2 p - 1) microbatches.
+PipelineTable build_zb_h1(const ScheduleRequest& request);
+PipelineTable build_zb_h2(const ScheduleRequest& request);
+
+// ZB-V (arXiv:2405.15362): two chunks per rank in a V, so that the first rank also computes the loss. The bubble is
+// that of the first half forward pass, with 1F1B's memory. Requires num_chunks == 2.
+PipelineTable build_zb_v(const ScheduleRequest& request);
+
+// DualPipe-V (DeepSeek, 2025): the V placement, in an order that pairs the forward of one microbatch with the
+// backward of another. Requires num_chunks == 2. Steps with fewer than 2 p microbatches have gaps for the missing
+// ones.
+PipelineTable build_dualpipe_v(const ScheduleRequest& request);
+
+// The schedule with weight actions that search_schedule() finds for the times and the memory limit of the request.
+// Requires one chunk, or two in a V.
+PipelineTable build_searched(const ScheduleRequest& request);
 
 }  // namespace metroplex::plan

@@ -1,0 +1,189 @@
+#include "plan/transfers.h"
+
+#include <algorithm>
+#include <map>
+#include <tuple>
+
+#include "base/error.h"
+
+namespace metroplex::plan {
+
+double ActionTimes::of(ActionKind kind, int stage) const {
+  const double time = kind == ActionKind::forward    ? forward
+                      : kind == ActionKind::backward ? backward
+                      : kind == ActionKind::weight   ? weight
+                                                     : 0;
+  return time * (scale.empty() ? 1 : scale.at(static_cast<size_t>(stage)));
+}
+
+namespace {
+
+// The end of every compute action, by kind, stage and microbatch; -1: not yet run.
+class Ends {
+ public:
+  explicit Ends(const PipelineTable& table)
+      : placement_(table.placement()),
+        microbatches_(static_cast<size_t>(table.num_microbatches)),
+        ends_(3 * static_cast<size_t>(placement_.stages()) * microbatches_, -1) {}
+
+  double& at(ActionKind kind, int stage, int microbatch) {
+    const auto row =
+        static_cast<size_t>(kind) * static_cast<size_t>(placement_.stages()) + static_cast<size_t>(stage);
+    return ends_[row * microbatches_ + static_cast<size_t>(microbatch)];
+  }
+
+  // Returns the time at which the inputs of `action` have arrived on `rank`; -1: some input does not exist yet.
+  double inputs(int rank, const Action& action, double p2p) {
+    const int stage = placement_.stage_of({rank, action.chunk}), m = action.microbatch;
+    const bool forward = action.kind == ActionKind::forward;
+    if (action.kind == ActionKind::weight) return at(ActionKind::backward, stage, m);
+    const double own = forward ? 0 : at(ActionKind::forward, stage, m);
+    const auto other = placement_.neighbour({rank, action.chunk}, forward ? -1 : 1);
+    if (!other || own < 0) return own;
+    const double end = at(action.kind, placement_.stage_of(*other), m);
+    return end < 0 ? -1 : std::max(own, end + (other->rank == rank ? 0 : p2p));
+  }
+
+ private:
+  StagePlacement placement_;
+  size_t microbatches_;
+  std::vector<double> ends_;
+};
+
+}  // namespace
+
+namespace {
+
+struct Simulation {
+  std::vector<std::vector<TimedCompute>> ranks;
+  std::vector<size_t> next;  // per rank, the number of actions that ran
+};
+
+// shortest: lower bound of every action's time.
+Simulation run_simulation(const PipelineTable& table, const ActionTimes& times, double shortest = 0) {
+  Ends ends(table);
+  Simulation result{std::vector<std::vector<TimedCompute>>(table.ranks.size()),
+                    std::vector<size_t>(table.ranks.size(), 0)};
+  const auto run_rank = [&](size_t rank) {
+    size_t& next = result.next[rank];
+    std::vector<TimedCompute>& computes = result.ranks[rank];
+    const size_t before = next;
+    for (; next < table.ranks[rank].size(); ++next) {
+      const Action& action = table.ranks[rank][next];
+      if (!is_compute(action.kind)) continue;
+      const double ready = ends.inputs(static_cast<int>(rank), action, times.p2p);
+      if (ready < 0) break;
+      const int stage = table.placement().stage_of({static_cast<int>(rank), action.chunk});
+      const double start = std::max(ready, computes.empty() ? 0 : computes.back().end);
+      computes.push_back({action, start, start + std::max(shortest, times.of(action.kind, stage))});
+      ends.at(action.kind, stage, action.microbatch) = computes.back().end;
+    }
+    return next > before;
+  };
+  for (bool moved = true; moved;) {
+    moved = false;
+    for (size_t rank = 0; rank < table.ranks.size(); ++rank) moved = run_rank(rank) || moved;
+  }
+  return result;
+}
+
+double last_end(const Simulation& simulation) {
+  double length = 0;
+  for (const auto& computes : simulation.ranks) length = std::max(length, computes.empty() ? 0 : computes.back().end);
+  return length;
+}
+
+}  // namespace
+
+static std::vector<std::vector<TimedCompute>> checked_simulation(const PipelineTable& table, const ActionTimes& times,
+                                                                 double shortest) {
+  Simulation simulation = run_simulation(table, times, shortest);
+  for (size_t rank = 0; rank < simulation.next.size(); ++rank) {
+    MPX_CHECK(simulation.next[rank] == table.ranks[rank].size(), "plan", "schedule '", table.name, "': rank ", rank,
+              " never gets past action ", simulation.next[rank]);
+  }
+  return std::move(simulation.ranks);
+}
+
+std::vector<std::vector<TimedCompute>> simulate(const PipelineTable& table, const ActionTimes& times) {
+  return checked_simulation(table, times, 0);
+}
+
+std::optional<double> try_length(const PipelineTable& table, const ActionTimes& times) {
+  const Simulation simulation = run_simulation(table, times);
+  for (size_t rank = 0; rank < simulation.next.size(); ++rank) {
+    if (simulation.next[rank] != table.ranks[rank].size()) return std::nullopt;
+  }
+  return last_end(simulation);
+}
+
+double step_length(const PipelineTable& table, const ActionTimes& times) {
+  double length = 0;
+  for (const auto& computes : simulate(table, times))
+    length = std::max(length, computes.empty() ? 0 : computes.back().end);
+  return length;
+}
+
+PipelineTable add_transfers(const PipelineTable& table, const ActionTimes& times) {
+  const StagePlacement placement = table.placement();
+  // Positive times keep the order of dependent actions apart, also in stages without layers.
+  const double whole = times.forward + times.backward + times.weight;
+  const auto computes = checked_simulation(table, times, 1e-6 * (whole > 0 ? whole : 1));
+  // Transfers to issue after compute action `position` of a rank (0: before the first), in the order of their times.
+  struct Transfer {
+    double time;
+    int64_t id;  // breaks ties in the same way on both ranks
+    Action action;
+  };
+  using Position = std::pair<size_t, size_t>;  // rank, number of compute actions before
+  std::map<Position, std::vector<Transfer>> calls;
+  for (size_t rank = 0; rank < computes.size(); ++rank) {
+    for (size_t i = 0; i < computes[rank].size(); ++i) {
+      const TimedCompute& compute = computes[rank][i];
+      if (compute.action.kind == ActionKind::weight) continue;
+      const bool forward = compute.action.kind == ActionKind::forward;
+      const auto other = placement.neighbour({static_cast<int>(rank), compute.action.chunk}, forward ? 1 : -1);
+      if (!other || other->rank == static_cast<int>(rank)) continue;
+      Action send = compute.action, receive = compute.action;
+      send.kind = forward ? ActionKind::send_forward : ActionKind::send_backward;
+      send.peer = other->rank;
+      receive.kind = forward ? ActionKind::recv_forward : ActionKind::recv_backward;
+      receive.peer = static_cast<int>(rank);
+      receive.chunk = other->chunk;
+      const int64_t id = transfer_id(table, static_cast<int>(rank), send);
+      const auto& peer = computes[static_cast<size_t>(other->rank)];
+      const auto first_later = std::partition_point(
+          peer.begin(), peer.end(), [&](const TimedCompute& timed) { return timed.start < compute.end; });
+      calls[{rank, i + 1}].push_back({compute.end, id, send});
+      calls[{static_cast<size_t>(other->rank), static_cast<size_t>(first_later - peer.begin())}].push_back(
+          {compute.end, id, receive});
+    }
+  }
+  PipelineTable complete = table;
+  for (size_t rank = 0; rank < computes.size(); ++rank) {
+    std::vector<Action>& actions = complete.ranks[rank];
+    actions.clear();
+    int batch = 0;
+    for (size_t i = 0; i <= computes[rank].size(); ++i) {
+      if (i > 0) actions.push_back(computes[rank][i - 1].action);
+      const auto found = calls.find({rank, i});
+      if (found == calls.end()) continue;
+      std::vector<Transfer>& transfers = found->second;
+      std::sort(transfers.begin(), transfers.end(), [](const Transfer& left, const Transfer& right) {
+        return std::tie(left.time, left.id) < std::tie(right.time, right.id);
+      });
+      for (Transfer& transfer : transfers) {
+        transfer.action.batch = transfers.size() > 1 ? batch : -1;
+        actions.push_back(transfer.action);
+      }
+      batch += transfers.size() > 1 ? 1 : 0;
+      for (const Transfer& transfer : transfers) {
+        if (transfer.action.kind == ActionKind::send_forward)
+          actions.push_back({ActionKind::free, transfer.action.microbatch, transfer.action.chunk, -1, -1});
+      }
+    }
+  }
+  return complete;
+}
+
+}  // namespace metroplex::plan
