@@ -76,6 +76,8 @@ void declare(CLI::App& app, ScheduleOptions& options) {
   app.add_option("--svg", options.svg, "also write the picture to this file")->check(no_file);
   app.add_flag("--json", options.json, "print every action with its times instead of the picture");
   app.add_flag("--table", options.table, "print every action of every rank instead of the picture");
+  app.add_flag("--overlap-experts", request.overlaps_experts,
+               "none, 1f1b, interleaved and dualpipe_v: forwards and backwards of different microbatches in turns");
   app.add_flag("--compare", options.compare,
                "compare all schedules for these times, and one that is searched for them, instead of the picture");
   app.add_option("--live", request.live_microbatches,

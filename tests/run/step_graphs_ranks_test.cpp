@@ -77,6 +77,19 @@ TEST(StepGraphs, LayoutsHaveTheBitsOfStepsWithoutThem) {
   }
 }
 
+TEST(StepGraphs, SchedulesWithWeightActionsHaveTheBitsOfStepsWithoutThem) {
+  for (const std::string schedule : {"zb_h1", "zb_h2", "zb_v", "dualpipe_v", "searched"}) {
+    SCOPED_TRACE(schedule);
+    const int64_t chunks = config::is_v_shaped(config::Choice<config::Schedule>(schedule), 1) ? 2 : 1;
+    const TestLayout layout{1, 2, chunks, 2, false};
+    config::Config config = test::small_gpt();
+    config.parallel.pipeline_schedule = config::Choice<config::Schedule>(schedule);
+    config.parallel.data_parallel_sharding_strategy = "optim_grads";
+    config = test::cut(config, layout);
+    expect_same_bits(train_steps(with_graphs(config), layout, 6), train_steps(config, layout, 6));
+  }
+}
+
 TEST(StepGraphs, ContextParallelRanksHaveTheBitsOfStepsWithoutThem) {
   for (const char* exchange : {"p2p", "all_gather", "a2a", "a2a+p2p"}) {
     for (const TestLayout& layout : std::vector<TestLayout>{{1, 1, 1, 4, false}, {2, 2, 1, 2, true}}) {
@@ -170,6 +183,27 @@ TEST(StepGraphs, ExpertsWhoseRowsTheHostDoesNotCountHaveTheBitsOfStepsWithoutThe
       config.parallel.expert_model_parallel_size = dp;
       config = test::cut(config, layout);
       expect_same_bits(train_steps(with_graphs(config), layout, 6), train_steps(config, layout, 6));
+    }
+  }
+}
+
+// Passes in turns have the bits of passes one after the other, and so have their graphs.
+TEST(StepGraphs, PassesInTurnsHaveTheBitsOfStepsWithoutThem) {
+  for (const char* dispatcher : {"allgather", "static_buffer"}) {
+    for (const int64_t pp : {1, 2}) {
+      SCOPED_TRACE(::testing::Message() << dispatcher << " pp " << pp);
+      const TestLayout layout{1, pp, 1, 2, false};
+      config::Config config = experts_with_terms();
+      config.model.moe_token_dispatcher_type = dispatcher;
+      config.model.moe_expert_capacity_factor = 0;
+      config.model.moe_pad_expert_input_to_capacity = false;
+      if (std::string(dispatcher) == "static_buffer") config.model.moe_expert_rank_capacity_factor = 2;
+      config.parallel.expert_model_parallel_size = 2;
+      const RunResult one_by_one = train_steps(test::cut(config, layout), layout, 6);
+      config.parallel.overlap_moe_expert_parallel_comm = true;
+      config = test::cut(config, layout);
+      expect_same_bits(train_steps(config, layout, 6), one_by_one);
+      expect_same_bits(train_steps(with_graphs(config), layout, 6), one_by_one);
     }
   }
 }

@@ -31,6 +31,10 @@ Schedule schedule(const Parallel& parallel) {
   return virtual_stages(parallel) > 1 ? Schedule::interleaved : Schedule::one_f_one_b;
 }
 
+bool splits_backward(const Parallel& parallel) {
+  return splits_backward(schedule(parallel)) || parallel.delay_wgrad_compute;
+}
+
 std::optional<PipelineTimes> read_pipeline_times(const Parallel& parallel) {
   std::vector<double> numbers;
   for (const std::string& word : comma_list(parallel.pipeline_times)) {

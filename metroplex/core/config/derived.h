@@ -16,6 +16,8 @@ int64_t ffn_width(const Model& model);
 int64_t virtual_stages(const Parallel& parallel);
 // Returns parallel.pipeline_schedule, or for auto: none for one stage, 1f1b for one chunk per rank, else interleaved.
 Schedule schedule(const Parallel& parallel);
+// True if weight gradients are separate actions of the pipeline schedule.
+bool splits_backward(const Parallel& parallel);
 // The numbers of parallel.pipeline_times. Returns nullopt unless they are valid.
 struct PipelineTimes {
   double forward = 1, backward = 1, weight = 1, p2p = 0;

@@ -59,6 +59,39 @@ static void check_even_split(Rules& rules) {
                 concat("is less than the ", ends, " layers of the end stages"), "give the end stages fewer layers");
 }
 
+static void check_expert_overlap(Rules& rules, Schedule order) {
+  const Config& config = rules.config;
+  const Parallel& parallel = config.parallel;
+  const char* const key = "parallel.overlap_moe_expert_parallel_comm";
+  const char* const off = "turn it off";
+  const std::string schedule_name = Choice<Schedule>(order).text();
+  if (parallel.overlap_moe_expert_parallel_comm) {
+    const bool pairs = order == Schedule::none || order == Schedule::one_f_one_b || order == Schedule::interleaved ||
+                       order == Schedule::dualpipe_v;
+    rules.require(pairs, key, "true", concat("excludes parallel.pipeline_schedule = ", schedule_name),
+                  "use none, 1f1b, interleaved or dualpipe_v");
+    rules.require(config.model.has_experts() && parallel.ep() > 1, key, "true",
+                  "needs experts on several ranks (parallel.expert_model_parallel_size > 1)", off);
+    rules.require(
+        config.parallel.data_parallel_sharding_strategy != ShardingStrategy::optim_grads_params, key, "true",
+        "excludes parallel.data_parallel_sharding_strategy = optim_grads_params, which gathers parameters in "
+        "the order of a single pass",
+        "use optim_grads");
+    rules.require(config.memory.offload_activations == Offload::none, key, "true",
+                  concat("excludes memory.offload_activations = ", config.memory.offload_activations.text()), off);
+    rules.require(!config.train.captures_parts(), key, "true",
+                  concat("excludes train.cuda_graph_impl = ", config.train.cuda_graph_impl.text(),
+                         ", whose graphs contain the waits for exchanges"),
+                  "use train.cuda_graph_impl = full_iteration");
+  }
+  rules.require(!parallel.delay_wgrad_compute || parallel.overlap_moe_expert_parallel_comm,
+                "parallel.delay_wgrad_compute", "true", "needs parallel.overlap_moe_expert_parallel_comm", off);
+  rules.require(!parallel.defer_embedding_wgrad_compute || splits_backward(parallel),
+                "parallel.defer_embedding_wgrad_compute", "true",
+                concat("needs a schedule with weight actions, but parallel.pipeline_schedule = ", schedule_name),
+                "use zb_h1, zb_v or dualpipe_v, or turn it off");
+}
+
 void check_pipeline(Rules& rules) {
   const Parallel& parallel = rules.config.parallel;
   const int64_t vpp = virtual_stages(parallel);
@@ -88,7 +121,7 @@ void check_pipeline(Rules& rules) {
                          " with a factor for each pipeline rank: not negative, and the first three not all 0"),
                   "write 1,1,1,0");
   }
-  const bool splits = splits_backward(order);
+  const bool splits = splits_backward(parallel);
   rules.require(!splits || !rules.config.model.moe_enable_echo, "parallel.pipeline_schedule", order,
                 "excludes model.moe_enable_echo, which exchanges gradients of replicas within the backward",
                 "use 1f1b or interleaved");
@@ -96,6 +129,7 @@ void check_pipeline(Rules& rules) {
                 concat("excludes train.cuda_graph_impl = ", rules.config.train.cuda_graph_impl.text(),
                        ", whose captured backwards contain their weight gradients"),
                 "use train.cuda_graph_impl = full_iteration, or 1f1b");
+  check_expert_overlap(rules, order);
   rules.require(!parallel.overlap_p2p_comm || vpp > 1, "parallel.overlap_p2p_comm", "true",
                 "needs the interleaved schedule: parallel.virtual_pipeline_model_parallel_size is 1", "turn it off");
   const int64_t group = parallel.microbatch_group_size_per_vp_stage;

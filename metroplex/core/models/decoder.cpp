@@ -109,7 +109,8 @@ void EmbeddingSegment::collect_params(std::vector<nn::Param*>& params) {
 }
 
 HeadSegment::HeadSegment(const ModelContext& context, std::shared_ptr<nn::Param> weight, bool final_norm)
-    : tp_(context.tp),
+    : defers_weights_(context.head_defers_weights),
+      tp_(context.tp),
       softcap_(context.model.final_logit_softcapping),
       loss_{context.tp, vocabulary_shard(context), context.vocab_size, context.label_smoothing, context.target},
       saving_(context.saving),

@@ -42,10 +42,11 @@ class HeadSegment final : public nn::Segment {
   const std::string& name() const override { return name_; }
   nn::Values forward(const nn::Values& in, nn::SegmentContext& context) override;
   void collect_params(std::vector<nn::Param*>& params) override;
-  nn::SegmentTraits traits() const override { return {.defers_weights = false}; }
+  nn::SegmentTraits traits() const override { return {.defers_weights = defers_weights_}; }
 
  private:
   std::string name_ = "head";
+  bool defers_weights_;
   comm::Group tp_;
   double softcap_;  // 0: off
   nn::CrossEntropySpec loss_;

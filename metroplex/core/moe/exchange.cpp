@@ -10,6 +10,7 @@
 #include "base/error.h"
 #include "nn/autograd_node.h"
 #include "comm/collectives.h"
+#include "device/turns.h"
 
 namespace metroplex::moe {
 namespace {
@@ -63,6 +64,7 @@ static comm::Exchange start_direct(const at::Tensor& x, const RowTable& table, c
 }
 
 static at::Tensor finish_direct(comm::Exchange started, const RowTable&, const ExpertContext&) {
+  device::yield_turn();
   return started.wait();
 }
 
@@ -103,6 +105,7 @@ static comm::Exchange start_by_node(const at::Tensor& x, const RowTable& table, 
 // Across nodes: rows received from each member of the node, sorted by destination node.
 static at::Tensor finish_by_node(comm::Exchange started, const RowTable& table, const ExpertContext& context) {
   const Grid grid(context);
+  device::yield_turn();
   const at::Tensor collected = started.wait();
   std::vector<int64_t> lengths, in_splits(index(grid.nodes), 0), out_splits(index(grid.nodes), 0);
   std::vector<size_t> order;
@@ -117,7 +120,10 @@ static at::Tensor finish_by_node(comm::Exchange started, const RowTable& table, 
       out_splits[index(n)] += table.at(grid.member(n, from), grid.me);
     }
   }
-  return comm::all_to_all_async(in_order(collected, lengths, order), out_splits, in_splits, context.across).wait();
+  comm::Exchange across =
+      comm::all_to_all_async(in_order(collected, lengths, order), out_splits, in_splits, context.across);
+  device::yield_turn();
+  return across.wait();
 }
 
 const RowExchange kExchangeByNode{start_by_node, finish_by_node};
@@ -165,6 +171,7 @@ CountedRowsUnderWay::CountedRowsUnderWay(const at::Tensor& x, const CountedExcha
 }
 
 at::Tensor CountedRowsUnderWay::finish() {
+  device::yield_turn();
   started_.wait();
   const int64_t rows = x_.size(0);
   return nn::attach(
@@ -173,6 +180,7 @@ at::Tensor CountedRowsUnderWay::finish() {
         const at::NoGradGuard no_grad;
         comm::Handle handle;
         const at::Tensor dx = start_counted(dy.contiguous(), back, *group, overflow, handle);
+        device::yield_turn();
         handle.wait();
         return {dx};
       });

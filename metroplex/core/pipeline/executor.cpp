@@ -20,7 +20,8 @@ struct Executor::Step {
   const PipelineInput& in;
   PipelineOutput& result;
   plan::StagePlacement placement;
-  int rank;  // row of the table
+  int rank;              // row of the table
+  bool splits_backward;  // weight gradients are separate actions
 
   plan::StagePlace place(const Action& action) const { return {rank, action.chunk}; }
   bool first(const Action& action) const { return placement.first(place(action)); }
@@ -93,30 +94,26 @@ PipelineOutput Executor::run(const PipelineInput& in) {
              pp_.size(), " x ", stages_.size());
   MPX_ASSERT(static_cast<int>(in.batches.size()) == in.table.num_microbatches, "the table is for ",
              in.table.num_microbatches, " microbatches");
-  const Step step{in, result, in.table.placement(), pp_.index()};
+  const Step step{in, result, in.table.placement(), pp_.index(), in.table.splits_backward()};
   result.last.resize(step.placement.place_of(step.placement.stages() - 1).rank == step.rank ? in.batches.size() : 0);
   result.terms.resize(in.batches.size());
-  const bool splits_backward = in.table.splits_backward();  // weight gradients are separate actions
   const std::vector<Action>& actions = in.table.ranks[step.rank];
   for (size_t i = 0; i < actions.size();) {
     const auto start = std::chrono::steady_clock::now();
     const Action& action = actions[i];
-    const size_t end = plan::is_p2p(action.kind) ? plan::call_end(actions, i) : i + 1;
+    const size_t end = plan::is_p2p(action.kind) ? plan::call_end(actions, i) : i + (action.in_turns ? 2 : 1);
     const Key key{action.microbatch, action.chunk};
     if (plan::is_p2p(action.kind)) {
       exchange(step, &actions[i], &actions[i] + (end - i));
+    } else if (action.in_turns) {
+      const Action& back = actions[i + 1];
+      if (!turns_) turns_ = std::make_unique<device::Turns>();
+      // The backward begins: it reaches its first exchange with less computation.
+      turns_->run([&] { run_backward(step, back); }, [&] { run_forward(step, action); });
     } else if (action.kind == ActionKind::forward) {
-      const nn::Values x = take_inputs(step, action);
-      StageRun* const run = in.table.forward_only ? nullptr : &runs_[key];
-      put_outputs(step, action,
-                  stages_[action.chunk]->forward(x, in.batches[action.microbatch], run,
-                                                 &result.terms[action.microbatch], step.graph_instance(action)));
+      run_forward(step, action);
     } else if (action.kind == ActionKind::backward) {
-      StageRun run = take_run(key);
-      const at::Tensor factor = in.loss_gradients.select(0, action.microbatch);
-      const Tensors dy = output_gradients(step, action, factor);
-      std::vector<nn::DeferredGradients>* const deferred = splits_backward ? &weights_[key] : nullptr;
-      put_gradients(step, action, stages_[action.chunk]->backward(std::move(run), dy, factor, deferred));
+      run_backward(step, action);
     } else if (action.kind == ActionKind::weight) {
       weight(action);
     } else {
@@ -134,6 +131,23 @@ PipelineOutput Executor::run(const PipelineInput& in) {
   borders_.finish();
   MPX_ASSERT(num_live() == 0, num_live(), " tensors of the pipeline outlived their step");
   return result;
+}
+
+void Executor::run_forward(const Step& step, const Action& action) {
+  const nn::Values x = take_inputs(step, action);
+  StageRun* const run = step.in.table.forward_only ? nullptr : &runs_[{action.microbatch, action.chunk}];
+  put_outputs(step, action,
+              stages_[action.chunk]->forward(x, step.in.batches[action.microbatch], run,
+                                             &step.result.terms[action.microbatch], step.graph_instance(action)));
+}
+
+void Executor::run_backward(const Step& step, const Action& action) {
+  const Key key{action.microbatch, action.chunk};
+  StageRun run = take_run(key);
+  const at::Tensor factor = step.in.loss_gradients.select(0, action.microbatch);
+  const Tensors dy = output_gradients(step, action, factor);
+  std::vector<nn::DeferredGradients>* const deferred = step.splits_backward ? &weights_[key] : nullptr;
+  put_gradients(step, action, stages_[action.chunk]->backward(std::move(run), dy, factor, deferred));
 }
 
 nn::Values Executor::take_inputs(const Step& step, const Action& action) {

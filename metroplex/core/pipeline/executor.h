@@ -18,6 +18,7 @@
 #include "base/listeners.h"
 #include "comm/collectives.h"
 #include "comm/group.h"
+#include "device/turns.h"
 #include "graph/graph.h"
 #include "pipeline/stage.h"
 #include "plan/borders.h"
@@ -66,9 +67,9 @@ struct PipelineOutput {
   std::vector<nn::LossTerms> terms;  // one list per microbatch: terms reported by this rank's segments
 };
 
-// The executor calls it after every action, for timers and the memory report. The actions of one batched p2p call are
-// reported together after the call and share its time equally. Waiting time of a receive counts in the forward or
-// backward that uses it.
+// The executor calls it after every action, for timers and the memory report. The actions of one batched p2p call,
+// and two actions in turns, are reported together at their end and share the time equally. Waiting time of a receive
+// counts in the forward or backward that uses it.
 using ActionObserver = std::function<void(const plan::Action& action, double seconds)>;
 
 class Executor {
@@ -95,6 +96,8 @@ class Executor {
   };
   using Tensors = std::vector<at::Tensor>;  // one per border value; undefined for gradients of integers
 
+  void run_forward(const Step& step, const plan::Action& action);
+  void run_backward(const Step& step, const plan::Action& action);
   nn::Values take_inputs(const Step& step, const plan::Action& action);
   void put_outputs(const Step& step, const plan::Action& action, const nn::Values& y);
   StageRun take_run(const Key& key);
@@ -112,6 +115,7 @@ class Executor {
   std::map<Key, StageRun> runs_;
   // Between backward and weight, if the table splits them.
   std::map<Key, std::vector<nn::DeferredGradients>> weights_;
+  std::unique_ptr<device::Turns> turns_;  // if a table has actions in turns
 };
 
 }  // namespace metroplex::pipeline

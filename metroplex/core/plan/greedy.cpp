@@ -24,8 +24,9 @@ class GreedyScheduler {
     std::vector<Choice> choices;  // per rank; changes if the rank or the rank of an adjacent stage commits
     for (int rank = 0; rank < table_.num_stages; ++rank) choices.push_back(choose(rank));
     for (int left = kinds * placement_.stages() * table_.num_microbatches; left > 0; --left) {
-      const Choice first = *std::min_element(choices.begin(), choices.end(),
-                                             [](const Choice& left, const Choice& right) { return left.start < right.start; });
+      const Choice first =
+          *std::min_element(choices.begin(), choices.end(),
+                            [](const Choice& left, const Choice& right) { return left.start < right.start; });
       if (first.start == kNever) return std::nullopt;
       commit(first);
       const StagePlace own{first.rank, first.action.chunk};

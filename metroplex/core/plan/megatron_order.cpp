@@ -53,4 +53,10 @@ std::string interleaved_refusal(const MicrobatchShape& shape) {
   return "";
 }
 
+void complete_groups(MicrobatchShape& shape) {
+  shape.group_size = std::min(shape.group(), std::max(shape.num_stages, shape.num_microbatches));
+  const int last = shape.num_microbatches % shape.group_size;
+  if (last > 0 && last < shape.num_stages) shape.num_microbatches += shape.num_stages - last;
+}
+
 }  // namespace metroplex::plan

@@ -32,6 +32,10 @@ WarmupCounts count_warmup(const MicrobatchShape& shape, int rank);
 // chunk. Backwards use the same table with chunks counted from the end.
 std::vector<Slot> schedule_table(int num_microbatches, int num_chunks, int group_size);
 
+// The rank order needs groups of at least num_stages microbatches. Completes a smaller last group with nonexistent
+// microbatches, which leave gaps in the schedule.
+void complete_groups(MicrobatchShape& shape);
+
 // Megatron's rule for the interleaved schedule: a group has between num_stages and num_microbatches microbatches, and
 // a shorter last group at least num_stages. Returns the violation, or "". build_interleaved() has no such limit.
 std::string interleaved_refusal(const MicrobatchShape& shape);

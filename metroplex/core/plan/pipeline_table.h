@@ -72,6 +72,8 @@ struct Action {
   int chunk = 0;   // virtual stage on this rank, 0 .. num_chunks-1
   int peer = -1;   // pp index of the peer of a send or recv, else -1
   int batch = -1;  // adjacent actions with the same number >= 0 form one batched p2p call
+  // This forward and the next action, a backward of another microbatch, advance in turns (device/turns.h).
+  bool in_turns = false;
 
   bool operator==(const Action&) const = default;
 };

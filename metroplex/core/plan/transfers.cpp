@@ -64,6 +64,9 @@ Simulation run_simulation(const PipelineTable& table, const ActionTimes& times, 
   Ends ends(table);
   Simulation result{std::vector<std::vector<TimedCompute>>(table.ranks.size()),
                     std::vector<size_t>(table.ranks.size(), 0)};
+  const auto stage_of = [&](size_t rank, const Action& action) {
+    return table.placement().stage_of({static_cast<int>(rank), action.chunk});
+  };
   const auto run_rank = [&](size_t rank) {
     size_t& next = result.next[rank];
     std::vector<TimedCompute>& computes = result.ranks[rank];
@@ -71,12 +74,24 @@ Simulation run_simulation(const PipelineTable& table, const ActionTimes& times, 
     for (; next < table.ranks[rank].size(); ++next) {
       const Action& action = table.ranks[rank][next];
       if (!is_compute(action.kind)) continue;
-      const double ready = ends.inputs(static_cast<int>(rank), action, times.p2p);
-      if (ready < 0) break;
-      const int stage = table.placement().stage_of({static_cast<int>(rank), action.chunk});
-      const double start = std::max(ready, computes.empty() ? 0 : computes.back().end);
-      computes.push_back({action, start, start + std::max(shortest, times.of(action.kind, stage))});
-      ends.at(action.kind, stage, action.microbatch) = computes.back().end;
+      // Actions in turns start when the inputs of both have arrived, and end together.
+      const size_t number = action.in_turns ? 2 : 1;
+      double start = computes.empty() ? 0 : computes.back().end, time = 0;
+      bool ready = true;
+      for (size_t i = next; i < next + number; ++i) {
+        const Action& one = table.ranks[rank][i];
+        const double inputs = ends.inputs(static_cast<int>(rank), one, times.p2p);
+        ready = ready && inputs >= 0;
+        start = std::max(start, inputs);
+        time += std::max(shortest, times.of(one.kind, stage_of(rank, one)));
+      }
+      if (!ready) break;
+      for (size_t i = next; i < next + number; ++i) {
+        const Action& one = table.ranks[rank][i];
+        computes.push_back({one, start, start + time});
+        ends.at(one.kind, stage_of(rank, one), one.microbatch) = start + time;
+      }
+      next += number - 1;
     }
     return next > before;
   };
@@ -144,7 +159,9 @@ PipelineTable add_transfers(const PipelineTable& table, const ActionTimes& times
       const bool forward = compute.action.kind == ActionKind::forward;
       const auto other = placement.neighbour({static_cast<int>(rank), compute.action.chunk}, forward ? 1 : -1);
       if (!other || other->rank == static_cast<int>(rank)) continue;
-      Action send = compute.action, receive = compute.action;
+      Action send = compute.action;
+      send.in_turns = false;
+      Action receive = send;
       send.kind = forward ? ActionKind::send_forward : ActionKind::send_backward;
       send.peer = other->rank;
       receive.kind = forward ? ActionKind::recv_forward : ActionKind::recv_backward;
@@ -154,7 +171,7 @@ PipelineTable add_transfers(const PipelineTable& table, const ActionTimes& times
       const auto& peer = computes[static_cast<size_t>(other->rank)];
       const auto first_later = std::partition_point(
           peer.begin(), peer.end(), [&](const TimedCompute& timed) { return timed.start < compute.end; });
-      calls[{rank, i + 1}].push_back({compute.end, id, send});
+      calls[{rank, i + (compute.action.in_turns ? 2 : 1)}].push_back({compute.end, id, send});
       calls[{static_cast<size_t>(other->rank), static_cast<size_t>(first_later - peer.begin())}].push_back(
           {compute.end, id, receive});
     }
@@ -163,7 +180,6 @@ PipelineTable add_transfers(const PipelineTable& table, const ActionTimes& times
   for (size_t rank = 0; rank < computes.size(); ++rank) {
     std::vector<Action>& actions = complete.ranks[rank];
     actions.clear();
-    int batch = 0;
     for (size_t i = 0; i <= computes[rank].size(); ++i) {
       if (i > 0) actions.push_back(computes[rank][i - 1].action);
       const auto found = calls.find({rank, i});
@@ -172,11 +188,7 @@ PipelineTable add_transfers(const PipelineTable& table, const ActionTimes& times
       std::sort(transfers.begin(), transfers.end(), [](const Transfer& left, const Transfer& right) {
         return std::tie(left.time, left.id) < std::tie(right.time, right.id);
       });
-      for (Transfer& transfer : transfers) {
-        transfer.action.batch = transfers.size() > 1 ? batch : -1;
-        actions.push_back(transfer.action);
-      }
-      batch += transfers.size() > 1 ? 1 : 0;
+      for (const Transfer& transfer : transfers) actions.push_back(transfer.action);
       for (const Transfer& transfer : transfers) {
         if (transfer.action.kind == ActionKind::send_forward)
           actions.push_back({ActionKind::free, transfer.action.microbatch, transfer.action.chunk, -1, -1});

@@ -31,7 +31,7 @@ std::optional<double> try_length(const PipelineTable& table, const ActionTimes& 
 // Returns `table`, which has only compute actions, with its transfers. A send follows its producer. A receive is
 // posted after the last action that the receiver starts before the tensor is sent. So every rank issues its transfers
 // in the order of their times, which cannot deadlock, and no action waits for a tensor that it does not need.
-// Adjacent transfers form one batched call. Outputs are freed after the call that sends them.
+// Transfers are calls of their own: a batch would end with its last tensor. Outputs are freed after they are sent.
 PipelineTable add_transfers(const PipelineTable& table, const ActionTimes& times);
 
 }  // namespace metroplex::plan

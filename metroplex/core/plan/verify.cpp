@@ -35,6 +35,7 @@ class RankChecker {
       if (of(action_.kind) > 1) fault("appears twice");
       check_place();
       check_before();
+      if (action_.in_turns) check_pair(i + 1 < actions.size() ? actions[i + 1] : Action());
       track();
     }
     check_batches(actions);
@@ -101,6 +102,12 @@ class RankChecker {
       case ActionKind::recv_backward:
         break;
     }
+  }
+
+  void check_pair(const Action& next) {
+    if (action_.kind != ActionKind::forward || next.kind != ActionKind::backward)
+      fault("only a forward advances in turns with the backward after it");
+    else if (next.microbatch == action_.microbatch) fault("its partner is the backward of the same microbatch");
   }
 
   void track() {

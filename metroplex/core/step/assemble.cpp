@@ -60,6 +60,7 @@ models::ModelContext model_context(const ProcessContext& process, const RankMode
   context.vocab_size = process.vocab_size;
   context.positions = process.config.train.seq_length;
   context.label_smoothing = config.train.label_smoothing;
+  context.head_defers_weights = config.parallel.defer_embedding_wgrad_compute;
   nn::set_tensor_parallel(context, process.groups().tp, config.parallel.sequence_parallel);
   context.cp = process.groups().cp;
   context.cp_a2a = process.groups().cp_a2a, context.cp_p2p = process.groups().cp_p2p;

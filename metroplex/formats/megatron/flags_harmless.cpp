@@ -59,7 +59,7 @@ constexpr FlagGroup kGroups[] = {
      "--object-storage-cache-path= --per-dataset-sequences-path= --s3-cache-path="},
     {"how ranks communicate",
      "--create-all-gather-group --ddp-num-buckets= --ddp-pad-buckets-for-high-nccl-busbw "
-     "--defer-embedding-wgrad-compute --delay-param-gather --delay-wgrad-compute --disable-align-grad-reduce "
+     "--defer-embedding-wgrad-compute --delay-param-gather --disable-align-grad-reduce "
      "--disable-gloo-process-groups --disable-symmetric-registration --disable-tp-comm-bulk-dgrad "
      "--disable-tp-comm-bulk-wgrad --disable-tp-comm-overlap-ag --disable-tp-comm-overlap-rs "
      "--disable-tp-comm-split-ag --disable-tp-comm-split-rs --distributed-timeout-seconds-after-init= "
@@ -75,7 +75,7 @@ constexpr FlagGroup kGroups[] = {
      "--no-scatter-gather-tensors-in-pipeline --no-tp-comm-bulk-dgrad --no-tp-comm-bulk-wgrad "
      "--no-tp-comm-overlap-ag --no-tp-comm-overlap-rs --no-tp-comm-split-ag --no-tp-comm-split-rs "
      "--no-use-layer-wise-param-layout --overlap-cpu-optimizer-d2h-h2d "
-     "--overlap-dispatch-backward-with-experts-wgrad --overlap-moe-expert-parallel-comm "
+     "--overlap-dispatch-backward-with-experts-wgrad "
      "--overlap-p2p-communication-warmup-flush --overlap-param-gather-with-optimizer-step "
      "--pipeline-model-parallel-comm-backend= --refit-method= --sharp-enabled-group= "
      "--suggested-communication-unit-size= --tp-comm-bootstrap-backend= --tp-comm-overlap --tp-comm-overlap-cfg= "

@@ -144,6 +144,8 @@ static const std::vector<Row>& parallel_rows() {
       {"--expert-model-parallel-size", kOne, "parallel.expert_model_parallel_size=$"},
       {"--expert-tensor-parallel-size", kOne, "parallel.expert_tensor_parallel_size=$"},
       {"--sequence-parallel", kNone, "parallel.sequence_parallel=true"},
+      {"--overlap-moe-expert-parallel-comm", kNone, "parallel.overlap_moe_expert_parallel_comm=true"},
+      {"--delay-wgrad-compute", kNone, "parallel.delay_wgrad_compute=true"},
       {"--use-tp-pp-dp-mapping", kNone, "parallel.order=tp-cp-ep-pp-dp"},
       {"--no-overlap-p2p-communication", kNone, "no_overlap_p2p=true"},
       {"--overlap-p2p-communication", kNone, "overlap_p2p=true"},

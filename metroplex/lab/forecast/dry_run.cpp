@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "config/derived.h"
 #include "config/validate.h"
 #include "plan/schedules/registry.h"
 #include "replay/timeline.h"
@@ -59,8 +60,7 @@ PipelineOutlook predict_pipeline(const DryRun& run) {
 
 double formula_bubble_share(const config::Config& config, int64_t microbatches) {
   return replay::formula_bubble_share(static_cast<int>(config.parallel.pp()), static_cast<int>(config.parallel.vpp()),
-                                      static_cast<int>(microbatches),
-                                      config::splits_backward(config.parallel.pipeline_schedule));
+                                      static_cast<int>(microbatches), config::splits_backward(config.parallel));
 }
 
 RankPrediction whole_model(const FitRequest& request, const Predictor& predict) {

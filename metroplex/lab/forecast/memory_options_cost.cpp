@@ -63,14 +63,16 @@ Traffic traffic(const FitRequest& request, const RankFigures& figures, double sa
 // Approximate maximum number of microbatches in flight on a pipeline rank.
 double in_flight(const config::Config& config, int world_size, int pp) {
   const int64_t all = max_microbatches(config, world_size);
-  if (config.parallel.pp() == 1) return 1;
+  const bool overlaps = config.parallel.overlap_moe_expert_parallel_comm;  // one more per pair, and per rank
+  if (config.parallel.pp() == 1) return static_cast<double>(std::min<int64_t>(all, overlaps ? 2 : 1));
   const int64_t stages = config.parallel.pp();
   const config::Schedule schedule = config::schedule(config.parallel);
   if (schedule == config::Schedule::gpipe) return static_cast<double>(all);
   if (schedule == config::Schedule::zb_h2) return static_cast<double>(std::min(all, 2 * stages - 1));
   if (schedule == config::Schedule::searched && config.parallel.pipeline_live_microbatches > 0)
     return static_cast<double>(std::min(all, config.parallel.pipeline_live_microbatches));
-  return static_cast<double>(std::min(all, config::splits_backward(schedule) ? stages : stages - pp));
+  if (config::splits_backward(schedule)) return static_cast<double>(std::min(all, stages));
+  return static_cast<double>(std::min(all, (overlaps ? 2 : 1) * (stages - pp)));
 }
 
 double activation_bytes(const RankFigures& figures) {

@@ -300,9 +300,8 @@ replay::RankTrace trace_rank(const RankRequest& request) {
   for (const distributed::ParamFamily& family : assembly->model.families.all()) {
     if (family.gradients) family.gradients->detach_params();
   }
-  out.chunks =
-      trace_chunks(assembly->process, assembly->model, recorder, batches,
-                   {kMicrobatches, false, config::splits_backward(config::schedule(config.parallel))}, nullptr);
+  out.chunks = trace_chunks(assembly->process, assembly->model, recorder, batches,
+                            {kMicrobatches, false, config::splits_backward(config.parallel)}, nullptr);
   if (config.train.captures_parts() && !request.eager)
     out.graphs = trace_graphs(assembly->process, assembly->model, recorder, graphs, batches);
   recorder.start();

@@ -83,11 +83,13 @@ class TraceReplay {
     const std::vector<plan::Action>& actions = table_.ranks.at(static_cast<size_t>(rank_));
     for (size_t i = 0; i < actions.size();) {
       const plan::Action& action = actions[i];
-      const size_t end = is_p2p(action.kind) ? call_end(actions, i) : i + 1;
+      const size_t end = is_p2p(action.kind) ? call_end(actions, i) : i + (action.in_turns ? 2 : 1);
       at_ = i;
       before_ = now();
       if (is_p2p(action.kind)) {
         exchange(&actions[i], &actions[i] + (end - i));
+      } else if (action.in_turns) {
+        in_turns(action, actions[i + 1]);
       } else if (action.kind == plan::ActionKind::forward) {
         forward(action);
       } else if (action.kind == plan::ActionKind::backward) {
@@ -151,6 +153,16 @@ class TraceReplay {
     if (const auto next = placement_.neighbour(own, -1))
       borders_.leave_gradient(action.microbatch, own, *next,
                               chunk(action).input_gradient_in_pool ? 0 : chunk(action).input);
+  }
+  // The peaks of both may coincide.
+  void in_turns(const plan::Action& first, const plan::Action& second) {
+    const int64_t before = now(), most = std::exchange(peaks_.most, 0);
+    forward(first);
+    const int64_t of_forward = std::exchange(peaks_.most, 0) - before;
+    const int64_t held = now();
+    ++at_;
+    backward(second);
+    peaks_.most = std::max(most, peaks_.most + std::max<int64_t>(of_forward - (held - before), 0));
   }
   void exchange(const plan::Action* begin, const plan::Action* end) {
     const auto call = std::make_shared<P2pCall>();

@@ -44,6 +44,9 @@ class Replay {
     if (is_p2p(action.kind)) return costs_.blocking_p2p ? blocking_call(rank) : free_p2p(rank, action);
     double start = clock_[rank];
     if (!costs_.blocking_p2p && is_compute(action.kind) && !wait_for_inputs(rank, action, start)) return false;
+    // Actions in turns start when the inputs of both have arrived.
+    if (!costs_.blocking_p2p && action.in_turns && !wait_for_inputs(rank, table_.ranks[rank][at_[rank] + 1], start))
+      return false;
     record(rank, action, start, start + duration(rank, action));
     ++at_[rank];
     return true;

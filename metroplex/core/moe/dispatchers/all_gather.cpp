@@ -4,30 +4,51 @@
 #include "moe/dispatcher.h"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
 
 #include <algorithm>
+#include <vector>
 
 #include "nn/autograd_node.h"
 #include "comm/collectives.h"
+#include "device/turns.h"
 
 namespace metroplex::moe {
 namespace {
 
+at::Tensor gather_rows(const at::Tensor& x, const comm::Group& group) {
+  std::vector<int64_t> shape = x.sizes().vec();
+  shape[0] *= group.size();
+  const at::Tensor out = at::empty(shape, x.options());
+  comm::Handle handle = comm::all_gather_into_async(out, x, group);
+  device::yield_turn();
+  handle.wait();
+  return out;
+}
+
+at::Tensor sum_rows(const at::Tensor& x, const comm::Group& group) {
+  std::vector<int64_t> shape = x.sizes().vec();
+  shape[0] /= group.size();
+  const at::Tensor out = at::empty(shape, x.options());
+  comm::Handle handle = comm::reduce_scatter_into_async(out, x, group);
+  device::yield_turn();
+  handle.wait();
+  return out;
+}
+
 // Gathers along the first dimension; backward sums the gradients of all ranks for the local rows.
 at::Tensor gathered(const at::Tensor& x, const comm::Group& group) {
-  const at::Tensor out = comm::all_gather(x.detach(), 0, group);
   if (group.size() == 1) return x;
-  return nn::attach(out, {x}, [group](const at::Tensor& dy) -> nn::Gradients {
-    return {comm::reduce_scatter(dy.contiguous(), 0, group)};
-  });
+  const at::Tensor out = gather_rows(x.detach().contiguous(), group);
+  return nn::attach(out, {x},
+                    [group](const at::Tensor& dy) -> nn::Gradients { return {sum_rows(dy.contiguous(), group)}; });
 }
 
 at::Tensor summed(const at::Tensor& x, const comm::Group& group) {
   if (group.size() == 1) return x;
-  const at::Tensor out = comm::reduce_scatter(x.detach(), 0, group);
-  return nn::attach(out, {x}, [group](const at::Tensor& dy) -> nn::Gradients {
-    return {comm::all_gather(dy.contiguous(), 0, group)};
-  });
+  const at::Tensor out = sum_rows(x.detach().contiguous(), group);
+  return nn::attach(out, {x},
+                    [group](const at::Tensor& dy) -> nn::Gradients { return {gather_rows(dy.contiguous(), group)}; });
 }
 
 class AllGatherDispatcher final : public Dispatcher {

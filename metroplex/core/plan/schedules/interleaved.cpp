@@ -84,14 +84,6 @@ class RankBuilder {
   WarmupCounts counts_;
 };
 
-// The rank order needs groups of at least num_stages microbatches. A smaller last group is padded with nonexistent
-// microbatches, which leave gaps in the schedule.
-void complete_groups(MicrobatchShape& shape) {
-  shape.group_size = std::min(shape.group(), std::max(shape.num_stages, shape.num_microbatches));
-  const int last = shape.num_microbatches % shape.group_size;
-  if (last > 0 && last < shape.num_stages) shape.num_microbatches += shape.num_stages - last;
-}
-
 // Returns the maximum number of live forwards over microbatches below `num_microbatches`. With complete groups it is
 // warm-up + 1.
 int most_live(const std::vector<Slot>& slots, const WarmupCounts& counts, int num_microbatches) {
@@ -119,6 +111,7 @@ PipelineTable build_interleaved(const ScheduleRequest& request) {
   const int group = shape.group();
   MPX_CHECK(group >= shape.num_stages, "plan", "microbatch_group_size_per_vp_stage = ", group,
             ": must be at least pipeline_model_parallel_size (", shape.num_stages, "); raise it or leave it 0");
+  if (request.overlaps_experts && !request.forward_only) return build_overlapped(request, "interleaved");
   complete_groups(shape);
   PipelineTable table = make_table(request, "interleaved");
   const std::vector<Slot> slots = schedule_table(shape.num_microbatches, request.num_chunks, shape.group());

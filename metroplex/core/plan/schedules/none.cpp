@@ -9,6 +9,7 @@ PipelineTable build_none(const ScheduleRequest& request) {
   MPX_CHECK(request.num_stages == 1, "plan",
             "schedule none runs on one pipeline rank, pipeline_model_parallel_size is ", request.num_stages,
             "; use 1f1b or interleaved");
+  if (request.overlaps_experts && !request.forward_only) return build_overlapped(request, "none");
   PipelineTable table = make_table(request, "none");
   TableWriter writer(table, 0);
   for (int microbatch = 0; microbatch < request.num_microbatches; ++microbatch) {

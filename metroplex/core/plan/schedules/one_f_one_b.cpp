@@ -51,6 +51,7 @@ PipelineTable build_one_f_one_b(const ScheduleRequest& request) {
   MPX_CHECK(request.num_chunks == 1, "plan",
             "schedule 1f1b holds one chunk a rank, virtual_pipeline_model_parallel_size is ", request.num_chunks,
             "; use interleaved");
+  if (request.overlaps_experts && !request.forward_only) return build_overlapped(request, "1f1b");
   PipelineTable table = make_table(request, "1f1b");
   MicrobatchShape shape;
   shape.num_stages = request.num_stages;

@@ -38,6 +38,8 @@ ScheduleRequest schedule_request(const config::Parallel& parallel, int num_chunk
   request.num_microbatches = num_microbatches;
   request.microbatch_group_size = static_cast<int>(parallel.microbatch_group_size_per_vp_stage);
   request.overlap_p2p = parallel.overlap_p2p_comm;
+  request.overlaps_experts = parallel.overlap_moe_expert_parallel_comm;
+  request.delays_weights = parallel.delay_wgrad_compute;
   if (config::schedule(parallel) == config::Schedule::searched) {
     const config::PipelineTimes times = config::pipeline_times(parallel);
     request.times = {times.forward, times.backward, times.weight, times.p2p, times.rank_factors};

@@ -13,9 +13,12 @@ struct ScheduleRequest {
   int num_microbatches = 1;
   int microbatch_group_size = 0;  // interleaved: consecutive microbatches per chunk; 0: num_stages
   bool forward_only = false;
-  bool overlap_p2p = false;   // interleaved: receives are posted one action before their use
-  ActionTimes times = {};     // searched: as in SearchRequest
-  int live_microbatches = 0;  // searched: maximum per rank; 0: num_stages
+  bool overlap_p2p = false;  // interleaved: receives are posted one action before their use
+  // none, 1f1b, interleaved, dualpipe_v: forwards advance in turns with backwards of other microbatches.
+  bool overlaps_experts = false;
+  bool delays_weights = false;  // none, 1f1b, interleaved with overlaps_experts: weight actions after each backward
+  ActionTimes times = {};       // searched: as in SearchRequest
+  int live_microbatches = 0;    // searched: maximum per rank; 0: num_stages
 };
 
 ScheduleRequest schedule_request(const config::Parallel& parallel, int num_chunks, int num_microbatches);
@@ -48,6 +51,10 @@ PipelineTable build_one_f_one_b(const ScheduleRequest& request);
 // long as a full one. Holds warm-up + 1 forwards (see count_warmup), or all if everything is warm-up. Throws
 // base::Error for one stage or a group size below num_stages.
 PipelineTable build_interleaved(const ScheduleRequest& request);
+
+// The order of none, 1f1b and interleaved with overlaps_experts: Megatron-LM's combined 1F1B. One forward more than
+// in the interleaved order precedes the first pair; with one chunk per rank, warm-up grows by 2 per rank.
+PipelineTable build_overlapped(const ScheduleRequest& request, const char* name);
 
 // Zero-bubble schedules (Qi et al., 2024, arXiv:2401.10241): weight gradients are separate actions that fill the gaps
 // of 1F1B. With equal times of forward, backward and weight actions, H1 has a third of 1F1B's bubble and its memory.
