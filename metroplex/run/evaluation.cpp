@@ -26,8 +26,8 @@ std::optional<double> evaluate_set(RunContext& run, const RunData& data, Split s
             " samples, fewer than one microbatch of all data-parallel ranks (", run.samples_of_microbatch(),
             "); give more data or fewer ranks");
   if (const int64_t rest = data.num_samples(split, set) % run.samples_of_microbatch(); whole && rest > 0) {
-    run.warn(base::concat(data.name(split, set), " set: ", rest, " of ", data.num_samples(split, set),
-                          " samples do not fill a microbatch on all data-parallel ranks and are not evaluated"));
+    run.warn_once(base::concat(data.name(split, set), " set: ", rest, " of ", data.num_samples(split, set),
+                               " samples do not fill a microbatch on all data-parallel ranks and are not evaluated"));
   }
   step::BatchStream batches = data.stream(split, consumed, set);
   step::LossSum sum;

@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 
 #include "plan/microbatches.h"
@@ -24,6 +25,7 @@ struct RunContext {
   Position position = {};
   RunSummary summary = {};
   std::optional<Metrics> metrics = {};  // rank 0, once its files are open
+  std::set<std::string> warned = {};    // by warn_once()
 
   const config::Config& config() const { return assembly->process.config; }
   const comm::Groups& groups() const { return assembly->process.groups(); }
@@ -36,6 +38,10 @@ struct RunContext {
   }
   void warn(const std::string& line) const {
     if (first_rank()) environment.log->warn(line);
+  }
+  // Every evaluation would repeat some warnings.
+  void warn_once(const std::string& line) {
+    if (warned.insert(line).second) warn(line);
   }
   bool stop_requested() const { return environment.stop_requested && environment.stop_requested(); }
   bool has_step_after(const Position& from) const {

@@ -106,9 +106,19 @@ class Drawing(Experts):
         self.layers = layers
         self.put("model.num_layers", layers)
         if self.vpp == 1 and self.pp > 1:
-            self.maybe("parallel.pipeline_schedule", "1f1b", "gpipe", odds=0.3)
+            self.maybe("parallel.pipeline_schedule", "1f1b", "gpipe", "zb_h1", "zb_h2", "searched", odds=0.5)
+        if self.vpp == 2:
+            self.maybe("parallel.pipeline_schedule", "zb_v", "dualpipe_v", "searched", odds=0.4)
+        if self.get_schedule() in ("zb_h1", "zb_h2", "zb_v", "dualpipe_v", "searched"):
+            self.maybe("parallel.defer_embedding_wgrad_compute", "true", odds=0.3)
+        if self.get_schedule() == "searched":
+            self.maybe("parallel.pipeline_live_microbatches", self.pp, 2 * self.pp, odds=0.5)
+            self.maybe("parallel.pipeline_times", "1,1.5,1,0.2", ",".join(["2,2,1,0"] + ["1"] * (self.pp - 1) + ["1.5"]))
         if self.vpp > 1:
             self.maybe("parallel.overlap_p2p_comm", "true", odds=0.3)
+
+    def get_schedule(self):
+        return self.keys.get("parallel.pipeline_schedule")
 
     def model(self):
         self.family = self.one("gpt", "gpt", "llama", "llama", "codegeex", "mixtral", "qwen3_moe")

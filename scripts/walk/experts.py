@@ -16,6 +16,9 @@ class Experts:
         self.etp, self.ep = etp, ep
         if ep > 1:
             self.put("parallel.expert_model_parallel_size", ep)
+            if self.get_schedule() in (None, "1f1b", "dualpipe_v") and self.chance(0.4):
+                self.put("parallel.overlap_moe_expert_parallel_comm", True)
+                self.maybe("parallel.delay_wgrad_compute", "true", odds=0.3)
         if etp != self.tp:
             self.put("parallel.expert_tensor_parallel_size", etp)
         count = ep * self.one(1, 2, 2, 3) if ep > 1 else self.one(2, 3, 4, 6, 8)

@@ -14,6 +14,7 @@
 #include "plan/transfers.h"
 #include "base/error.h"
 #include "plan/verify.h"
+#include "support/everyday.h"
 
 namespace metroplex::plan::zero_bubble_test {
 namespace {
@@ -111,7 +112,8 @@ PipelineTable random_order(PipelineTable shape, std::mt19937& random) {
 TEST(Transfers, MakeAnyOrderAValidTable) {
   std::mt19937 random(46);
   const auto number = [&](int low, int high) { return std::uniform_int_distribution<int>(low, high)(random); };
-  for (int i = 0; i < 2000; ++i) {
+  const int tables = test::runs_full_sweep() ? 100000 : 2000;
+  for (int i = 0; i < tables; ++i) {
     const int stages = number(1, 8), chunks = number(1, 3);
     PipelineTable shape = make_table({stages, chunks, number(1, 1 + 60 / (stages * chunks))}, "random");
     shape.v_shaped = number(0, 1) == 1;

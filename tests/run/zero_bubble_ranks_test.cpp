@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <map>
+#include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
@@ -71,6 +72,51 @@ TEST(ZeroBubbleEqualsOneRank, LlamaWithRecomputation) {
         "train: {seq_length: 8, micro_batch_size: 2}\n"
         "memory: {recompute_granularity: full, recompute_method: uniform, recompute_num_layers: 1}\n"
         "optim: {lr: 1.0e-3, weight_decay: 0.1}\n");
+}
+
+// Multi-token prediction, adapters, frozen layers, context parallelism, latent attention, and stages without layers.
+TEST(ZeroBubbleEqualsOneRank, OtherModelsAndStages) {
+  const std::string v2 = "parallel.pipeline_model_parallel_size=2;parallel.virtual_pipeline_model_parallel_size=2;";
+  const std::string latent =
+      "model.position_embedding_type=rope;model.multi_latent_attention=true;model.kv_lora_rank=10;"
+      "model.qk_head_dim=6;model.qk_pos_emb_head_dim=4;model.v_head_dim=5;";
+  struct Model {
+    std::string settings;
+    int64_t ranks;
+  };
+  const std::vector<Model> models = {
+      {"model.mtp_num_layers=1;parallel.pipeline_model_parallel_size=2;parallel.pipeline_schedule=zb_h1", 2},
+      {"model.mtp_num_layers=1;" + v2 + "parallel.pipeline_schedule=zb_v", 2},
+      {"peft.lora_rank=2;" + v2 + "parallel.pipeline_schedule=dualpipe_v", 2},
+      {"peft.lora_rank=2;parallel.tensor_model_parallel_size=2;parallel.sequence_parallel=true;"
+       "parallel.pipeline_model_parallel_size=2;parallel.pipeline_schedule=zb_h1",
+       4},
+      {"train.freeze=decoder.layers.1.*;parallel.pipeline_model_parallel_size=2;parallel.pipeline_schedule=zb_h2", 2},
+      {"parallel.context_parallel_size=2;" + v2 + "parallel.pipeline_schedule=zb_v", 4},
+      {latent + v2 + "parallel.pipeline_schedule=dualpipe_v", 2},
+      {"parallel.pipeline_model_parallel_size=2;parallel.pipeline_model_parallel_layout=Ett|tt||L;"
+       "parallel.pipeline_schedule=zb_v",
+       2},
+      {"parallel.pipeline_model_parallel_size=3;parallel.pipeline_model_parallel_layout=Etttt||L;"
+       "parallel.pipeline_schedule=zb_h1;parallel.defer_embedding_wgrad_compute=true",
+       3},
+      {"memory.recompute_granularity=selective;memory.recompute_modules=[core_attn,mlp];"
+       "parallel.pipeline_model_parallel_size=4;parallel.pipeline_schedule=zb_h2",
+       4}};
+  for (const Model& model : models) {
+    SCOPED_TRACE(model.settings);
+    std::vector<std::string> settings;
+    std::istringstream stream(model.settings);
+    for (std::string setting; std::getline(stream, setting, ';');) settings.push_back(setting);
+    config::Config config = config::parse(
+        "model: {family: llama, num_layers: 4, hidden_size: 16, num_attention_heads: 4, ffn_hidden_size: 24,"
+        " vocab_size: 50, make_vocab_size_divisible_by: 8, hidden_dropout: 0.1}\n"
+        "train: {seq_length: 8, micro_batch_size: 1, global_batch_size: 5}\n"
+        "parallel: {ddp_bucket_size: 2000}\n",
+        settings);
+    std::map<int64_t, verify::LayoutRun> references;
+    expect_equals_single_rank(for_ranks(config, model.ranks), model.ranks, references);
+  }
 }
 
 TEST(ZeroBubbleEqualsOneRank, ExpertsWithSharedExpert) {
