@@ -289,7 +289,7 @@ def twin(base, rng):
         again = rng.choice(({"memory__recompute_granularity": "full", "memory__recompute_method": "uniform", "memory__recompute_num_layers": "1"},
                             {"memory__recompute_granularity": "selective", "memory__recompute_modules": "core_attn,mlp,layernorm,activation"}))
     ways += [again, again]
-    if "memory.offload_activations" not in keys and "model.moe_paged_stash" not in keys:  # these exclude it
+    if not {"memory.offload_activations", "model.moe_paged_stash", "parallel.overlap_moe_expert_parallel_comm"} & keys.keys():  # these exclude it
         ways.append({"memory__offload_activations": "file"})
     if "model.moe_enable_echo" in keys:
         ways += 2 * [{"model__moe_echo_recompute_expert_dispatch": "false" if "model.moe_echo_recompute_expert_dispatch" in keys else "true"},
@@ -322,9 +322,11 @@ def dry(base, rng):
         return None
     measured, predicted = float(told.group(1)), float(told.group(2))
     peak = max(rank["peak"] for rank in said["memory"]["ranks"]) / 2**20
-    if abs(peak - predicted) > 0.006 and not base.case.get("train.rampup_batch_size") and not base.case.get("train.step_batch_size_schedule"):
+    grows = base.case.get("train.rampup_batch_size") or base.case.get("train.step_batch_size_schedule")
+    if abs(peak - predicted) > 0.006 and not grows:
         return f"dry run: predicts a peak of {peak:.3f} MiB, the run {predicted:.2f}"
-    if measured > predicted * 1.1 + 0.1 or predicted > measured * 1.5 + 0.1:
+    # The first steps of a growing batch may have fewer microbatches than a pipeline holds.
+    if measured > predicted * 1.1 + 0.1 or (predicted > measured * 1.5 + 0.1 and not grows):
         return f"memory: a peak of {measured} MiB where {predicted} was predicted"
     return None
 

@@ -120,6 +120,11 @@ class Drawing(Experts):
     def get_schedule(self):
         return self.keys.get("parallel.pipeline_schedule")
 
+    def excludes_parts(self):
+        """Whether weight actions or passes in turns exclude graphs of parts of layers."""
+        splits = self.get_schedule() in ("zb_h1", "zb_h2", "zb_v", "dualpipe_v", "searched")
+        return splits or "parallel.overlap_moe_expert_parallel_comm" in self.keys
+
     def model(self):
         self.family = self.one("gpt", "gpt", "llama", "llama", "codegeex", "mixtral", "qwen3_moe")
         self.put("model.family", self.family)
@@ -481,7 +486,7 @@ class Drawing(Experts):
         if (not self.experts or whole_experts) and stays and "optim.optimizer_cpu_offload" not in self.keys:
             ways.append(("full_iteration", None))
         whole = self.keys.get("memory.recompute_granularity") == "full"
-        if stays and not whole and self.sharding in ("no_shard", "optim"):
+        if stays and not whole and self.sharding in ("no_shard", "optim") and not self.excludes_parts():
             parts = [None, "attn", "mlp", "attn,mlp"]
             if self.experts and "moe" in str(self.keys.get("memory.recompute_modules", "")).split(","):
                 parts = ["attn"]

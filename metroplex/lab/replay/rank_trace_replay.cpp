@@ -144,25 +144,46 @@ class TraceReplay {
   void forward(const plan::Action& action) {
     const plan::StagePlace own{rank_, action.chunk};
     run(chunk(action).forward, placement_.first(own) ? 0 : borders_.take_input({action.microbatch, action.chunk}));
-    if (const auto next = placement_.neighbour(own, 1))
-      borders_.leave_output(action.microbatch, own, *next, chunk(action).output_in_pool ? 0 : chunk(action).output);
+    leave_output(action);
   }
   void backward(const plan::Action& action) {
     const plan::StagePlace own{rank_, action.chunk};
     run(chunk(action).backward, placement_.last(own) ? 0 : borders_.take_gradient({action.microbatch, action.chunk}));
+    leave_gradient(action);
+  }
+  void leave_output(const plan::Action& action) {
+    const plan::StagePlace own{rank_, action.chunk};
+    if (const auto next = placement_.neighbour(own, 1))
+      borders_.leave_output(action.microbatch, own, *next, chunk(action).output_in_pool ? 0 : chunk(action).output);
+  }
+  void leave_gradient(const plan::Action& action) {
+    const plan::StagePlace own{rank_, action.chunk};
     if (const auto next = placement_.neighbour(own, -1))
       borders_.leave_gradient(action.microbatch, own, *next,
                               chunk(action).input_gradient_in_pool ? 0 : chunk(action).input);
   }
-  // The peaks of both may coincide.
+  // The k-th regions of both passes run at the same time; the peaks of such a pair may coincide.
   void in_turns(const plan::Action& first, const plan::Action& second) {
-    const int64_t before = now(), most = std::exchange(peaks_.most, 0);
-    forward(first);
-    const int64_t of_forward = std::exchange(peaks_.most, 0) - before;
-    const int64_t held = now();
-    ++at_;
-    backward(second);
-    peaks_.most = std::max(most, peaks_.most + std::max<int64_t>(of_forward - (held - before), 0));
+    const plan::StagePlace ahead{rank_, first.chunk}, back{rank_, second.chunk};
+    const ActionTrace &forward = chunk(first).forward, &backward = chunk(second).backward;
+    peaks_.gathered = std::max({peaks_.gathered, forward.gathered, backward.gathered});
+    int64_t held = now();
+    if (!placement_.first(ahead)) held += borders_.take_input({first.microbatch, first.chunk});
+    if (!placement_.last(back)) held += borders_.take_gradient({second.microbatch, second.chunk});
+    for (size_t k = 0; k < std::max(forward.regions.size(), backward.regions.size()); ++k) {
+      const int64_t before = held;
+      int64_t peak = 0;  // of the forward's region, above `before`
+      if (k < forward.regions.size()) {
+        const int64_t most = std::exchange(peaks_.most, 0);
+        held = region(forward.regions[k], held);
+        peak = std::max(peaks_.most, held) - before;
+        peaks_.most = std::max(most, peaks_.most);
+      }
+      if (k < backward.regions.size()) held += region(backward.regions[k], before + peak) - before - peak;
+    }
+    kept_ += forward.added + backward.added;
+    leave_output(first);
+    leave_gradient(second);
   }
   void exchange(const plan::Action* begin, const plan::Action* end) {
     const auto call = std::make_shared<P2pCall>();
