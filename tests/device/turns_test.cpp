@@ -66,14 +66,15 @@ TEST(Turns, AFailureUnwindsBothPieces) {
   Turns turns;
   for (const int failing : {0, 1}) {
     for (const bool at_once : {false, true}) {
-      int alive = 0;
+      int alive = 0, ended = 0;
       const auto piece = [&](int number) {
-        return [&alive, failing, at_once, number] {
+        return [&alive, &ended, failing, at_once, number] {
           const Counted counted(alive);
           if (number == failing && at_once) throw std::runtime_error("of " + std::to_string(number));
           yield_turn();
           if (number == failing) throw std::runtime_error("of " + std::to_string(number));
           yield_turn();
+          ++ended;
         };
       };
       try {
@@ -81,6 +82,7 @@ TEST(Turns, AFailureUnwindsBothPieces) {
         FAIL() << "no exception of piece " << failing;
       } catch (const std::runtime_error& error) { EXPECT_EQ(error.what(), "of " + std::to_string(failing)); }
       EXPECT_EQ(alive, 0);
+      EXPECT_EQ(ended, 0);
     }
   }
   int runs = 0;  // the same object runs further work
