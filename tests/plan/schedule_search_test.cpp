@@ -42,7 +42,7 @@ TEST(ScheduleSearch, IsNeverLongerThanAFixedSchedule) {
     SearchRequest request = requests.next(5, 8);
     request.steps = 200;
     const FoundSchedule found = search_schedule(request);
-    for (const FoundSchedule& fixed : fixed_schedules(request)) EXPECT_LE(found.length, fixed.length + 1e-12);
+    for (const FoundSchedule& fixed : fixed_schedules(request)) EXPECT_LE(found.length, fixed.length);
     const VerifyReport report = verify(found.table);
     for (size_t rank = 0; rank < request.live_limits.size(); ++rank)
       EXPECT_LE(report.peak_live_activations[rank], request.live_limits[rank] * found.table.num_chunks);
@@ -84,12 +84,13 @@ double shortest_of_all(const SearchRequest& request) {
   return shortest;
 }
 
+// Lengths are sums of at most 54 times and hops, below 100 together: 54 x 100 x 2^-53 = 6e-13.
 TEST(ScheduleSearch, EqualsExhaustiveSearchOfSmallTables) {
   RandomRequests requests(49);
   for (int i = 0; i < 60; ++i) {
     SearchRequest request = requests.next(3, 3);
     request.num_chunks = 1;
-    EXPECT_NEAR(search_schedule(request).length, shortest_of_all(request), 1e-9)
+    EXPECT_NEAR(search_schedule(request).length, shortest_of_all(request), 1e-12)
         << "p " << request.num_stages << " m " << request.num_microbatches << " case " << i;
   }
 }

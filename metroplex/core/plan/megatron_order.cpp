@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "plan/schedules/registry.h"
 
 namespace metroplex::plan {
 
@@ -53,10 +54,18 @@ std::string interleaved_refusal(const MicrobatchShape& shape) {
   return "";
 }
 
-void complete_groups(MicrobatchShape& shape) {
+MicrobatchShape interleaved_shape(const ScheduleRequest& request) {
+  MicrobatchShape shape;
+  shape.num_stages = request.num_stages;
+  shape.num_chunks = request.num_chunks;
+  shape.interleaved = true;
+  shape.num_microbatches = request.num_microbatches;
+  shape.group_size = request.microbatch_group_size;
+  shape.forward_only = request.forward_only;
   shape.group_size = std::min(shape.group(), std::max(shape.num_stages, shape.num_microbatches));
   const int last = shape.num_microbatches % shape.group_size;
   if (last > 0 && last < shape.num_stages) shape.num_microbatches += shape.num_stages - last;
+  return shape;
 }
 
 }  // namespace metroplex::plan

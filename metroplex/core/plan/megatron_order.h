@@ -32,9 +32,10 @@ WarmupCounts count_warmup(const MicrobatchShape& shape, int rank);
 // chunk. Backwards use the same table with chunks counted from the end.
 std::vector<Slot> schedule_table(int num_microbatches, int num_chunks, int group_size);
 
-// The rank order needs groups of at least num_stages microbatches. Completes a smaller last group with nonexistent
-// microbatches, which leave gaps in the schedule.
-void complete_groups(MicrobatchShape& shape);
+struct ScheduleRequest;
+// Returns the shape of an interleaved order. The rank order needs groups of at least num_stages microbatches, so a
+// smaller last group is completed with nonexistent microbatches, which leave gaps in the schedule.
+MicrobatchShape interleaved_shape(const ScheduleRequest& request);
 
 // Megatron's rule for the interleaved schedule: a group has between num_stages and num_microbatches microbatches, and
 // a shorter last group at least num_stages. Returns the violation, or "". build_interleaved() has no such limit.

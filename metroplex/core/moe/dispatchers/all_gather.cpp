@@ -16,23 +16,26 @@
 namespace metroplex::moe {
 namespace {
 
-at::Tensor gather_rows(const at::Tensor& x, const comm::Group& group) {
+at::Tensor empty_rows(const at::Tensor& x, int64_t rows) {
   std::vector<int64_t> shape = x.sizes().vec();
-  shape[0] *= group.size();
-  const at::Tensor out = at::empty(shape, x.options());
-  comm::Handle handle = comm::all_gather_into_async(out, x, group);
+  shape[0] = rows;
+  return at::empty(shape, x.options());
+}
+
+void wait_in_turn(comm::Handle handle) {
   device::yield_turn();
   handle.wait();
+}
+
+at::Tensor gather_rows(const at::Tensor& x, const comm::Group& group) {
+  const at::Tensor out = empty_rows(x, x.size(0) * group.size());
+  wait_in_turn(comm::all_gather_into_async(out, x, group));
   return out;
 }
 
 at::Tensor sum_rows(const at::Tensor& x, const comm::Group& group) {
-  std::vector<int64_t> shape = x.sizes().vec();
-  shape[0] /= group.size();
-  const at::Tensor out = at::empty(shape, x.options());
-  comm::Handle handle = comm::reduce_scatter_into_async(out, x, group);
-  device::yield_turn();
-  handle.wait();
+  const at::Tensor out = empty_rows(x, x.size(0) / group.size());
+  wait_in_turn(comm::reduce_scatter_into_async(out, x, group));
   return out;
 }
 

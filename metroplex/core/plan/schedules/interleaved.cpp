@@ -99,20 +99,13 @@ int most_live(const std::vector<Slot>& slots, const WarmupCounts& counts, int nu
 }  // namespace
 
 PipelineTable build_interleaved(const ScheduleRequest& request) {
-  MicrobatchShape shape;
-  shape.num_stages = request.num_stages;
-  shape.num_chunks = request.num_chunks;
-  shape.interleaved = true;
-  shape.num_microbatches = request.num_microbatches;
-  shape.group_size = request.microbatch_group_size;
-  shape.forward_only = request.forward_only;
   MPX_CHECK(request.num_stages > 1, "plan",
             "schedule interleaved needs pipeline_model_parallel_size > 1; use none for one pipeline rank");
-  const int group = shape.group();
-  MPX_CHECK(group >= shape.num_stages, "plan", "microbatch_group_size_per_vp_stage = ", group,
-            ": must be at least pipeline_model_parallel_size (", shape.num_stages, "); raise it or leave it 0");
+  const int group = request.microbatch_group_size;
+  MPX_CHECK(group == 0 || group >= request.num_stages, "plan", "microbatch_group_size_per_vp_stage = ", group,
+            ": must be at least pipeline_model_parallel_size (", request.num_stages, "); raise it or leave it 0");
   if (request.overlaps_experts && !request.forward_only) return build_overlapped(request, "interleaved");
-  complete_groups(shape);
+  const MicrobatchShape shape = interleaved_shape(request);
   PipelineTable table = make_table(request, "interleaved");
   const std::vector<Slot> slots = schedule_table(shape.num_microbatches, request.num_chunks, shape.group());
   for (int rank = 0; rank < request.num_stages; ++rank) {

@@ -48,14 +48,8 @@ WarmupCounts overlapped_warmup(const MicrobatchShape& shape, int rank) {
 }  // namespace
 
 PipelineTable build_overlapped(const ScheduleRequest& request, const char* name) {
-  MicrobatchShape shape;
-  shape.num_stages = request.num_stages;
-  shape.num_chunks = request.num_chunks;
-  shape.interleaved = true;
-  shape.num_microbatches = request.num_microbatches;
-  shape.group_size = request.microbatch_group_size;
+  MicrobatchShape shape = interleaved_shape(request);
   shape.overlap_moe = true;
-  complete_groups(shape);
   PipelineTable table = make_table(request, name);
   const std::vector<Slot> slots = schedule_table(shape.num_microbatches, request.num_chunks, shape.group());
   for (int rank = 0; rank < request.num_stages; ++rank)
