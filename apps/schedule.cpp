@@ -373,11 +373,11 @@ void print_comparison(const ScheduleOptions& options) {
                       mean_factor(options.request.times.scale);
   std::cout << "schedule     length    bubble   live microbatches\n";
   for (const plan::FoundSchedule& row : rows) {
-    const std::vector<int> live = plan::inspect_table(row.table).peak_live_activations;
+    const std::vector<int> peaks = plan::inspect_table(row.table).peak_live_activations;
     char line[128];
     std::snprintf(line, sizeof line, "%-10s %8.2f  %6.2f %%   %.1f\n", row.table.name.c_str(), row.length,
                   row.length > 0 ? 100 * (1 - busy / row.length) : 0,
-                  static_cast<double>(*std::max_element(live.begin(), live.end())) / row.table.num_chunks);
+                  static_cast<double>(*std::max_element(peaks.begin(), peaks.end())) / row.table.num_chunks);
     std::cout << line;
   }
 }

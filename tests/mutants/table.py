@@ -479,5 +479,7 @@ MUTANTS = [
     ("exchanges_keep_the_turn", "moe/exchange.cpp", "  device::yield_turn();\n  return started.wait();", "  return started.wait();", "run_test ExpertOverlapClock*"),
     ("delayed_weights_at_once", "plan/schedules/overlapped.cpp", "if (runs && request_.delays_weights) add", "if (runs && false) add", "plan_test Overlapped*"),
     ("heads_never_defer", "models/decoder.cpp", "defers_weights_(context.head_defers_weights)", "defers_weights_(false)", "models_test DeferredWeights*"),
+    ("receives_are_waited_for_at_once", "pipeline/executor.cpp", "P2pCall{comm::batch_p2p(std::move(ops), pp_)});\n", "P2pCall{comm::batch_p2p(std::move(ops), pp_)});\n  call->wait();\n", "run_test ScheduleClock*"),
+    ("searches_take_no_step", "plan/schedule_search.cpp", "step < request.steps", "step < 0", "plan_test ScheduleSearch*"),
     ("searched_for_no_times", "plan/schedules/searched.cpp", "  search.times = request.times;\n", "", "plan_test ScheduleSearch*"),
 ]

@@ -86,6 +86,9 @@ static void check_expert_overlap(Rules& rules, Schedule order) {
   }
   rules.require(!parallel.delay_wgrad_compute || parallel.overlap_moe_expert_parallel_comm,
                 "parallel.delay_wgrad_compute", "true", "needs parallel.overlap_moe_expert_parallel_comm", off);
+  rules.require(!parallel.delay_wgrad_compute || !config.model.moe_enable_echo, "parallel.delay_wgrad_compute",
+                "true", "excludes model.moe_enable_echo, which exchanges gradients of replicas within the backward",
+                off);
   rules.require(!parallel.defer_embedding_wgrad_compute || splits_backward(parallel),
                 "parallel.defer_embedding_wgrad_compute", "true",
                 concat("needs a schedule with weight actions, but parallel.pipeline_schedule = ", schedule_name),
@@ -121,7 +124,7 @@ void check_pipeline(Rules& rules) {
                          " with a factor for each pipeline rank: not negative, and the first three not all 0"),
                   "write 1,1,1,0");
   }
-  const bool splits = splits_backward(parallel);
+  const bool splits = splits_backward(order);
   rules.require(!splits || !rules.config.model.moe_enable_echo, "parallel.pipeline_schedule", order,
                 "excludes model.moe_enable_echo, which exchanges gradients of replicas within the backward",
                 "use 1f1b or interleaved");

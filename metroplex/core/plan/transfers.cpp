@@ -102,9 +102,9 @@ Simulation run_simulation(const PipelineTable& table, const ActionTimes& times, 
   return result;
 }
 
-double last_end(const Simulation& simulation) {
+double last_end(const std::vector<std::vector<TimedCompute>>& ranks) {
   double length = 0;
-  for (const auto& computes : simulation.ranks) length = std::max(length, computes.empty() ? 0 : computes.back().end);
+  for (const auto& computes : ranks) length = std::max(length, computes.empty() ? 0 : computes.back().end);
   return length;
 }
 
@@ -129,15 +129,10 @@ std::optional<double> try_length(const PipelineTable& table, const ActionTimes& 
   for (size_t rank = 0; rank < simulation.next.size(); ++rank) {
     if (simulation.next[rank] != table.ranks[rank].size()) return std::nullopt;
   }
-  return last_end(simulation);
+  return last_end(simulation.ranks);
 }
 
-double step_length(const PipelineTable& table, const ActionTimes& times) {
-  double length = 0;
-  for (const auto& computes : simulate(table, times))
-    length = std::max(length, computes.empty() ? 0 : computes.back().end);
-  return length;
-}
+double step_length(const PipelineTable& table, const ActionTimes& times) { return last_end(simulate(table, times)); }
 
 PipelineTable add_transfers(const PipelineTable& table, const ActionTimes& times) {
   const StagePlacement placement = table.placement();
