@@ -110,15 +110,14 @@ void print(const forecast::DryRun& run, const TrainFlags& flags) {
 }  // namespace
 
 std::vector<CommandFlag> TrainFlags::own_flags() {
-  return {{.name = "--dry-run", .given = &dry_run},
-          {.name = "--json", .given = &json},
-          {.name = "--print-config", .given = &print_config},
-          {.name = "--quiet", .given = &quiet},
-          {.name = "--device-memory", .value = &device_memory}};
+  return {{.name = "--dry-run", .given = &dry_run},     {.name = "--json", .given = &json},
+          {.name = "--schedules", .given = &schedules}, {.name = "--print-config", .given = &print_config},
+          {.name = "--quiet", .given = &quiet},         {.name = "--device-memory", .value = &device_memory}};
 }
 
 void TrainFlags::take_into(config::Config& config) const {
   MPX_CHECK(dry_run || !json, "config", "--json requires --dry-run; give both, or neither");
+  MPX_CHECK(dry_run || !schedules, "config", "--schedules requires --dry-run; give both, or neither");
   if (!device_memory.empty()) config.memory.device_memory_gib = parse_gib(device_memory);
 }
 
@@ -143,6 +142,7 @@ int run_dry(const RunArguments& parsed, const config::Config& given, const Train
   forecast::DryRun run = forecast::dry_run(
       {config, static_cast<int>(world_size), tokenizer.vocab_size, find_memory_domains(config, placing, world_size)},
       disk);
+  if (flags.schedules) run.schedules = forecast::compare_schedules(run);
   run.notes.insert(run.notes.begin(), notes.begin(), notes.end());
   if (config.run.device == config::Device::automatic && !placing.gpu && placing.launcher.empty() && world_size > 1)
     run.notes.push_back(

@@ -13,7 +13,7 @@ namespace metroplex::apps {
 
 // Options of train in addition to the config's keys.
 struct TrainFlags {
-  bool dry_run = false, json = false, print_config = false, quiet = false;
+  bool dry_run = false, json = false, schedules = false, print_config = false, quiet = false;
   std::string device_memory;  // "80GiB"
   std::vector<CommandFlag> own_flags();
   // Writes --device-memory into the config. Throws for options that require --dry-run.

@@ -42,10 +42,10 @@ script with its arguments: bash runs it in a sandbox that only starts tools that
 its folder. --quiet prints only warnings and errors on the console.
 
 --dry-run (with --print-config, after the configuration) describes the run: parameters, operations, required and
-available bytes of every pipeline rank, bubble, tokens and epochs. --json prints JSON. It exits with 0, with 2 if the
-run cannot fit, or with the code of an error at its start (save folder, checkpoint, directory, data). --device-memory
-SIZE (memory.device_memory_gib) sets the memory of a GPU, or of a machine. A run that cannot fit is refused
-before it starts.
+available bytes of every pipeline rank, bubble, tokens and epochs. --json prints JSON. --schedules adds bubble and
+memory of the run with each pipeline schedule. It exits with 0, with 2 if the run cannot fit, or with the code of an
+error at its start (save folder, checkpoint, directory, data). --device-memory SIZE (memory.device_memory_gib) sets
+the memory of a GPU, or of a machine. A run that cannot fit is refused before it starts.
 
 SIGTERM, SIGINT, SIGHUP and SIGUSR1 stop a run after the step and save it; a second signal ends it at once. A signal
 that is ignored when the run starts (SIGHUP under nohup) stays ignored.

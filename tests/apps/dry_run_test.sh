@@ -57,6 +57,21 @@ prints 'nowhere.idx does not exist'
 run 3 train "${tiny[@]}" --data.tokenizer_type=sentencepiece --data.tokenizer_model=nowhere.model --dry-run
 run 0 train "${tiny[@]}" --data.tokenizer_type=sentencepiece --data.tokenizer_model=nowhere.model --model.vocab_size=300 --dry-run
 prints 'tokenizer was not checked'
+run 2 train "${tiny[@]}" --schedules
+warns '--schedules requires --dry-run'
+holds "prints JSON, and names what it did not check"
+pipe=("${tiny[@]}" --nproc 2 --pp 2 --model.num_layers=4)
+run 0 train "${pipe[@]}" --dry-run --json --schedules
+cp out schedules
+says 'len(d["schedules"])' 9
+for row in 3 8; do # zb_h1, and the searched V
+  mapfile -t settings < <(python3 -c "import json, sys; print(*json.load(open('schedules'))['schedules'][$row]['settings'], sep='\n')")
+  run 0 train "${pipe[@]}" "${settings[@]/#/--}" --dry-run --json
+  says "d['memory']['need'] == json.load(open('schedules'))['schedules'][$row]['memory']" True
+  says "d['pipeline']['bubble_share'] == json.load(open('schedules'))['schedules'][$row]['bubble_share']" True
+done
+run 0 train "${pipe[@]}" "${settings[@]/#/--}" --train.train_iters=3
+holds "compares the schedules that the run allows, as runs with their settings"
 
 echo "What a start would refuse"
 # refused_alike CODE ARGUMENTS...: the dry run ends like the start of the run, with the same message.

@@ -15,6 +15,7 @@ namespace {
 // Returns the error of each of three members, or "".
 std::array<std::string, 3> outcomes(const std::array<std::string, 3>& secrets,
                                     const std::array<std::string, 3>& keys) {
+  prepare_c10d();
   const auto store = c10::make_intrusive<c10d::HashStore>();
   std::array<std::string, 3> errors;
   std::vector<std::thread> threads;

@@ -3,11 +3,14 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "config/fields.h"
 #include "files/indexed_dataset.h"
 #include "plan/model_flops.h"
+#include "plan/schedules/registry.h"
+#include "replay/timeline.h"
 #include "support/folder.h"
 #include "forecast/fit_case.h"
 
@@ -89,6 +92,86 @@ TEST(DryRun, TheBubbleIsThatOfTheTableWithEveryRanksOperations) {
   EXPECT_EQ(run.pipeline.live_microbatches, (std::vector<double>{2, 1}));
   const Planted equal{[](const forecast::RankRequest&) { return 1; }};
   EXPECT_NEAR(*dry(fit_request(8, kEight), equal).pipeline.bubble_share, 1.0 / 9, 1e-14);  // sums of at most 32 times
+}
+
+const forecast::ScheduleOutlook* find_schedule(const std::vector<forecast::ScheduleOutlook>& rows,
+                                               const std::string& name, int64_t other_chunks = 0) {
+  std::vector<std::string> settings{"parallel.pipeline_schedule=" + name};
+  if (other_chunks > 0)
+    settings.push_back(base::concat("parallel.virtual_pipeline_model_parallel_size=", other_chunks));
+  for (const forecast::ScheduleOutlook& row : rows) {
+    std::vector<std::string> without_times = row.settings;
+    std::erase_if(without_times, [](const std::string& setting) { return setting.find("_times=") != setting.npos; });
+    if (without_times == settings) return &row;
+  }
+  return nullptr;
+}
+
+// Ranks with equal times of forward, backward and weight actions: the formulas of docs/pipeline.md.
+TEST(DryRun, SchedulesAreComparedForTheWholeRun) {
+  const Planted by_schedule{[](const forecast::RankRequest& request) {
+    return 100 * static_cast<int64_t>(config::Schedule(request.config.parallel.pipeline_schedule)) +
+           request.config.parallel.vpp();
+  }};
+  DryRun run = dry(fit_request(4, {"parallel.pipeline_model_parallel_size=4"}), by_schedule);
+  EXPECT_TRUE(run.schedules.empty());
+  run.schedules = forecast::compare_schedules(run, by_schedule);
+  struct Row {
+    const char* name;
+    int64_t chunks;
+    double bubble, live;
+  };
+  const Row expected[] = {
+      {"gpipe", 0, 3.0 / 19, 16},       {"1f1b", 0, 3.0 / 19, 4},     {"interleaved", 2, 3.0 / 35, 5.5},
+      {"zb_h1", 0, 3.0 / 51, 4},        {"zb_h2", 0, 3.0 / 51, 7},    {"zb_v", 2, 3.0 / 99, 4},
+      {"dualpipe_v", 2, 3.0 / 99, 4.5}, {"searched", 0, 3.0 / 51, 4}, {"searched", 2, 3.0 / 99, 4}};
+  EXPECT_EQ(run.schedules.size(), std::size(expected));
+  for (const Row& row : expected) {
+    SCOPED_TRACE(row.name);
+    const auto* const found = find_schedule(run.schedules, row.name, row.chunks);
+    ASSERT_NE(found, nullptr);
+    EXPECT_NEAR(found->pipeline.bubble_share.value(), row.bubble, 1e-13);  // sums of at most 400 times
+    const std::vector<double>& live = found->pipeline.live_microbatches;
+    EXPECT_EQ(*std::max_element(live.begin(), live.end()), row.live);
+    const auto schedule = config::Choice<config::Schedule>(row.name);
+    EXPECT_EQ(found->need, 100 * static_cast<int64_t>(config::Schedule(schedule)) + std::max<int64_t>(1, row.chunks));
+    EXPECT_NE(forecast::text(run).find(row.name), std::string::npos);
+  }
+  EXPECT_EQ(parse_json(run)["schedules"].size(), std::size(expected));
+  EXPECT_TRUE(forecast::compare_schedules(dry(fit_request(1))).empty());
+}
+
+// ECHO excludes the schedules that split backward.
+TEST(DryRun, OnlySchedulesThatTheRunAllowsAreCompared) {
+  std::vector<std::string> settings = kExperts;
+  settings.insert(settings.end(), {"parallel.pipeline_model_parallel_size=2", "parallel.expert_model_parallel_size=2",
+                                   "model.moe_enable_echo=true", "model.moe_num_echo_experts=2"});
+  const auto rows = forecast::compare_schedules(dry(fit_request(4, settings)));
+  EXPECT_NE(find_schedule(rows, "1f1b"), nullptr);
+  EXPECT_EQ(find_schedule(rows, "zb_h1"), nullptr);
+  EXPECT_EQ(find_schedule(rows, "zb_v", 2), nullptr);
+}
+
+// In a V the second rank holds the two middle stages, and the first one the head.
+TEST(DryRun, UnevenRanksOfAVHaveBothOfTheirStages) {
+  const forecast::Predictor uneven = [](const forecast::RankRequest& request) {
+    forecast::RankPrediction out;
+    out.flops = (request.rank == 0) == (request.config.parallel.vpp() == 1) ? 3e12 : 6e12;
+    out.forward_flops = out.flops / 3;
+    return out;
+  };
+  const auto rows =
+      forecast::compare_schedules(dry(fit_request(2, {"parallel.pipeline_model_parallel_size=2"}), uneven), uneven);
+  const auto* const found = find_schedule(rows, "zb_v", 2);
+  ASSERT_NE(found, nullptr);
+  plan::ScheduleRequest request;
+  request.num_stages = request.num_chunks = 2;
+  request.num_microbatches = 16;
+  const config::Choice<config::Schedule> zb_v("zb_v");
+  const double slow = 4.0 / 3, fast = 2.0 / 3;
+  const replay::Timeline timeline =
+      replay::replay(plan::build_schedule(zb_v, request), {.stage_scale = {slow, fast, fast, slow}});
+  EXPECT_NEAR(found->pipeline.bubble_share.value(), timeline.total_bubble_share, 1e-13);
 }
 
 // Layers of both stages, with their own exchanges: for b 4, s 16 rows of keys and values of 2 x 64 in bf16.

@@ -481,5 +481,9 @@ MUTANTS = [
     ("heads_never_defer", "models/decoder.cpp", "defers_weights_(context.head_defers_weights)", "defers_weights_(false)", "models_test DeferredWeights*"),
     ("receives_are_waited_for_at_once", "pipeline/executor.cpp", "P2pCall{comm::batch_p2p(std::move(ops), pp_)});\n", "P2pCall{comm::batch_p2p(std::move(ops), pp_)});\n  call->wait();\n", "run_test ScheduleClock*"),
     ("searches_take_no_step", "plan/schedule_search.cpp", "step < request.steps", "step < 0", "plan_test ScheduleSearch*"),
+    ("factors_of_a_v_in_a_loop", "forecast/dry_run.cpp", "plan::chunk_times(times, table.placement()).scale", "plan::chunk_times(times, {table.num_stages, table.num_chunks}).scale", "forecast_test DryRun*"),
+    ("weight_gradients_take_no_time", "forecast/dry_run.cpp", "std::clamp(backward - times.forward, 0.0, times.forward)", "0", "forecast_test DryRun*"),
+    ("schedules_of_the_own_placement", "forecast/dry_run.cpp", "action_times(find_stages(ranks))", "action_times(find_stages(run.fit))", "forecast_test DryRun*"),
+    ("refused_schedules_are_compared", "forecast/dry_run.cpp", "if (!config::violations(with.config, request.world_size).empty()) return std::nullopt;", "", "forecast_test DryRun*"),
     ("searched_for_no_times", "plan/schedules/searched.cpp", "  search.times = request.times;\n", "", "plan_test ScheduleSearch*"),
 ]

@@ -22,12 +22,13 @@ struct ExpertLayout {
   int64_t tp = 1, pp = 1, vpp = 1, dp = 1, etp = 1, ep = 1;
   TokenDispatcher dispatcher = TokenDispatcher::automatic;
   config::ShardingStrategy sharding = config::ShardingStrategy::no_shard;
+  const char* schedule = "auto";
   int64_t ranks() const { return tp * pp * dp; }
   int64_t expert_ranks() const { return etp * ep; }
   int64_t microbatches() const { return vpp > 1 && 4 % pp != 0 ? 2 * pp : 4; }
   std::string text() const {
     return base::concat("tp ", tp, " pp ", pp, " vpp ", vpp, " dp ", dp, " etp ", etp, " ep ", ep, " ",
-                        config::text_of(dispatcher), " ", config::text_of(sharding));
+                        config::text_of(dispatcher), " ", config::text_of(sharding), " ", schedule);
   }
 };
 
@@ -65,7 +66,7 @@ constexpr config::ShardingStrategy kStrategies[] = {
     config::ShardingStrategy::no_shard, config::ShardingStrategy::optim, config::ShardingStrategy::optim_grads,
     config::ShardingStrategy::optim_grads_params};
 
-// All dispatchers on every layout; the ZeRO stages alternate.
+// All dispatchers and schedules on every layout; the ZeRO stages alternate.
 std::vector<ExpertLayout> all_layouts() {
   std::vector<ExpertLayout> layouts;
   for (int64_t tp = 1; tp <= 4; tp *= 2) {
@@ -76,8 +77,10 @@ std::vector<ExpertLayout> all_layouts() {
           for (int64_t ep = 1; ep <= 8; ep *= 2) {
             if (places % (etp * ep) != 0) continue;
             for (const TokenDispatcher dispatcher : dispatchers_for(etp * ep)) {
-              const auto strategy = kStrategies[layouts.size() % std::size(kStrategies)];
-              layouts.push_back({tp, pp, vpp, dp, etp, ep, dispatcher, strategy});
+              for (const char* const schedule : schedules_of(pp, vpp)) {
+                const auto strategy = kStrategies[layouts.size() % std::size(kStrategies)];
+                layouts.push_back({tp, pp, vpp, dp, etp, ep, dispatcher, strategy, schedule});
+              }
             }
           }
         }
@@ -97,7 +100,7 @@ config::Config with_layout(config::Config config, const ExpertLayout& layout) {
   const bool by_node = layout.dispatcher == TokenDispatcher::hierarchical;
   parallel.expert_ranks_per_node = !by_node ? 0 : layout.expert_ranks() % 2 == 0 ? 2 : 1;
   parallel.sequence_parallel = layout.tp > 1;
-  parallel.overlap_p2p_comm = layout.vpp > 1;
+  set_schedule(parallel, layout.schedule);
   parallel.data_parallel_sharding_strategy = layout.sharding;
   parallel.ddp_bucket_size = 2000;
   config.model.moe_token_dispatcher_type = layout.dispatcher;
@@ -116,8 +119,8 @@ void walk(const config::Config& base, size_t share) {
   }
 }
 
-TEST(ExpertsOnAnyLayout, SoftmaxWithAuxiliaryLosses) { walk(softmax_experts(), 20); }
-TEST(ExpertsOnAnyLayout, SigmoidInGroupsWithBiasAndSharedExpert) { walk(sigmoid_experts(), 20); }
+TEST(ExpertsOnAnyLayout, SoftmaxWithAuxiliaryLosses) { walk(softmax_experts(), 50); }
+TEST(ExpertsOnAnyLayout, SigmoidInGroupsWithBiasAndSharedExpert) { walk(sigmoid_experts(), 50); }
 
 }  // namespace
 }  // namespace metroplex::run::experts_layouts_ranks_test

@@ -1,5 +1,5 @@
-// Every layout of up to 8 ranks equals one rank: three optimizer steps in float64 with dropout and some masked
-// positions. Losses to 1e-12 relative, parameters to 1e-10 (reasons in verify/verify.h).
+// Every layout of up to 8 ranks, with each pipeline schedule, equals one rank: three optimizer steps in float64 with
+// dropout and some masked positions. Losses to 1e-12 relative, parameters to 1e-10 (reasons in verify/verify.h).
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -16,6 +16,7 @@ namespace {
 struct Layout {
   int64_t tp, pp, vpp, dp;
   bool sp;
+  const char* schedule = "auto";
   int64_t ranks() const { return tp * pp * dp; }
   // Four; with virtual stages a multiple of pp.
   int64_t microbatches() const { return vpp > 1 && 4 % pp != 0 ? 2 * pp : 4; }
@@ -88,8 +89,10 @@ std::vector<Layout> all_layouts(int64_t num_layers, int64_t max_tp) {
       for (int64_t vpp = 1; vpp <= num_layers; ++vpp) {
         if (num_layers % (pp * vpp) != 0 || (vpp > 1 && pp == 1)) continue;
         for (int64_t dp = 1; tp * pp * dp <= 8; ++dp) {
-          layouts.push_back({tp, pp, vpp, dp, false});
-          if (tp > 1) layouts.push_back({tp, pp, vpp, dp, true});
+          for (const char* const schedule : schedules_of(pp, vpp)) {
+            layouts.push_back({tp, pp, vpp, dp, false, schedule});
+            if (tp > 1) layouts.push_back({tp, pp, vpp, dp, true, schedule});
+          }
         }
       }
     }
@@ -102,8 +105,8 @@ config::Config with_layout(config::Config config, const Layout& layout) {
   config.parallel.pipeline_model_parallel_size = layout.pp;
   config.parallel.virtual_pipeline_model_parallel_size = layout.vpp;
   config.parallel.sequence_parallel = layout.sp;
-  config.parallel.overlap_p2p_comm = layout.vpp > 1;  // Megatron's rule for two stages
-  config.parallel.ddp_bucket_size = 2000;             // several buckets, reduced while backward runs
+  set_schedule(config.parallel, layout.schedule);
+  config.parallel.ddp_bucket_size = 2000;  // several buckets, reduced while backward runs
   config.train.global_batch_size = layout.microbatches() * layout.dp * config.train.micro_batch_size;
   return for_ranks(config, layout.ranks());
 }
@@ -112,9 +115,10 @@ void walk(const config::Config& base, int64_t num_layers, int64_t max_tp) {
   std::map<int64_t, verify::LayoutRun> references;  // by global batch size
   const auto layouts = all_layouts(num_layers, max_tp);
   ASSERT_GT(layouts.size(), 30u);
-  for (const Layout& layout : test::sample_cases(layouts, 4)) {
+  for (const Layout& layout : test::sample_cases(layouts, 8)) {
     SCOPED_TRACE("tp " + std::to_string(layout.tp) + " pp " + std::to_string(layout.pp) + " vpp " +
-                 std::to_string(layout.vpp) + " dp " + std::to_string(layout.dp) + (layout.sp ? " sp" : ""));
+                 std::to_string(layout.vpp) + " dp " + std::to_string(layout.dp) + (layout.sp ? " sp " : " ") +
+                 layout.schedule);
     const config::Config config = with_layout(base, layout);
     expect_equals_single_rank(config, layout.ranks(), references);
   }

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <map>
+#include <vector>
 
 #include "comm/launch.h"
 #include "config/validate.h"
@@ -12,6 +13,19 @@
 namespace metroplex::run {
 
 constexpr int64_t kSteps = 3, kVocab = 50;
+
+// The pipeline schedules of a layout, as keys. Their number is odd, so sweeps that alternate the ZeRO stages run each
+// schedule with each stage.
+inline std::vector<const char*> schedules_of(int64_t pp, int64_t vpp) {
+  if (pp > 1 && vpp == 1) return {"auto", "gpipe", "zb_h1", "zb_h2", "searched"};
+  if (pp > 1 && vpp == 2) return {"auto", "interleaved", "zb_v", "dualpipe_v", "searched"};
+  return {"auto"};
+}
+inline void set_schedule(config::Parallel& parallel, const char* name) {
+  parallel.pipeline_schedule = config::Choice<config::Schedule>(name);
+  parallel.overlap_p2p_comm =  // Megatron's rule for two stages
+      parallel.virtual_pipeline_model_parallel_size > 1 && parallel.pipeline_schedule == config::Schedule::automatic;
+}
 
 inline verify::LayoutRun run_layout_on(const config::Config& config, int64_t ranks) {
   verify::LayoutRun result;

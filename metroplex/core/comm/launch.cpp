@@ -7,7 +7,6 @@
 #include <ATen/ops/mm.h>
 #include <ATen/ops/ones.h>
 #include <c10/core/AutogradState.h>
-#include <c10/util/Logging.h>
 #include <unistd.h>
 
 #include <cstdlib>
@@ -134,12 +133,6 @@ void report_cause(const LaunchEnvironment& launch, const ProcessOptions& options
   [[maybe_unused]] const ssize_t written = ::write(launch.cause_fd, text.data(), text.size());
 }
 
-// c10d logs every failed attempt and closed connection. Other code already reports these errors once.
-void quiet_c10d() {
-  ::setenv("TORCH_CPP_LOG_LEVEL", "ERROR", /*overwrite=*/0);
-  c10::initLogging();  // reads the variable
-}
-
 // Threads for the store server, the store client's timeout, the failure watch, the monitor, and gloo's device, event
 // loop and worker.
 constexpr int kConnectionThreads = 7;
@@ -181,7 +174,7 @@ GlooOptions control_options(const LaunchEnvironment& launch, const ProcessOption
 void refuse_to_start(const LaunchEnvironment& launch, const std::string& cause) {
   const GlooOptions options = store_options(launch);
   if (!options.meet_first || launch.world_size == 1) return;
-  quiet_c10d();
+  prepare_c10d();
   publish_refusal(options, cause);
 }
 
@@ -197,7 +190,7 @@ void run_process(const LaunchEnvironment& launch, const topology::RankGrid& grid
     if (options.backend == ProcessBackend::nccl && !options.interface.empty())
       ::setenv("NCCL_SOCKET_IFNAME", ("=" + options.interface).c_str(),
                /*overwrite=*/0);  // =: match the exact name, not a prefix
-    quiet_c10d();
+    prepare_c10d();
     GlooContext control(control_options(launch, options, rank_name));
     // Outlives the failure report below, because destroying communicators may block.
     std::shared_ptr<NcclContext> nccl;

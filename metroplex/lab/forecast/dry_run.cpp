@@ -2,9 +2,13 @@
 
 #include <algorithm>
 #include <cmath>
+#include <set>
 
+#include "base/error.h"
 #include "config/derived.h"
+#include "config/load.h"
 #include "config/validate.h"
+#include "plan/schedule_search.h"
 #include "plan/schedules/registry.h"
 #include "replay/timeline.h"
 #include "plan/model_flops.h"
@@ -14,6 +18,8 @@ namespace {
 
 // Maximum number of actions that are replayed, in about a tenth of a second.
 constexpr int64_t kMaxReplay = 100'000;
+// Maximum number of microbatches of all ranks for which a schedule is searched, in about three seconds.
+constexpr int64_t kMaxSearch = 1024;
 
 // Returns the first rank of every pipeline rank.
 std::vector<const RankFigures*> find_stages(const Fit& fit) {
@@ -24,36 +30,44 @@ std::vector<const RankFigures*> find_stages(const Fit& fit) {
   return stages;
 }
 
-// The time of a stage is proportional to its rank's FLOPs. The ratio of backward to forward is the average over all
-// ranks.
-replay::TimelineCosts stage_costs(const std::vector<const RankFigures*>& stages, int chunks) {
+// The time of a rank is proportional to its FLOPs. The ratio of backward to forward is the average over all ranks.
+// Weight gradients need as many FLOPs as the forward; frozen weights and recomputation change the rest.
+plan::ActionTimes action_times(const std::vector<const RankFigures*>& stages) {
   double all = 0, forward = 0;
   for (const RankFigures* stage : stages) {
     all += stage->prediction.flops;
     forward += stage->prediction.forward_flops;
   }
-  replay::TimelineCosts costs;
-  if (forward > 0) costs.backward = (all - forward) / forward * costs.forward;
-  for (int chunk = 0; chunk < chunks; ++chunk) {
-    for (const RankFigures* stage : stages)
-      costs.stage_scale.push_back(stage->prediction.flops * static_cast<double>(stages.size()) / all);
-  }
-  return costs;
+  plan::ActionTimes times;
+  const double backward = forward > 0 ? (all - forward) / forward * times.forward : 2;
+  times.weight = std::clamp(backward - times.forward, 0.0, times.forward);
+  times.backward = backward - times.weight;
+  for (const RankFigures* stage : stages)
+    times.scale.push_back(stage->prediction.flops * static_cast<double>(stages.size()) / all);
+  return times;
 }
 
-PipelineOutlook predict_pipeline(const DryRun& run) {
-  const config::Config& config = run.request.config;
+PipelineOutlook predict_pipeline(const config::Config& config, int world_size, const plan::ActionTimes& times) {
   PipelineOutlook out;
-  out.microbatches = max_microbatches(config, run.request.world_size);
+  out.microbatches = max_microbatches(config, world_size);
   const auto chunks = static_cast<int>(config.parallel.vpp());
   const auto request = plan::schedule_request(config.parallel, chunks, static_cast<int>(out.microbatches));
   out.formula_bubble_share = formula_bubble_share(config, out.microbatches);
   if (config.parallel.pp() * chunks * out.microbatches > kMaxReplay) return out;
-  const replay::Timeline timeline = replay::replay(plan::build_schedule(config.parallel.pipeline_schedule, request),
-                                                   stage_costs(find_stages(run.fit), chunks));
+  const plan::PipelineTable table = plan::build_schedule(config.parallel.pipeline_schedule, request);
+  replay::TimelineCosts costs;
+  costs.forward = times.forward, costs.backward = times.backward + times.weight, costs.weight = times.weight;
+  costs.stage_scale = plan::chunk_times(times, table.placement()).scale;
+  const replay::Timeline timeline = replay::replay(table, costs);
   out.bubble_share = timeline.total_bubble_share;
   for (const int live : timeline.peak_live_activations) out.live_microbatches.push_back(double(live) / chunks);
   return out;
+}
+
+std::string format_times(const plan::ActionTimes& times) {
+  std::string text = base::concat(times.forward, ",", times.backward, ",", times.weight, ",0");
+  for (const double factor : times.scale) text += base::concat(",", factor);
+  return text;
 }
 
 }  // namespace
@@ -116,11 +130,50 @@ DryRun dry_run(const FitRequest& request, files::FileSystem& disk, const Predict
       max_microbatches(config, request.world_size) * dp * config.train.micro_batch_size * config.train.seq_length;
   if (config.model.has_experts()) count_active(run);
   run.length = step::run_length(config, step::microbatch_schedule(config, dp));
-  run.pipeline = predict_pipeline(run);
+  run.pipeline = predict_pipeline(config, request.world_size, action_times(stages));
   run.sources =
       data::training_tokens(config.data, disk, {config.train.seq_length, static_cast<uint64_t>(config.run.seed)});
   if (!run.fits()) run.memory_options = memory_options(run.request, run.fit, predict);
   return run;
+}
+
+// Returns the request with these settings; nullopt if they violate the config rules.
+static std::optional<FitRequest> with_settings(const FitRequest& request, const std::vector<std::string>& settings) {
+  FitRequest with = request;
+  with.config = config::parse(config::dump(request.config), settings);
+  if (!config::violations(with.config, request.world_size).empty()) return std::nullopt;
+  with.config = config::resolved(with.config, request.world_size);
+  return with;
+}
+
+std::vector<ScheduleOutlook> compare_schedules(const DryRun& run, const Predictor& predict) {
+  const config::Parallel& own = run.request.config.parallel;
+  std::vector<ScheduleOutlook> rows;
+  if (own.pp() == 1) return rows;
+  for (const auto& [schedule, word] : config::kWords<config::Schedule>) {
+    const bool searched = schedule == config::Schedule::searched;
+    if (schedule == config::Schedule::automatic || schedule == config::Schedule::none) continue;
+    if (searched && own.pp() * run.pipeline.microbatches > kMaxSearch) continue;
+    for (const int64_t chunks : std::set<int64_t>{1, 2, own.vpp()}) {
+      ScheduleOutlook row;
+      row.settings = {base::concat("parallel.pipeline_schedule=", word)};
+      if (chunks != own.vpp())
+        row.settings.push_back(base::concat("parallel.virtual_pipeline_model_parallel_size=", chunks));
+      std::optional<FitRequest> with = with_settings(run.request, row.settings);
+      if (!with) continue;
+      Fit ranks = fit(*with, predict);
+      const plan::ActionTimes times = action_times(find_stages(ranks));
+      if (searched) {
+        row.settings.push_back("parallel.pipeline_times=" + format_times(times));
+        with = with_settings(run.request, row.settings).value();
+        ranks = fit(*with, predict);
+      }
+      row.pipeline = predict_pipeline(with->config, run.request.world_size, times);
+      row.need = ranks.need;
+      rows.push_back(row);
+    }
+  }
+  return rows;
 }
 
 }  // namespace metroplex::forecast

@@ -25,6 +25,13 @@ struct PipelineOutlook {
   std::vector<double> live_microbatches;  // by pp rank; empty like bubble_share
 };
 
+// The run with another pipeline schedule.
+struct ScheduleOutlook {
+  std::vector<std::string> settings;  // "parallel.pipeline_schedule=zb_h1", in the form of --section.key=value
+  PipelineOutlook pipeline;
+  int64_t need = 0;  // bytes of the fullest domain
+};
+
 struct DryRun {
   FitRequest request;
   Fit fit;
@@ -40,6 +47,7 @@ struct DryRun {
   std::vector<ContextExchange> exchanges;  // sorted by layer; empty without context parallelism
   step::RunLength length;
   PipelineOutlook pipeline;
+  std::vector<ScheduleOutlook> schedules;  // set only by compare_schedules()
   std::vector<data::SourceTokens> sources;
   std::vector<std::string> notes;  // estimates that were not possible, and other notes
   std::string refused;             // error of the start check for reasons other than memory (start_check.h)
@@ -52,6 +60,10 @@ struct DryRun {
 
 // Reads the data indices through `disk`.
 DryRun dry_run(const FitRequest& request, files::FileSystem& disk, const Predictor& predict = predict_rank);
+
+// Predicts the run with each pipeline schedule that its other settings allow, and with those that are searched
+// for the FLOPs of its ranks. Empty for one stage.
+std::vector<ScheduleOutlook> compare_schedules(const DryRun& run, const Predictor& predict = predict_rank);
 
 // Predicts the whole model on a single rank, for one microbatch of one sample. Use only num_params and model_flops of
 // the result.

@@ -106,6 +106,13 @@ OrderedJson options_json(const DryRun& run) {
   return out;
 }
 
+OrderedJson pipeline_json(const PipelineOutlook& pipeline) {
+  return {{"microbatches", pipeline.microbatches},
+          {"bubble_share", or_null(pipeline.bubble_share)},
+          {"formula_bubble_share", pipeline.formula_bubble_share},
+          {"live_microbatches", pipeline.live_microbatches}};
+}
+
 }  // namespace
 
 std::string json(const DryRun& run) {
@@ -123,11 +130,14 @@ std::string json(const DryRun& run) {
     out["operations"]["token_by_formula"] = {{"active", run.token_flops_active}, {"all", run.token_flops_all}};
   }
   out["context_parallel"] = context_json(run);
-  out["pipeline"] = {{"schedule", config.parallel.pipeline_schedule.text()},
-                     {"microbatches", run.pipeline.microbatches},
-                     {"bubble_share", or_null(run.pipeline.bubble_share)},
-                     {"formula_bubble_share", run.pipeline.formula_bubble_share},
-                     {"live_microbatches", run.pipeline.live_microbatches}};
+  out["pipeline"] = {{"schedule", config.parallel.pipeline_schedule.text()}};
+  out["pipeline"].update(pipeline_json(run.pipeline));
+  out["schedules"] = OrderedJson::array();
+  for (const ScheduleOutlook& row : run.schedules) {
+    OrderedJson one{{"settings", row.settings}, {"memory", row.need}};
+    one.update(pipeline_json(row.pipeline));
+    out["schedules"].push_back(one);
+  }
   out["tokens"] = {{"step", run.step_tokens},
                    {"steps", run.length.iterations},
                    {"samples", run.length.samples},

@@ -202,6 +202,23 @@ std::string fit_text(const DryRun& run) {
                 fit.fits() ? ", it fits" : ", it cannot fit");
 }
 
+std::string schedules_text(const DryRun& run) {
+  std::vector<std::vector<std::string>> rows{{"", "bubble", "live microbatches", "memory"}};
+  std::string searched;
+  for (const ScheduleOutlook& row : run.schedules) {
+    const std::vector<double>& live = row.pipeline.live_microbatches;
+    std::string name;
+    for (const std::string& setting : row.settings) {
+      const std::string key = setting.substr(setting.find('.') + 1);
+      if (key.starts_with("pipeline_times")) searched += concat("  for ", name, ": ", key, "\n");
+      else name += (name.empty() ? "" : " ") + key;
+    }
+    rows.push_back({name, percent(row.pipeline.bubble_share.value_or(row.pipeline.formula_bubble_share)),
+                    live.empty() ? "unknown" : concat(*std::max_element(live.begin(), live.end())), bytes(row.need)});
+  }
+  return "pipeline schedules, as keys of the section parallel\n" + align_columns(rows) + searched;
+}
+
 }  // namespace
 
 std::string text(const DryRun& run) {
@@ -229,6 +246,7 @@ std::string text(const DryRun& run) {
   for (const auto& [name, value] : lines) out += "  " + name + std::string(12 - name.size(), ' ') + value + "\n";
   out += "memory\n" + memory_table(run.fit) + "  " + fit_text(run) + "\n";
   if (run.request.domains.gpu) out += "  (without CUDA's context, the allocator's gaps and NCCL's buffers)\n";
+  if (!run.schedules.empty()) out += schedules_text(run);
   if (run.memory_options) out += options_text(*run.memory_options);
   return run.refused.empty() ? out : out + "a start would be refused: " + run.refused + "\n";
 }

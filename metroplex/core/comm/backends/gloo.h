@@ -47,6 +47,10 @@ struct GlooOptions {
   std::chrono::milliseconds own_grace{5000};
 };
 
+// Sets the environment of c10d. Call it before the first gloo connection, while no other thread reads the
+// environment.
+void prepare_c10d();
+
 // Short and unique per group.
 std::string group_key(const GroupSpec& spec);
 

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
+#include <cstdlib>
 #include <sstream>
 #include <thread>
 #include <utility>
@@ -303,6 +304,15 @@ void meet(const RunStore& run, const GlooOptions& options, const std::string& ad
 
 void refuse(c10d::Store& store, const GlooOptions& options, const std::string& cause) {
   decide_refusal(store, options, kRefused, options.rank_name(options.rank) + " could not start: " + cause);
+}
+
+void prepare_c10d() {
+  // c10d logs every failed attempt and closed connection. Other code already reports these errors once.
+  ::setenv("TORCH_CPP_LOG_LEVEL", "ERROR", /*overwrite=*/0);
+  c10::initLogging();  // reads the variable
+  // The flight recorder of torch 2.11 adds every connection to a map without a lock, so the first operations of two
+  // connections in two threads can crash the process. Nothing here reads its record.
+  ::setenv("TORCH_FR_BUFFER_SIZE", "0", /*overwrite=*/1);
 }
 
 void publish_refusal(GlooOptions options, const std::string& cause) {
