@@ -4,6 +4,7 @@
 #pragma once
 
 #include <algorithm>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -21,17 +22,28 @@ struct ImposedTimes {
   double attention = 1, experts = 1;  // forward of one layer and microbatch; its backward takes twice as long
 };
 
+// One computation of a rank in virtual time.
+struct ImposedSpan {
+  double start_s = 0, end_s = 0;
+  bool backward = false;
+};
+
 class ImposedClock final : public nn::StageObserver {
  public:
-  ImposedClock(double& seconds, const nn::Blocks& blocks, const ImposedTimes& times)
-      : seconds_(seconds), blocks_(blocks), times_(times) {}
+  // Appends the computations to `spans` if it is not null; `now` returns the virtual time.
+  ImposedClock(double& seconds, const nn::Blocks& blocks, const ImposedTimes& times,
+               std::vector<ImposedSpan>* spans = nullptr, std::function<double()> now = nullptr)
+      : seconds_(seconds), blocks_(blocks), times_(times), spans_(spans), now_(std::move(now)) {}
   void before(const nn::RegionEvent& event) override {
     const std::string& name =
         blocks_[static_cast<size_t>(event.block)].segments[static_cast<size_t>(event.segment)]->name();
     const double forward = name.ends_with("attention")  ? times_.attention
                            : name.ends_with(".experts") ? times_.experts
                                                         : 0;
-    seconds_ += forward * (event.pass == nn::Pass::backward ? 2 : 1);
+    const bool backward = event.pass == nn::Pass::backward;
+    const double time = forward * (backward ? 2 : 1);
+    if (spans_ != nullptr && time > 0) spans_->push_back({now_(), now_() + time, backward});
+    seconds_ += time;
   }
   void after(const nn::RegionEvent&) override {}
 
@@ -39,6 +51,8 @@ class ImposedClock final : public nn::StageObserver {
   double& seconds_;
   const nn::Blocks& blocks_;
   ImposedTimes times_;
+  std::vector<ImposedSpan>* spans_;
+  std::function<double()> now_;
 };
 
 struct ImposedRun {
@@ -51,6 +65,7 @@ struct ImposedRun {
 
 struct ImposedStep {
   double seconds = 0, compute_s = 0;  // of the slowest rank
+  std::vector<ImposedSpan> spans{};   // of rank 0, from the start of the step
 };
 
 inline ImposedStep time_step(const ImposedRun& run) {
@@ -68,6 +83,7 @@ inline ImposedStep time_step(const ImposedRun& run) {
   clock::LinkCost link;
   if (run.link > 0) link.bytes_per_s = exchanged / (run.link * computed);
   std::vector<double> cpu(static_cast<size_t>(run.ranks), 0), ends(cpu), computing(cpu);
+  std::vector<ImposedSpan> spans;
   const auto clock = std::make_shared<clock::VirtualClock>(run.ranks, link,
                                                            [&](int rank) { return cpu[static_cast<size_t>(rank)]; });
   comm::run_threads(run.ranks, topology::RankGrid(run.ranks, config.parallel), {.observer = clock},
@@ -75,7 +91,8 @@ inline ImposedStep time_step(const ImposedRun& run) {
                       const auto rank = static_cast<size_t>(world.rank());
                       const auto assembly = step::assemble(config, world, sizes.vocab);
                       pipeline::Stage& stage = *assembly->model.stages.at(0);
-                      ImposedClock imposed(cpu[rank], stage.blocks(), run.times);
+                      ImposedClock imposed(cpu[rank], stage.blocks(), run.times, rank == 0 ? &spans : nullptr,
+                                           [&] { return clock->now(world.rank()); });
                       stage.add_observer("imposed times", imposed, true);
                       const std::vector<nn::Microbatch> batches(static_cast<size_t>(run.microbatches),
                                                                 random_batch(sizes, world.rank()));
@@ -86,8 +103,10 @@ inline ImposedStep time_step(const ImposedRun& run) {
                       ends[rank] = clock->now(world.rank()) - before;
                       computing[rank] = cpu[rank] - busy;
                       stage.remove_observer("imposed times");
+                      if (rank != 0) return;
+                      for (ImposedSpan& span : spans) span.start_s -= before, span.end_s -= before;
                     });
-  return {*std::max_element(ends.begin(), ends.end()), *std::max_element(computing.begin(), computing.end())};
+  return {*std::max_element(ends.begin(), ends.end()), *std::max_element(computing.begin(), computing.end()), spans};
 }
 
 // The share of the shorter of computation and exchanges that the overlap hides.

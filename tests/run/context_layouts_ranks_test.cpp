@@ -117,7 +117,7 @@ std::vector<ContextLayout> all_layouts(bool with_experts) {
                {SequenceCutKind::zigzag, SequenceCutKind::contiguous, SequenceCutKind::balanced}) {
             for (const char* exchange : {"p2p", "all_gather", "a2a", "a2a+p2p", "a2a,p2p,all_gather,a2a+p2p"}) {
               const int64_t ep = !with_experts ? 1 : layouts.size() % 2 == 0 ? tp * cp : cp / 2;
-              for (const char* const schedule : schedules_of(pp, vpp)) {
+              for (const char* const schedule : list_schedules(pp, vpp)) {
                 layouts.push_back({tp, cp, pp, vpp, dp, ep, cut, exchange,
                                    kStrategies[layouts.size() % std::size(kStrategies)], layouts.size() % 2 == 0,
                                    schedule});

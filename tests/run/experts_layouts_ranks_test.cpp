@@ -77,7 +77,7 @@ std::vector<ExpertLayout> all_layouts() {
           for (int64_t ep = 1; ep <= 8; ep *= 2) {
             if (places % (etp * ep) != 0) continue;
             for (const TokenDispatcher dispatcher : dispatchers_for(etp * ep)) {
-              for (const char* const schedule : schedules_of(pp, vpp)) {
+              for (const char* const schedule : list_schedules(pp, vpp)) {
                 const auto strategy = kStrategies[layouts.size() % std::size(kStrategies)];
                 layouts.push_back({tp, pp, vpp, dp, etp, ep, dispatcher, strategy, schedule});
               }

@@ -89,7 +89,7 @@ std::vector<Layout> all_layouts(int64_t num_layers, int64_t max_tp) {
       for (int64_t vpp = 1; vpp <= num_layers; ++vpp) {
         if (num_layers % (pp * vpp) != 0 || (vpp > 1 && pp == 1)) continue;
         for (int64_t dp = 1; tp * pp * dp <= 8; ++dp) {
-          for (const char* const schedule : schedules_of(pp, vpp)) {
+          for (const char* const schedule : list_schedules(pp, vpp)) {
             layouts.push_back({tp, pp, vpp, dp, false, schedule});
             if (tp > 1) layouts.push_back({tp, pp, vpp, dp, true, schedule});
           }

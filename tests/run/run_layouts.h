@@ -16,7 +16,7 @@ constexpr int64_t kSteps = 3, kVocab = 50;
 
 // The pipeline schedules of a layout, as keys. Their number is odd, so sweeps that alternate the ZeRO stages run each
 // schedule with each stage.
-inline std::vector<const char*> schedules_of(int64_t pp, int64_t vpp) {
+inline std::vector<const char*> list_schedules(int64_t pp, int64_t vpp) {
   if (pp > 1 && vpp == 1) return {"auto", "gpipe", "zb_h1", "zb_h2", "searched"};
   if (pp > 1 && vpp == 2) return {"auto", "interleaved", "zb_v", "dualpipe_v", "searched"};
   return {"auto"};
