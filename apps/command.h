@@ -40,6 +40,11 @@ inline std::string below_0(const std::string& text) {
   return std::atof(text.c_str()) >= 0 ? "" : "'" + text + "' is below 0";
 }
 
+inline std::string no_time(const std::string& text) {
+  if (const std::string wrong = below_0(text); !wrong.empty()) return wrong;
+  return std::atof(text.c_str()) <= 1e12 ? "" : "'" + text + "' is above 1e12, the largest time";
+}
+
 // Command line parsing with CLI11: --help, and exit code 2 for an invalid option.
 
 // Replaces --world_size by --world-size if `app` has only the dashed option.

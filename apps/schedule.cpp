@@ -12,7 +12,9 @@
 #include "apps/commands.h"
 #include "base/error.h"
 #include "base/join.h"
+#include "config/derived.h"
 #include "config/experts.h"
+#include "config/derived.h"
 #include "config/rules_transformer.h"
 #include "files/file_system.h"
 #include "draw/schedule.h"
@@ -60,17 +62,17 @@ void declare(CLI::App& app, ScheduleOptions& options) {
   app.add_flag("--forward-only", request.forward_only, "evaluation: no backward");
   app.add_flag("--overlap-p2p", request.overlap_p2p, "interleaved: separate forward and backward sends and receives");
   app.add_option("--forward", options.costs.forward, "time of one microbatch's forward on a rank")
-      ->check(below_0)
+      ->check(no_time)
       ->capture_default_str();
   app.add_option("--backward", options.costs.backward, "time of one microbatch's backward on a rank")
-      ->check(below_0)
+      ->check(no_time)
       ->capture_default_str();
   app.add_option(
          "--weight", options.weight,
          "part of --backward for weight gradients, which zero-bubble schedules run apart; default: half of it")
-      ->check(below_0);
+      ->check(no_time);
   app.add_option("--p2p", options.costs.p2p, "time of one tensor between two ranks")
-      ->check(below_0)
+      ->check(no_time)
       ->capture_default_str();
   app.add_flag("--blocking", options.costs.blocking_p2p, "ranks block in sends and receives");
   app.add_option("--svg", options.svg, "also write the picture to this file")->check(no_file);
@@ -78,15 +80,17 @@ void declare(CLI::App& app, ScheduleOptions& options) {
   app.add_flag("--table", options.table, "print every action of every rank instead of the picture");
   app.add_flag("--overlap-experts", request.overlaps_experts,
                "none, 1f1b, interleaved and dualpipe_v: forwards and backwards of different microbatches in turns");
-  app.add_flag("--compare", options.compare,
-               "compare all schedules for these times, and one that is searched for them, instead of the picture");
+  app.add_flag(
+      "--compare", options.compare,
+      "compare the schedules with one chunk per rank, or two in a V, for these times, and one that is searched for "
+      "them, instead of the picture");
   app.add_option("--live", request.live_microbatches,
                  "--compare and searched: live microbatches that fit into the memory of a rank; 0: --pp")
       ->check(below_0);
   app.add_option("--rank-factors", request.times.scale,
                  "factors of the ranks' times, one per rank, separated by commas")
       ->delimiter(',')
-      ->check(below_0);
+      ->check(no_time);
   app.add_flag("--no-color", options.no_color, "plain text even on a terminal");
   app.add_option("--columns", options.columns,
                  "columns of the picture's bars; default: as many as fit the terminal, or 160")
@@ -341,6 +345,36 @@ nlohmann::json to_json(const plan::PipelineTable& table, const replay::Timeline&
           {"ranks", ranks}};
 }
 
+// Rejects options that the schedule or --compare would ignore.
+void check_applicable(const CLI::App& app, const ScheduleOptions& options) {
+  const auto given = [&](const char* option) { return app.count(option) > 0; };
+  if (options.compare) {
+    for (const char* const option :
+         {"--schedule", "--vpp", "--group-size", "--forward-only", "--overlap-p2p", "--overlap-experts", "--blocking",
+          "--svg", "--json", "--table", "--graphs", "--columns"})
+      MPX_CHECK(!given(option), "plan", option,
+                " excludes --compare, which prints all schedules; remove one of them");
+    return;
+  }
+  config::Parallel parallel;
+  parallel.pipeline_model_parallel_size = options.request.num_stages;
+  parallel.virtual_pipeline_model_parallel_size = options.request.num_chunks;
+  parallel.pipeline_schedule = options.schedule;
+  const config::Choice<config::Schedule> schedule = config::schedule(parallel);
+  const auto needs = [&](const char* option, bool applies, const char* schedules) {
+    MPX_CHECK(!given(option) || applies, "plan", option, " has no effect with the schedule ", schedule,
+              "; it is for ", schedules);
+  };
+  using config::Schedule;
+  needs("--live", schedule == Schedule::searched, "searched and --compare");
+  needs("--group-size", schedule == Schedule::interleaved, "interleaved");
+  needs("--overlap-p2p", schedule == Schedule::interleaved, "interleaved");
+  needs("--overlap-experts",
+        schedule == Schedule::none || schedule == Schedule::one_f_one_b || schedule == Schedule::interleaved ||
+            schedule == Schedule::dualpipe_v,
+        "none, 1f1b, interleaved, and dualpipe_v");
+}
+
 double mean_factor(const std::vector<double>& factors) {
   return factors.empty() ? 1 : std::accumulate(factors.begin(), factors.end(), 0.0) / double(factors.size());
 }
@@ -364,20 +398,24 @@ void print_comparison(const ScheduleOptions& options) {
   request.num_stages = options.request.num_stages;
   request.num_microbatches = options.request.num_microbatches;
   request.times = options.request.times;
-  const int live = options.request.live_microbatches;
-  request.live_limits.assign(static_cast<size_t>(request.num_stages), live > 0 ? live : request.num_stages);
+  const auto ranks = static_cast<size_t>(request.num_stages);
+  const int live = options.request.live_microbatches > 0 ? options.request.live_microbatches : request.num_stages;
+  request.live_limits.assign(ranks, live);
+  plan::FoundSchedule searched = plan::search_schedule(request);
+  searched.table.name = "searched";
+  request.live_limits.assign(ranks, std::max(2 * request.num_stages, request.num_microbatches));  // any schedule
   std::vector<plan::FoundSchedule> rows = plan::fixed_schedules(request);
-  rows.push_back(plan::search_schedule(request));
-  rows.back().table.name = "searched";
+  rows.push_back(std::move(searched));
   const double busy = request.num_microbatches * (options.costs.forward + options.costs.backward) *
                       mean_factor(options.request.times.scale);
-  std::cout << "schedule     length    bubble   live microbatches\n";
+  std::cout << "schedule    vpp    length    bubble   live microbatches\n";
   for (const plan::FoundSchedule& row : rows) {
     const std::vector<int> peaks = plan::inspect_table(row.table).peak_live_activations;
     char line[128];
-    std::snprintf(line, sizeof line, "%-10s %8.2f  %6.2f %%   %.1f\n", row.table.name.c_str(), row.length,
-                  row.length > 0 ? 100 * (1 - busy / row.length) : 0,
-                  static_cast<double>(*std::max_element(peaks.begin(), peaks.end())) / row.table.num_chunks);
+    const double most = static_cast<double>(*std::max_element(peaks.begin(), peaks.end())) / row.table.num_chunks;
+    std::snprintf(line, sizeof line, "%-10s %4d %9.6g  %6.2f %%   %.1f%s\n", row.table.name.c_str(),
+                  row.table.num_chunks, row.length, row.length > 0 ? 100 * (1 - busy / row.length) : 0, most,
+                  most > live ? ", more than --live" : "");
     std::cout << line;
   }
 }
@@ -419,6 +457,7 @@ int run_schedule(const std::vector<std::string>& arguments) {
   if (!parse(app, arguments, exit_code)) return exit_code;
 
   set_times(options);
+  check_applicable(app, options);
   if (options.compare) {
     print_comparison(options);
     return 0;

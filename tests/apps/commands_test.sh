@@ -359,13 +359,21 @@ run 0 schedule --pp 4 --microbatches 40 --columns 30
 [ "$(grep '^rank' out | wc -L)" -le 62 ] || fail "--columns 30"
 holds "schedule draws for the width of the terminal"
 run 0 schedule --pp 4 --microbatches 9 --backward 2.5 --p2p 0.1 --rank-factors 1,1,1,1.2 --compare
-[ "$(awk 'NR > 1 {print $1}' out | xargs)" = "1f1b zb_h1 zb_v searched" ] || fail "schedule --compare: other rows"
-awk 'NR > 1 && $1 != "searched" && (!best || $2 < best) {best = $2} $1 == "searched" {found = $2} END {exit !(found <= best)}' out ||
+[ "$(awk 'NR > 1 {print $1}' out | xargs)" = "gpipe 1f1b zb_h1 zb_h2 zb_v dualpipe_v searched" ] ||
+  fail "schedule --compare: other rows"
+prints "^zb_h2 .* more than --live$"
+awk 'NR > 1 && $1 != "searched" && !/more than/ && (!best || $3 < best) {best = $3} $1 == "searched" {found = $3} END {exit !(found <= best)}' out ||
   fail "schedule --compare: the searched schedule is longer than a fixed one"
 run 0 schedule --pp 4 --microbatches 9 --backward 2.5 --p2p 0.1 --rank-factors 1,1,1,1.2 --schedule searched
 run 2 schedule --pp 4 --rank-factors 1,1
 warns '--rank-factors has 2 numbers'
 run 2 schedule --backward 1 --weight 2
+run 2 schedule --compare --json
+warns '--json excludes --compare'
+run 2 schedule --schedule zb_h1 --overlap-experts
+warns '--overlap-experts has no effect with the schedule zb_h1'
+run 2 schedule --forward inf
+warns 'above 1e12'
 holds "schedule compares schedules and searches one"
 run 0 schedule --pp 4 --microbatches 8 --graphs --layers 32 --hidden-size 2048
 prints '^rank 3 .* instances 1$'

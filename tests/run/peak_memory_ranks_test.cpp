@@ -61,6 +61,38 @@ TEST(PeakMemoryRanks, EveryFamilyTypeAndFormOfRecompute) {
   }
 }
 
+// Forwards and backwards in turns: the prediction is an upper bound, because the peaks of two regions need not
+// coincide. Balanced loads, since the prediction assumes them.
+TEST(MemoryInTurns, IsAtMostAsPredicted) {
+  const WithoutOneDnn without;
+  for (const std::string form :
+       {"", "parallel.delay_wgrad_compute=true", "model.moe_token_dispatcher_type=allgather"}) {
+    SCOPED_TRACE(form);
+    std::vector<std::string> settings{"parallel.overlap_moe_expert_parallel_comm=true"};
+    if (!form.empty()) settings.push_back(form);
+    config::Config config = config::parse(
+        "model: {family: mixtral, num_layers: 4, hidden_size: 64, num_attention_heads: 4, ffn_hidden_size: 64,"
+        " vocab_size: 64, num_moe_experts: 4, moe_router_force_load_balancing: true}\n"
+        "parallel: {expert_model_parallel_size: 2, pipeline_model_parallel_size: 2}\n"
+        "train: {seq_length: 64, micro_batch_size: 2, global_batch_size: 16, train_iters: 3}\n"
+        "data: {mock_data: true}\n",
+        settings);
+    config::check(config, 4);
+    config = config::resolved(config, 4);
+    comm::run_threads(4, topology::RankGrid(4, config.parallel), {std::chrono::seconds(60), true},
+                      [&](const comm::World& world) {
+                        device::MemoryMeter meter;
+                        const auto assembly = step::assemble(config, world, 64);
+                        MemoryWatch watch(*assembly, meter);
+                        train_watched(*assembly, watch);
+                        const int64_t predicted =
+                            forecast::step_bytes(forecast::predict_memory({config, world.size(), world.rank(), 64}));
+                        EXPECT_LE(watch.most(), predicted + kScalars);
+                        EXPECT_GE(1.5 * static_cast<double>(watch.most()), static_cast<double>(predicted));
+                      });
+  }
+}
+
 using Modules = std::vector<std::string>;
 constexpr int64_t kWarmup = 2;
 

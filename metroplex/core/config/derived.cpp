@@ -37,7 +37,8 @@ bool splits_backward(const Parallel& parallel) {
 
 std::optional<PipelineTimes> read_pipeline_times(const Parallel& parallel) {
   std::vector<double> numbers;
-  for (const std::string& word : comma_list(parallel.pipeline_times)) {
+  for (const std::string& written : comma_list(parallel.pipeline_times)) {
+    const std::string word = base::without_digit_groups(written);
     double number = 0;
     const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), number);
     if (error != std::errc() || end != word.data() + word.size() || !(number >= 0) || !(number <= 1e12))
@@ -47,14 +48,16 @@ std::optional<PipelineTimes> read_pipeline_times(const Parallel& parallel) {
   const size_t with_factors = 4 + static_cast<size_t>(parallel.pp());
   if ((numbers.size() != 4 && numbers.size() != with_factors) || numbers[0] + numbers[1] + numbers[2] <= 0)
     return std::nullopt;
-  return PipelineTimes{numbers[0], numbers[1], numbers[2], numbers[3], {numbers.begin() + 4, numbers.end()}};
+  const auto factors = numbers.begin() + 4;
+  if (factors != numbers.end() && *std::max_element(factors, numbers.end()) == 0) return std::nullopt;
+  return PipelineTimes{numbers[0], numbers[1], numbers[2], numbers[3], {factors, numbers.end()}};
 }
 
 PipelineTimes pipeline_times(const Parallel& parallel) {
   const auto times = read_pipeline_times(parallel);
   MPX_CHECK(
       times, "config", "parallel.pipeline_times = ", parallel.pipeline_times,
-      ": must be 4 numbers of at least 0, and a factor for each pipeline rank if there are more; write 1,1,1,0");
+      ": must be 4 numbers from 0 to 1e12, and a factor for each pipeline rank if there are more; write 1,1,1,0");
   return *times;
 }
 

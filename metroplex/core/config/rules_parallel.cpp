@@ -121,7 +121,8 @@ void check_pipeline(Rules& rules) {
                   "set it to 1 or 2");
     rules.require(read_pipeline_times(parallel).has_value(), "parallel.pipeline_times", parallel.pipeline_times,
                   concat("must be 4 numbers, or ", 4 + parallel.pp(),
-                         " with a factor for each pipeline rank: not negative, and the first three not all 0"),
+                         " with a factor for each pipeline rank: from 0 to 1e12, and neither the first three nor the "
+                         "factors all 0"),
                   "write 1,1,1,0");
   }
   const bool splits = splits_backward(order);

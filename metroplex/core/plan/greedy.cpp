@@ -69,18 +69,29 @@ class GreedyScheduler {
     return std::max(before, arrival);
   }
 
+  // True if the next forward of this chunk exceeds the rank's limit.
+  bool is_full(int rank, int chunk) const {
+    if (table_.forward_only) return false;
+    const Rank& own = ranks_[static_cast<size_t>(rank)];
+    const std::vector<int>& forwards = own.next[static_cast<size_t>(ActionKind::forward)];
+    int needed = own.live + 1;
+    // Each microbatch that is ahead in this chunk, with the next one, still needs every later chunk.
+    for (int later = chunk + 1; rules_.reserves_room && later < table_.num_chunks; ++later)
+      needed += forwards[static_cast<size_t>(chunk)] + 1 - forwards[static_cast<size_t>(later)];
+    return needed > rules_.live_limits[static_cast<size_t>(rank)];
+  }
+
   // Actions in the order of their urgency: backwards, then forwards and weights, later chunks first.
   Choice choose(int rank) {
     Rank& own = ranks_[static_cast<size_t>(rank)];
-    const bool full = !table_.forward_only && own.live >= rules_.live_limits[static_cast<size_t>(rank)];
     const ActionKind kinds[] = {ActionKind::backward,
                                 rules_.forward_before_weight ? ActionKind::forward : ActionKind::weight,
                                 rules_.forward_before_weight ? ActionKind::weight : ActionKind::forward};
     Choice best;
     double urgent = kNever;  // arrival of the next forward or backward
     for (const ActionKind kind : kinds) {
-      if (kind == ActionKind::forward && full) continue;
       for (int chunk = table_.num_chunks - 1; chunk >= 0; --chunk) {
+        if (kind == ActionKind::forward && is_full(rank, chunk)) continue;
         const double start = std::max(own.free, ready(rank, kind, chunk));
         if (start == kNever) continue;
         if (kind != ActionKind::weight) urgent = std::min(urgent, start);
@@ -92,17 +103,17 @@ class GreedyScheduler {
     }
     if (best.action.kind == ActionKind::weight && best.start != kNever && urgent != kNever) {
       const double time = times_.of(ActionKind::weight, placement_.stage_of({rank, best.action.chunk}));
-      if (urgent < best.start + rules_.patience * time) return choose_urgent(rank, full);
+      if (urgent < best.start + rules_.patience * time) return choose_urgent(rank);
     }
     return best;
   }
 
-  Choice choose_urgent(int rank, bool full) {
+  Choice choose_urgent(int rank) {
     const Rank& own = ranks_[static_cast<size_t>(rank)];
     Choice best;
     for (const ActionKind kind : {ActionKind::backward, ActionKind::forward}) {
-      if (kind == ActionKind::forward && full) continue;
       for (int chunk = table_.num_chunks - 1; chunk >= 0; --chunk) {
+        if (kind == ActionKind::forward && is_full(rank, chunk)) continue;
         const double start = std::max(own.free, ready(rank, kind, chunk));
         const int m = own.next[static_cast<size_t>(kind)][static_cast<size_t>(chunk)];
         if (start < best.start) best = {rank, {kind, m, chunk, -1, -1}, start};
@@ -153,7 +164,9 @@ std::optional<PipelineTable> shortest_greedy_order(const PipelineTable& shape, c
       if (length < shortest) shortest = length, best = std::move(order);
     }
   }
-  return best;
+  if (best || rules.reserves_room) return best;
+  rules.reserves_room = true;
+  return shortest_greedy_order(shape, times, rules);
 }
 
 }  // namespace metroplex::plan

@@ -16,6 +16,9 @@ struct GreedyRules {
   bool forward_before_weight = true;  // a forward is more urgent than a weight action
   // A weight action does not start if a tensor for a forward or backward arrives before this share of it has run.
   double patience = 0;
+  // A forward waits until its microbatch can also run in the rank's later chunks. Limits below the number of ranks
+  // require it.
+  bool reserves_room = false;
 };
 
 // `shape` has no actions. Returns it with the compute actions of every rank; nullopt if the limits allow none.

@@ -50,12 +50,17 @@ PipelineTable only_computes(PipelineTable table) {
   return table;
 }
 
+constexpr size_t kMostSimulated = 20'000'000;  // actions in one local search: about two seconds
+
 // Exchanges adjacent actions of one rank and keeps what is not longer.
 FoundSchedule improve(const SearchRequest& request, FoundSchedule best) {
   PipelineTable order = only_computes(best.table);
   const ActionTimes times = times_for(request, order);
   std::mt19937 random(1);
-  for (int step = 0; step < request.steps; ++step) {
+  size_t size = 1;
+  for (const std::vector<Action>& actions : order.ranks) size += actions.size();
+  const int steps = std::min(request.steps, static_cast<int>(kMostSimulated / size));
+  for (int step = 0; step < steps; ++step) {
     auto& actions = order.ranks[random() % order.ranks.size()];
     const size_t from = random() % actions.size(), distance = 1 + random() % 4;
     if (from + distance >= actions.size()) continue;

@@ -17,7 +17,7 @@ struct SearchRequest {
   std::vector<int> live_limits;
   int num_chunks = 0;            // per rank: 1, or 2 in a V; 0: either
   bool splits_backward = false;  // only tables with weight actions
-  int steps = 2000;              // of the local search
+  int steps = 2000;              // of the local search; fewer for large tables
 };
 
 struct FoundSchedule {

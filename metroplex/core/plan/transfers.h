@@ -15,6 +15,7 @@ struct ActionTimes {
   std::vector<double> scale = {};  // one factor per model stage; empty: all 1
 
   double of(ActionKind kind, int stage) const;
+  bool operator==(const ActionTimes&) const = default;
 };
 
 struct TimedCompute {

@@ -162,7 +162,8 @@ class TraceReplay {
       borders_.leave_gradient(action.microbatch, own, *next,
                               chunk(action).input_gradient_in_pool ? 0 : chunk(action).input);
   }
-  // The k-th regions of both passes run at the same time; the peaks of such a pair may coincide.
+  // The k-th region of one pass runs at the same time as the k-th, the one before or the one after of the other pass,
+  // because the passes exchange the turn within regions. The peaks of two such regions may coincide.
   void in_turns(const plan::Action& first, const plan::Action& second) {
     const plan::StagePlace ahead{rank_, first.chunk}, back{rank_, second.chunk};
     const ActionTrace &forward = chunk(first).forward, &backward = chunk(second).backward;
@@ -170,16 +171,28 @@ class TraceReplay {
     int64_t held = now();
     if (!placement_.first(ahead)) held += borders_.take_input({first.microbatch, first.chunk});
     if (!placement_.last(back)) held += borders_.take_gradient({second.microbatch, second.chunk});
+    struct Bytes {
+      int64_t peak = 0, net = 0;  // above the start of the region
+    };
+    const auto run_region = [&](const ActionTrace& pass, size_t k, int64_t start) {
+      if (k >= pass.regions.size()) return Bytes{};
+      const int64_t most = std::exchange(peaks_.most, 0);
+      Bytes bytes;
+      bytes.net = region(pass.regions[k], start) - start;
+      bytes.peak = std::max(peaks_.most - start, bytes.net);
+      peaks_.most = std::max(most, peaks_.most);
+      return bytes;
+    };
+    Bytes before_forward, before_backward;  // the regions k - 1
+    int64_t before = held;
     for (size_t k = 0; k < std::max(forward.regions.size(), backward.regions.size()); ++k) {
-      const int64_t before = held;
-      int64_t peak = 0;  // of the forward's region, above `before`
-      if (k < forward.regions.size()) {
-        const int64_t most = std::exchange(peaks_.most, 0);
-        held = region(forward.regions[k], held);
-        peak = std::max(peaks_.most, held) - before;
-        peaks_.most = std::max(most, peaks_.most);
-      }
-      if (k < backward.regions.size()) held += region(backward.regions[k], before + peak) - before - peak;
+      const Bytes ahead_bytes = run_region(forward, k, held);
+      const Bytes back_bytes = run_region(backward, k, held + ahead_bytes.peak);
+      peaks_.most = std::max({peaks_.most, before + before_forward.net + ahead_bytes.peak + before_backward.peak,
+                              before + before_backward.net + back_bytes.peak + before_forward.peak});
+      before = held;
+      held += ahead_bytes.net + back_bytes.net;
+      before_forward = ahead_bytes, before_backward = back_bytes;
     }
     kept_ += forward.added + backward.added;
     leave_output(first);

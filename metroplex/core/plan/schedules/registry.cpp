@@ -1,7 +1,9 @@
 #include "plan/schedules/registry.h"
 
 #include <algorithm>
+#include <deque>
 #include <iterator>
+#include <mutex>
 
 #include "base/error.h"
 #include "config/derived.h"
@@ -28,6 +30,35 @@ constexpr Entry kSchedules[] = {
 
 // Far above any real step, but low enough that counts of actions fit in an int.
 constexpr int kMostActionsPerRank = 1 << 24;
+
+// The last tables that build_schedule returned. zb_v and searched take seconds for many ranks and microbatches.
+class RecentTables {
+ public:
+  template <class Build>
+  PipelineTable find(config::Schedule schedule, const ScheduleRequest& request, const Build& build) {
+    const std::lock_guard lock(mutex_);  // threads that need the same table wait for the first one
+    for (const Recent& recent : tables_) {
+      if (recent.schedule == schedule && recent.request == request) return recent.table;
+    }
+    PipelineTable table = build();
+    const int64_t size = int64_t{request.num_stages} * request.num_chunks * request.num_microbatches;
+    if (size > kMostKept) return table;
+    if (tables_.size() == kMostTables) tables_.pop_front();
+    tables_.push_back({schedule, request, table});
+    return table;
+  }
+
+ private:
+  static constexpr size_t kMostTables = 16;
+  static constexpr int64_t kMostKept = 1 << 17;  // forwards of all ranks; such a table takes about 30 MB
+  struct Recent {
+    config::Schedule schedule;
+    ScheduleRequest request;
+    PipelineTable table;
+  };
+  std::recursive_mutex mutex_;  // a search builds the fixed schedules
+  std::deque<Recent> tables_;
+};
 
 }  // namespace
 
@@ -69,7 +100,8 @@ PipelineTable build_schedule(config::Choice<config::Schedule> schedule, const Sc
   const auto* const entry = std::find_if(std::begin(kSchedules), std::end(kSchedules),
                                          [&](const Entry& entry) { return entry.schedule == resolved; });
   MPX_ASSERT(entry != std::end(kSchedules), "no builder for schedule ", schedule);
-  return entry->build(request);
+  static RecentTables recent;
+  return recent.find(resolved, request, [&] { return entry->build(request); });
 }
 
 }  // namespace metroplex::plan

@@ -19,11 +19,14 @@ struct ScheduleRequest {
   bool delays_weights = false;  // none, 1f1b, interleaved with overlaps_experts: weight actions after each backward
   ActionTimes times = {};       // searched: as in SearchRequest
   int live_microbatches = 0;    // searched: maximum per rank; 0: num_stages
+
+  bool operator==(const ScheduleRequest&) const = default;
 };
 
 ScheduleRequest schedule_request(const config::Parallel& parallel, int num_chunks, int num_microbatches);
 
-// Throws base::Error("plan") if the schedule cannot be built from these numbers.
+// Keeps the last tables, because every rank that is a thread or whose memory is predicted needs the same ones. Throws
+// base::Error("plan") if the schedule cannot be built from these numbers.
 PipelineTable build_schedule(config::Choice<config::Schedule> schedule, const ScheduleRequest& request);
 
 // No pipelining: one rank runs each microbatch forward through all its chunks and then backward.
