@@ -325,8 +325,10 @@ def dry(base, rng):
     grows = base.case.get("train.rampup_batch_size") or base.case.get("train.step_batch_size_schedule")
     if abs(peak - predicted) > 0.006 and not grows:
         return f"dry run: predicts a peak of {peak:.3f} MiB, the run {predicted:.2f}"
+    # With passes in turns the peaks of two regions are added. Each alone is at most the measured peak.
+    most = 2 if base.case.get("parallel.overlap_moe_expert_parallel_comm") else 1.5
     # The first steps of a growing batch may have fewer microbatches than a pipeline holds.
-    if measured > predicted * 1.1 + 0.1 or (predicted > measured * 1.5 + 0.1 and not grows):
+    if measured > predicted * 1.1 + 0.1 or (predicted > measured * most + 0.1 and not grows):
         return f"memory: a peak of {measured} MiB where {predicted} was predicted"
     return None
 

@@ -61,8 +61,8 @@ TEST(PeakMemoryRanks, EveryFamilyTypeAndFormOfRecompute) {
   }
 }
 
-// Forwards and backwards in turns: the prediction is an upper bound, because the peaks of two regions need not
-// coincide. Balanced loads, since the prediction assumes them.
+// Forwards and backwards in turns: the prediction adds the peaks of two regions. They need not coincide, but each
+// alone is at most the measured peak, so the prediction is at most twice that. Loads are balanced, as predicted.
 TEST(MemoryInTurns, IsAtMostAsPredicted) {
   const WithoutOneDnn without;
   for (const std::string form :
@@ -88,7 +88,7 @@ TEST(MemoryInTurns, IsAtMostAsPredicted) {
                         const int64_t predicted =
                             forecast::step_bytes(forecast::predict_memory({config, world.size(), world.rank(), 64}));
                         EXPECT_LE(watch.most(), predicted + kScalars);
-                        EXPECT_GE(1.5 * static_cast<double>(watch.most()), static_cast<double>(predicted));
+                        EXPECT_GE(2 * watch.most(), predicted - kScalars);
                       });
   }
 }
