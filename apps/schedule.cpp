@@ -14,7 +14,6 @@
 #include "base/join.h"
 #include "config/derived.h"
 #include "config/experts.h"
-#include "config/derived.h"
 #include "config/rules_transformer.h"
 #include "files/file_system.h"
 #include "draw/schedule.h"

@@ -484,7 +484,7 @@ MUTANTS = [
     ("factors_of_a_v_in_a_loop", "forecast/dry_run.cpp", "plan::chunk_times(times, table.placement()).scale", "plan::chunk_times(times, {table.num_stages, table.num_chunks}).scale", "forecast_test DryRun*"),
     ("weight_gradients_take_no_time", "forecast/dry_run.cpp", "std::clamp(backward - times.forward, 0.0, times.forward)", "0", "forecast_test DryRun*"),
     ("schedules_of_the_own_placement", "forecast/dry_run.cpp", "action_times(find_stages(ranks))", "action_times(find_stages(run.fit))", "forecast_test DryRun*"),
-    ("refused_schedules_are_compared", "forecast/dry_run.cpp", "if (!config::violations(with.config, request.world_size).empty()) return std::nullopt;", "", "forecast_test DryRun*"),
+    ("refused_schedules_are_compared", "forecast/fit.cpp", "if (!config::violations(with.config, request.world_size).empty()) return std::nullopt;", "", "forecast_test DryRun*"),
     ("chunks_reserve_no_room", "plan/greedy.cpp", "rules_.reserves_room && later < table_.num_chunks", "later < 0", "plan_test ScheduleSearch*"),
     ("tables_of_another_request", "plan/schedules/registry.cpp", "recent.schedule == schedule && recent.request == request", "recent.schedule == schedule", "plan_test ScheduleSearch*"),
     ("regions_in_turns_keep_step", "replay/rank_trace_replay.cpp", "      before_forward = ahead_bytes, before_backward = back_bytes;\n", "", "run_test MemoryInTurns*"),

@@ -6,7 +6,6 @@
 
 #include "base/error.h"
 #include "config/derived.h"
-#include "config/load.h"
 #include "config/validate.h"
 #include "plan/schedule_search.h"
 #include "plan/schedules/registry.h"
@@ -135,15 +134,6 @@ DryRun dry_run(const FitRequest& request, files::FileSystem& disk, const Predict
       data::training_tokens(config.data, disk, {config.train.seq_length, static_cast<uint64_t>(config.run.seed)});
   if (!run.fits()) run.memory_options = memory_options(run.request, run.fit, predict);
   return run;
-}
-
-// Returns the request with these settings; nullopt if they violate the config rules.
-static std::optional<FitRequest> with_settings(const FitRequest& request, const std::vector<std::string>& settings) {
-  FitRequest with = request;
-  with.config = config::parse(config::dump(request.config), settings);
-  if (!config::violations(with.config, request.world_size).empty()) return std::nullopt;
-  with.config = config::resolved(with.config, request.world_size);
-  return with;
 }
 
 std::vector<ScheduleOutlook> compare_schedules(const DryRun& run, const Predictor& predict) {

@@ -6,6 +6,7 @@
 #include <set>
 
 #include "base/error.h"
+#include "config/load.h"
 #include "config/validate.h"
 #include "topology/rank_grid.h"
 #include "step/run_length.h"
@@ -147,6 +148,14 @@ Fit fit(const FitRequest& request, const Predictor& predict) {
   out.worst = static_cast<size_t>(std::max_element(out.ranks.begin(), out.ranks.end(), less) - out.ranks.begin());
   find_fullest(request, grid, domains, peaks, out);
   return out;
+}
+
+std::optional<FitRequest> with_settings(const FitRequest& request, const std::vector<std::string>& settings) {
+  FitRequest with = request;
+  with.config = config::parse(config::dump(request.config), settings);
+  if (!config::violations(with.config, request.world_size).empty()) return std::nullopt;
+  with.config = config::resolved(with.config, request.world_size);
+  return with;
 }
 
 }  // namespace metroplex::forecast

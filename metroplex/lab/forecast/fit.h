@@ -27,6 +27,10 @@ struct FitRequest {
   MemoryDomains domains;
 };
 
+// Returns the request with these settings ("memory.recompute_granularity=full"); nullopt if they violate the config
+// rules.
+std::optional<FitRequest> with_settings(const FitRequest& request, const std::vector<std::string>& settings);
+
 struct RankFigures {
   int rank = 0, pp = 0;
   bool last = false;     // the last rank of its shard group

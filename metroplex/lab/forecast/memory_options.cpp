@@ -8,9 +8,6 @@
 #include <numeric>
 #include <set>
 
-#include "config/load.h"
-#include "config/validate.h"
-
 namespace metroplex::forecast {
 namespace {
 
@@ -40,11 +37,7 @@ struct TriedOption {
 class Search {
  public:
   Search(const FitRequest& request, const Fit& now, const Predictor& predict)
-      : request_(request),
-        now_(now),
-        predict_(predict),
-        yaml_(config::dump(request.config)),
-        lists_(option_levels(request.config, request.domains.gpu)) {
+      : request_(request), now_(now), predict_(predict), lists_(option_levels(request.config, request.domains.gpu)) {
     for (const size_t i : std::set<size_t>{now.worst, 0, now.ranks.size() - 1}) sample_.push_back(&now.ranks[i]);
   }
 
@@ -72,11 +65,7 @@ class Search {
       option.settings.insert(option.settings.end(), level->settings.begin(), level->settings.end());
       option.what += (option.what.empty() ? "" : "; ") + level->what;
     }
-    const config::Config config = config::parse(yaml_, option.settings);
-    if (!config::violations(config, request_.world_size).empty()) return std::nullopt;
-    FitRequest out = request_;
-    out.config = config::resolved(config, request_.world_size);
-    return out;
+    return with_settings(request_, option.settings);
   }
 
   // Predicts a few ranks only; `bytes` receives the categories of the rank with the largest current peak. Returns
@@ -288,7 +277,6 @@ class Search {
   const FitRequest& request_;
   const Fit& now_;
   const Predictor& predict_;
-  std::string yaml_;
   std::vector<OptionLevels> lists_;
   std::vector<const RankFigures*> sample_;
   std::vector<TriedOption> tried_;

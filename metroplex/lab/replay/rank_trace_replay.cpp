@@ -162,8 +162,8 @@ class TraceReplay {
       borders_.leave_gradient(action.microbatch, own, *next,
                               chunk(action).input_gradient_in_pool ? 0 : chunk(action).input);
   }
-  // The k-th region of one pass runs at the same time as the k-th, the one before or the one after of the other pass,
-  // because the passes exchange the turn within regions. The peaks of two such regions may coincide.
+  // The passes take turns within regions, so the k-th region of one pass may overlap the regions k - 1, k, and k + 1
+  // of the other. The peaks of two overlapping regions are added: an upper bound.
   void in_turns(const plan::Action& first, const plan::Action& second) {
     const plan::StagePlace ahead{rank_, first.chunk}, back{rank_, second.chunk};
     const ActionTrace &forward = chunk(first).forward, &backward = chunk(second).backward;

@@ -49,8 +49,8 @@ class RecentTables {
   }
 
  private:
-  static constexpr size_t kMostTables = 16;
-  static constexpr int64_t kMostKept = 1 << 17;  // forwards of all ranks; such a table takes about 30 MB
+  static constexpr size_t kMostTables = 8;       // the fixed ones of a search, its own, and an evaluation
+  static constexpr int64_t kMostKept = 1 << 15;  // forwards of all ranks; about 8 actions of 24 bytes for each: 6 MB
   struct Recent {
     config::Schedule schedule;
     ScheduleRequest request;
