@@ -6,6 +6,8 @@ constexpr Command kCommands[] = {
     {"train", "train a model", kNeedsTorch},
     {"eval", "loss and perplexity of a checkpoint", kNeedsTorch},
     {"generate", "continue a text with a checkpoint", kNeedsTorch},
+    {"plan", "memory, time and cost of a run; search for the best layouts", kNeedsTorch},
+    {"calibrate", "measure this machine for plan", kNeedsTorch},
     {"verify", "prove that a config gives the same result on its layout as on one rank", kNeedsTorch},
     {"preprocess", "text or jsonl -> indexed dataset", run_preprocess},
     {"tokenizer", "train, use and inspect tokenizers", run_tokenizer},

@@ -81,7 +81,7 @@ StepTime timed(const comm::World& world, clock::VirtualClock& clock, const Body&
           clock.of(world.rank()) - before};
 }
 
-inline StepTimes train_steps(const ClockedSteps& s, const clock::LinkCost& link, int steps) {
+inline StepTimes train_steps(const ClockedSteps& s, const price::LinkCost& link, int steps) {
   const config::Config config = make_config(s);
   StepTimes times(static_cast<size_t>(s.ranks));
   const auto clock = std::make_shared<clock::VirtualClock>(s.ranks, link);

@@ -35,7 +35,7 @@ nn::Microbatch whole_batch(int64_t tokens) {
   return batch;
 }
 
-Times measure(int cp, int64_t tokens, CpCommType exchange, const clock::LinkCost& link, int repetitions) {
+Times measure(int cp, int64_t tokens, CpCommType exchange, const price::LinkCost& link, int repetitions) {
   config::Parallel parallel;
   parallel.context_parallel_size = cp;
   std::vector<std::vector<Times>> all(static_cast<size_t>(cp));
@@ -72,7 +72,7 @@ Times measure(int cp, int64_t tokens, CpCommType exchange, const clock::LinkCost
   return {middle(&Times::forward), middle(&Times::backward)};
 }
 
-void print(int cp, int64_t tokens, CpCommType exchange, const clock::LinkCost& link, const Times& work,
+void print(int cp, int64_t tokens, CpCommType exchange, const price::LinkCost& link, const Times& work,
            int repetitions) {
   const Times got = measure(cp, tokens, exchange, link, repetitions);
   const double barrier = link.latency_s,
@@ -100,8 +100,8 @@ int main(int argc, char** argv) {
   bench::use_run_settings(argv);
   const int64_t tokens = argc > 1 ? std::atoll(argv[1]) : 4096;
   const int repetitions = argc > 2 ? std::max(1, std::atoi(argv[2])) : 5;
-  for (const clock::LinkCost& link :
-       {clock::LinkCost{2e-6, 50e9}, clock::LinkCost{10e-6, 0.5e9}, clock::LinkCost{10e-6, 0.1e9}}) {
+  for (const price::LinkCost& link :
+       {price::LinkCost{2e-6, 50e9}, price::LinkCost{10e-6, 0.5e9}, price::LinkCost{10e-6, 0.1e9}}) {
     std::printf("%lld tokens, a link of %.0f us and %.1f GB/s; milliseconds:\n\n", static_cast<long long>(tokens),
                 link.latency_s * 1e6, link.bytes_per_s * 1e-9);
     std::printf("| cp | exchange | | on a free link | bytes of a ring over the link | measured | bound | one after ");

@@ -55,7 +55,7 @@ int main(int argc, char** argv) {
   bench::use_run_settings(argv);
   const int steps = argc > 1 ? std::max(1, std::atoi(argv[1])) : 5, rounds = argc > 2 ? std::atoi(argv[2]) : 3,
             most = argc > 3 ? std::atoi(argv[3]) : 64;
-  for (const clock::LinkCost& link : {clock::LinkCost{2e-6, 50e9}, clock::LinkCost{10e-6, 2e9}}) {
+  for (const price::LinkCost& link : {price::LinkCost{2e-6, 50e9}, price::LinkCost{10e-6, 2e9}}) {
     std::printf("With a link of %.1f us and %.1f GB/s, milliseconds a step:\n\n", link.latency_s * 1e6,
                 link.bytes_per_s * 1e-9);
     std::printf("| ranks, EP | clones | virtual | compute | for clones | of one rank at most | for rows | ");

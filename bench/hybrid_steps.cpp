@@ -70,7 +70,7 @@ std::vector<nn::Microbatch> make_batches(const Run& run, const config::Config& c
 }
 
 // Returns the milliseconds of each step, which are equal on all ranks.
-std::vector<double> step_times(const Run& run, const clock::LinkCost& link, int64_t steps) {
+std::vector<double> step_times(const Run& run, const price::LinkCost& link, int64_t steps) {
   const config::Config config = make_config(run);
   const int ranks = run.dp * run.cp;
   std::vector<double> times;
@@ -96,7 +96,7 @@ int main(int argc, char** argv) {
   std::printf(
       "| dp x cp | lengths: log-normal, sigma | link | one size, ms | hybrid, ms | of it (quartiles) |\n"
       "|---|---|---|---|---|---|\n");
-  const std::pair<const char*, clock::LinkCost> links[] = {{"10 us, 10 GB/s", {10e-6, 10e9}},
+  const std::pair<const char*, price::LinkCost> links[] = {{"10 us, 10 GB/s", {10e-6, 10e9}},
                                                            {"50 us, 0.2 GB/s", {50e-6, 0.2e9}}};
   for (const auto& [dp, cp] : {std::pair{2, 2}, {2, 4}}) {
     for (const double sigma : {1.0, 2.0}) {

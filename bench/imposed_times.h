@@ -80,7 +80,7 @@ inline ImposedStep time_step(const ImposedRun& run) {
   const double rows = static_cast<double>(sizes.seq * sizes.topk) * (run.ranks - 1) / run.ranks;
   const double exchanged = 4 * rows * static_cast<double>(sizes.hidden) * 4;  // bytes per layer and microbatch
   const double computed = 3 * (run.times.attention + run.times.experts);
-  clock::LinkCost link;
+  price::LinkCost link;
   if (run.link > 0) link.bytes_per_s = exchanged / (run.link * computed);
   std::vector<double> cpu(static_cast<size_t>(run.ranks), 0), ends(cpu), computing(cpu);
   std::vector<ImposedSpan> spans;

@@ -26,8 +26,8 @@ ClockedSteps many_ranks(int ranks, double skew, bool replicas) {
 }
 
 // Measures a barrier and an all-to-all of 8 MiB between two threads.
-clock::LinkCost measured_link() {
-  clock::LinkCost link;
+price::LinkCost measured_link() {
+  price::LinkCost link;
   config::Parallel parallel;
   comm::run_threads(2, topology::RankGrid(2, parallel), {}, [&](const comm::World& world) {
     const comm::Group& all = world.groups().world;
@@ -92,7 +92,7 @@ void print_waits(const ClockedSteps& steps, const StepTimes& times) {
 int main(int argc, char** argv) {
   bench::use_run_settings(argv);
   const int steps = argc > 1 ? std::max(1, std::atoi(argv[1])) : 20;
-  clock::LinkCost link = measured_link();
+  price::LinkCost link = measured_link();
   std::printf("Two threads of this machine: %.1f us a barrier, %.1f GB/s in an all-to-all.\n\n", link.latency_s * 1e6,
               link.bytes_per_s * 1e-9);
   std::printf("| 2 ranks, EP 2, link | wall ms | virtual ms | virtual / wall | undisturbed | steps | link |\n");

@@ -24,7 +24,8 @@ GROUND = {
         "checkpoint": ["base", "files"],
     },
     "lab": {
-        "replay": ["base", "config", "plan"],
+        "price": ["base"],
+        "replay": ["base", "config", "plan", "price"],
         "draw": ["base", "config", "files", "topology", "plan", "replay"],
     },
     "formats": {
@@ -51,8 +52,8 @@ UPPER = {
     },
     "lab": {
         "tape_check": ["base", "device", "graph"],
-        "clock": ["base", "config", "topology", "device", "comm"],
-        "forecast": [*STEP, "replay", "step"],
+        "clock": ["base", "config", "topology", "device", "comm", "price"],
+        "forecast": [*STEP, "price", "replay", "step"],
         "verify": [*STEP, "tape_check", "step"],
     },
     "run": {"run": [*STEP, "step", "replay", "forecast", "text", "hf"]},
@@ -67,8 +68,8 @@ TESTS = {
     "plan": ["draw", "replay"],
     "comm": ["graph", "tape_check"],
     "graph": ["kernels"],
-    "nn": ["clock"],
-    "run": ["verify", "tape_check", "draw", "clock"],
+    "nn": ["clock", "price"],
+    "run": ["verify", "tape_check", "draw", "clock", "price"],
 }
 # Folders that are not modules, and the modules that each may include. The tests of a module may include what the
 # module may, TESTS, and support.

@@ -9,6 +9,8 @@ namespace metroplex::apps {
 int run_train(const std::vector<std::string>& arguments);
 int run_eval(const std::vector<std::string>& arguments);
 int run_generate(const std::vector<std::string>& arguments);
+int run_plan(const std::vector<std::string>& arguments);
+int run_calibrate(const std::vector<std::string>& arguments);
 int run_verify(const std::vector<std::string>& arguments);
 
 }  // namespace metroplex::apps

@@ -15,7 +15,8 @@ struct TensorCommand {
 };
 
 constexpr TensorCommand kTensorCommands[] = {
-    {"train", run_train}, {"eval", run_eval}, {"generate", run_generate}, {"verify", run_verify}};
+    {"train", run_train}, {"eval", run_eval}, {"generate", run_generate}, {"verify", run_verify},
+    {"plan", run_plan},   {"calibrate", run_calibrate}};
 
 std::vector<Command> add_torch_commands() {
   std::vector<Command> found;

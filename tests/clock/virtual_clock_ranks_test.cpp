@@ -20,13 +20,13 @@ using clock::VirtualClock;
 using comm::Group;
 using comm::World;
 
-constexpr clock::LinkCost kLink{.latency_s = 0.5, .bytes_per_s = 64};
+constexpr price::LinkCost kLink{.latency_s = 0.5, .bytes_per_s = 64};
 
 // Manual CPU time. Each rank changes only its own.
 struct Ranks {
   std::vector<double> cpu_s;
   std::shared_ptr<VirtualClock> clock;
-  explicit Ranks(int n, const clock::LinkCost& link = kLink)
+  explicit Ranks(int n, const price::LinkCost& link = kLink)
       : cpu_s(static_cast<size_t>(n), 100.0),  // earlier CPU time of a thread does not count
         clock(
             std::make_shared<VirtualClock>(n, link, [this](int rank) { return cpu_s[static_cast<size_t>(rank)]; })) {}
@@ -417,8 +417,8 @@ TEST(VirtualClock, TheOrderInWhichThreadsRunDoesNotMatter) {
 
 TEST(VirtualClock, CpuTimeIsThatOfTheCallingThread) {
   const auto burn = [](double seconds) {
-    const double start = clock::thread_cpu_seconds();
-    while (clock::thread_cpu_seconds() - start < seconds) continue;
+    const double start = device::thread_cpu_seconds();
+    while (device::thread_cpu_seconds() - start < seconds) continue;
   };
   VirtualClock clock(1);
   clock.start(0);

@@ -37,7 +37,7 @@ struct Ends {
 std::vector<Ends> run_exchange(int cp, CpCommType exchange, double hop, const std::vector<int64_t>& documents = {}) {
   const int64_t rows = 4, whole = cp * rows, bytes = rows * 2 * (8 + 8) * 8;
   std::vector<double> cpu(static_cast<size_t>(cp), 0);
-  const auto clock = std::make_shared<clock::VirtualClock>(cp, clock::LinkCost{0, static_cast<double>(bytes) / hop},
+  const auto clock = std::make_shared<clock::VirtualClock>(cp, price::LinkCost{0, static_cast<double>(bytes) / hop},
                                                            [&](int rank) { return cpu[static_cast<size_t>(rank)]; });
   std::vector<Ends> ends(static_cast<size_t>(cp));
   const auto body = [&](const comm::World& world) {

@@ -23,7 +23,7 @@ struct IdleCase {
 // Returns the time until the last compute action of all ranks ends. Adds the time of each action when it ends, so the
 // receives that it waits for come before.
 double pipeline_seconds(const config::Config& config, const test::TestLayout& layout,
-                        const replay::TimelineCosts& costs, const clock::LinkCost& link, plan::PipelineTable& table) {
+                        const replay::TimelineCosts& costs, const price::LinkCost& link, plan::PipelineTable& table) {
   const auto ranks = static_cast<int>(layout.ranks());
   std::vector<double> cpu(static_cast<size_t>(ranks), 0), ends(cpu);
   const auto clock =

@@ -130,6 +130,7 @@ World make_world(int rank, const topology::RankGrid& grid, const GroupFactory& f
 
 World make_meta_world(int rank, const topology::RankGrid& grid, c10::Device device, device::Recorder* recorder) {
   const auto mirror = [recorder](const GroupSpec& spec) {
+    if (recorder != nullptr) recorder->joins(spec.name, to_string(spec.purpose), spec.ranks);
     return make_mirror_backend(spec.name, static_cast<int>(spec.ranks.size()), recorder);
   };
   World world(rank, grid, mirror, device);

@@ -22,6 +22,11 @@ const plan::PipelineTable& RankModel::table(const config::Parallel& parallel, in
   return tables_.emplace(key, std::move(table)).first->second;
 }
 
+void RankModel::set_table(plan::PipelineTable table) {
+  const auto key = std::make_pair(table.num_microbatches, table.forward_only);
+  tables_.insert_or_assign(key, std::move(table));
+}
+
 pipeline::BorderShape border_shape(const ProcessContext& process, const RankModel& model,
                                    const nn::Microbatch& batch) {
   const config::Config& config = process.config;

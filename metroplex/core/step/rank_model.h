@@ -42,6 +42,8 @@ struct RankModel {
 
   // Returns the schedule for this number of microbatches. Builds and verifies it on the first call and caches it.
   const plan::PipelineTable& table(const config::Parallel& parallel, int num_microbatches, bool forward_only);
+  // Replaces the table of training steps with this number of microbatches. Only for traces of one rank without peers.
+  void set_table(plan::PipelineTable table);
 
  private:
   std::map<std::pair<int, bool>, plan::PipelineTable> tables_;

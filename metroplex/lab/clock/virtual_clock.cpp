@@ -1,17 +1,10 @@
 #include "clock/virtual_clock.h"
 
 #include <algorithm>
-#include <ctime>
 
 #include "base/error.h"
 
 namespace metroplex::clock {
-
-double thread_cpu_seconds() {
-  timespec time{};
-  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
-  return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_nsec) * 1e-9;
-}
 
 double RankTime::waiting_s() const {
   double sum = 0;
@@ -31,7 +24,7 @@ RankTime operator-(const RankTime& later, const RankTime& earlier) {
   return between;
 }
 
-VirtualClock::VirtualClock(int world_size, const LinkCost& link, CpuClock cpu)
+VirtualClock::VirtualClock(int world_size, const price::LinkCost& link, CpuClock cpu)
     : link_(link), cpu_(std::move(cpu)), ranks_(static_cast<size_t>(world_size)) {
   MPX_CHECK(link.latency_s >= 0 && link.bytes_per_s > 0, "comm", "a link with a latency of ", link.latency_s,
             " s and ", link.bytes_per_s, " bytes/s; a latency is 0 or more, a bandwidth above 0 (infinity: no cost)");
@@ -110,7 +103,7 @@ std::vector<RankTime> VirtualClock::report() {
   return times;
 }
 
-void VirtualClock::wait_for(int rank, const LinkUse& use, const comm::GroupSpec& group) {
+void VirtualClock::wait_for(int rank, const price::LinkUse& use, const comm::GroupSpec& group) {
   Rank& mine = rank_state(rank);
   MPX_ASSERT(!mine.running, "rank ", rank, " waits with a clock that runs");
   WaitTime& wait = mine.time.waits[{group.name, group.purpose}];
@@ -121,10 +114,10 @@ void VirtualClock::wait_for(int rank, const LinkUse& use, const comm::GroupSpec&
   mine.now_s = use.end_s;
 }
 
-std::shared_ptr<Timeline> VirtualClock::timeline(const comm::GroupSpec& group) {
+std::shared_ptr<price::LinkTimeline> VirtualClock::timeline(const comm::GroupSpec& group) {
   const std::lock_guard lock(mutex_);
-  std::shared_ptr<Timeline>& timeline = timelines_[group];
-  if (!timeline) timeline = std::make_shared<Timeline>(link_, static_cast<int>(group.ranks.size()));
+  std::shared_ptr<price::LinkTimeline>& timeline = timelines_[group];
+  if (!timeline) timeline = std::make_shared<price::LinkTimeline>(link_, static_cast<int>(group.ranks.size()));
   return timeline;
 }
 

@@ -1,6 +1,6 @@
 // Virtual time for ranks that are threads, as if each rank had its own core and link. A rank's clock advances with
 // the CPU time of its thread and pauses inside backend calls. It jumps to the end of an operation that the rank waits
-// for (timeline.h). A few cores can thus measure the waiting times of many ranks.
+// for (price/link_timeline.h). A few cores can thus measure the waiting times of many ranks.
 //
 // CPU time of other threads is not counted, so libtorch must run on one thread (run_threads checks this). Two
 // concurrent operations on different communicators each get the full link bandwidth.
@@ -16,13 +16,12 @@
 #include <vector>
 
 #include "comm/backends/backend.h"
-#include "clock/timeline.h"
+#include "price/link_timeline.h"
 #include "comm/group.h"
 #include "comm/launch.h"
+#include "device/thread_time.h"
 
 namespace metroplex::clock {
-
-double thread_cpu_seconds();
 
 // Time that a rank waited for operations of a group, including waits that returned at once.
 struct WaitTime {
@@ -44,7 +43,7 @@ class VirtualClock final : public comm::RankObserver, public std::enable_shared_
  public:
   using CpuClock = std::function<double(int rank)>;  // CPU seconds of the calling thread, which runs `rank`
   explicit VirtualClock(
-      int world_size, const LinkCost& link = {}, CpuClock cpu = [](int /*rank*/) { return thread_cpu_seconds(); });
+      int world_size, const price::LinkCost& link = {}, CpuClock cpu = [](int /*rank*/) { return device::thread_cpu_seconds(); });
   int world_size() const { return static_cast<int>(ranks_.size()); }
 
   // Throws base::Error("comm") unless the clock is for `world_size` ranks, threads_per_rank is 1 and gpu is -1.
@@ -64,9 +63,9 @@ class VirtualClock final : public comm::RankObserver, public std::enable_shared_
   void pause(int rank);
   void resume(int rank);
   // Advances a paused rank to the end of an operation of `group`.
-  void wait_for(int rank, const LinkUse& use, const comm::GroupSpec& group);
+  void wait_for(int rank, const price::LinkUse& use, const comm::GroupSpec& group);
   // Returns the timeline of a communicator, shared by all members.
-  std::shared_ptr<Timeline> timeline(const comm::GroupSpec& group);
+  std::shared_ptr<price::LinkTimeline> timeline(const comm::GroupSpec& group);
 
  private:
   struct Rank {
@@ -79,16 +78,16 @@ class VirtualClock final : public comm::RankObserver, public std::enable_shared_
   Rank& rank_state(int rank);
   void count(int rank, Rank& mine);
 
-  const LinkCost link_;
+  const price::LinkCost link_;
   const CpuClock cpu_;
   std::vector<Rank> ranks_;  // each accessed only by its own thread
   std::mutex mutex_;
-  std::map<comm::GroupSpec, std::shared_ptr<Timeline>> timelines_;
+  std::map<comm::GroupSpec, std::shared_ptr<price::LinkTimeline>> timelines_;
 };
 
 // A backend that stamps every operation with the virtual clock of the calling rank and forwards it to `inner`.
 //
-// An operation costs LinkCost::seconds of the largest number of bytes that a member sends or receives, for n members:
+// An operation costs price::LinkCost::seconds of the largest number of bytes that a member sends or receives, for n members:
 //   - all_gather, reduce_scatter: (n - 1) / n of the full tensor; all_reduce: twice that
 //   - broadcast, send, recv: the tensor. The receives of a batch share the receiver's link and end together
 //   - all_to_all, exchange_rows: the larger of the rows sent to and received from other members. For exchange_rows up

@@ -51,8 +51,8 @@ std::vector<double> bytes_to_each(const comm::CountedRows& in, int64_t capacity)
   return bytes;
 }
 
-std::vector<LinkTransfer> fetch_transfers(const at::Tensor& owners, int64_t slots, int64_t local_rows, double bytes) {
-  std::vector<LinkTransfer> transfers;
+std::vector<price::LinkTransfer> fetch_transfers(const at::Tensor& owners, int64_t slots, int64_t local_rows, double bytes) {
+  std::vector<price::LinkTransfer> transfers;
   std::map<std::pair<int, int64_t>, int> delivered;  // index of the transfer into each member's slot
   for (const std::vector<comm::Hop>& round : comm::relay_hops(comm::owner_numbers(owners), slots, local_rows)) {
     for (const comm::Hop& hop : round) {
@@ -64,9 +64,9 @@ std::vector<LinkTransfer> fetch_transfers(const at::Tensor& owners, int64_t slot
   return transfers;
 }
 
-std::vector<LinkTransfer> return_transfers(const at::Tensor& owners, int64_t slots, int64_t local_rows,
+std::vector<price::LinkTransfer> return_transfers(const at::Tensor& owners, int64_t slots, int64_t local_rows,
                                            double bytes) {
-  std::vector<LinkTransfer> transfers;
+  std::vector<price::LinkTransfer> transfers;
   const auto numbers = comm::owner_numbers(owners);
   for (size_t i = 0; i < numbers.size(); ++i) {
     const auto member = static_cast<int>(static_cast<int64_t>(i) / slots);
@@ -78,7 +78,7 @@ std::vector<LinkTransfer> return_transfers(const at::Tensor& owners, int64_t slo
 struct ClockedContext {
   ClockedMember at;
   std::shared_ptr<VirtualClock> clock;
-  std::shared_ptr<Timeline> timeline;
+  std::shared_ptr<price::LinkTimeline> timeline;
 };
 
 // Operations with one common wait().
@@ -86,7 +86,7 @@ class ClockedPending final : public comm::Pending {
  public:
   ClockedPending(std::shared_ptr<const ClockedContext> context, int member, comm::PendingPtr inner)
       : context_(std::move(context)), member_(member), inner_(std::move(inner)) {}
-  void add(TimedOperationPtr operation, double received_bytes) {
+  void add(price::TimedOperationPtr operation, double received_bytes) {
     received_bytes_ += received_bytes;
     open_.push_back(std::move(operation));
   }
@@ -94,9 +94,9 @@ class ClockedPending final : public comm::Pending {
     if (open_.empty()) return;
     const Paused paused(*context_->clock, context_->at.rank);
     if (inner_) inner_->wait();
-    LinkUse use;
-    for (const TimedOperationPtr& operation : open_) {
-      const LinkUse one = context_->timeline->link_use(*operation, member_);
+    price::LinkUse use;
+    for (const price::TimedOperationPtr& operation : open_) {
+      const price::LinkUse one = context_->timeline->link_use(*operation, member_);
       use = {std::max(use.start_s, one.start_s), std::max(use.end_s, one.end_s)};
     }
     if (received_bytes_ > 0)
@@ -110,7 +110,7 @@ class ClockedPending final : public comm::Pending {
   std::shared_ptr<const ClockedContext> context_;
   int member_;
   comm::PendingPtr inner_;
-  std::vector<TimedOperationPtr> open_;
+  std::vector<price::TimedOperationPtr> open_;
   double received_bytes_ = 0;  // for messages
 };
 
@@ -154,12 +154,12 @@ class ClockedBackend final : public comm::GroupBackend {
                  [&] { return inner_->exchange_rows(std::move(out), std::move(in), capacity, std::move(overflow)); });
   }
   comm::PendingPtr fetch_rows(at::Tensor out, at::Tensor in, at::Tensor owners, int index) override {
-    LinkLoad load{.sends_wait = context_->at.sends_wait};
+    price::LinkLoad load{.sends_wait = context_->at.sends_wait};
     load.transfers = fetch_transfers(owners, out.size(0), in.size(0), row_bytes(in));
     return issue(std::move(load), [&] { return inner_->fetch_rows(out, in, owners, index); });
   }
   comm::PendingPtr return_rows(at::Tensor sum, at::Tensor in, at::Tensor owners, int index) override {
-    LinkLoad load{.sends_wait = context_->at.sends_wait};
+    price::LinkLoad load{.sends_wait = context_->at.sends_wait};
     load.transfers = return_transfers(owners, in.size(0), sum.size(0), row_bytes(in));
     return issue(std::move(load), [&] { return inner_->return_rows(sum, in, owners, index); });
   }
@@ -182,9 +182,9 @@ class ClockedBackend final : public comm::GroupBackend {
  private:
   // The operation is stamped before `start`, so all stamps exist when it completes.
   template <class Start>
-  comm::PendingPtr issue(LinkLoad load, const Start& start) {
+  comm::PendingPtr issue(price::LinkLoad load, const Start& start) {
     const Paused paused(*context_->clock, context_->at.rank);
-    TimedOperationPtr operation = context_->timeline->issue(next_number_++, static_cast<int>(index_),
+    price::TimedOperationPtr operation = context_->timeline->issue(next_number_++, static_cast<int>(index_),
                                                             context_->clock->now(context_->at.rank), std::move(load));
     auto pending = std::make_shared<ClockedPending>(context_, static_cast<int>(index_), start());
     pending->add(std::move(operation), 0);
@@ -195,11 +195,11 @@ class ClockedBackend final : public comm::GroupBackend {
     const Paused paused(*context_->clock, context_->at.rank);
     const double now_s = context_->clock->now(context_->at.rank);
     const int me = static_cast<int>(index_);
-    std::vector<std::pair<TimedOperationPtr, double>> awaited;
+    std::vector<std::pair<price::TimedOperationPtr, double>> awaited;
     for (const comm::P2pOp& op : ops) {
-      const MessageRoute route{op.is_send ? me : op.peer, op.is_send ? op.peer : me, op.channel};
+      const price::MessageRoute route{op.is_send ? me : op.peer, op.is_send ? op.peer : me, op.channel};
       const double bytes = tensor_bytes(op.tensor);
-      TimedOperationPtr message = context_->timeline->post(route, op.is_send, now_s, bytes);
+      price::TimedOperationPtr message = context_->timeline->post(route, op.is_send, now_s, bytes);
       if (!op.is_send) awaited.emplace_back(std::move(message), bytes);
       else if (context_->at.sends_wait) awaited.emplace_back(std::move(message), 0);
     }
@@ -222,7 +222,7 @@ class ClockedBackend final : public comm::GroupBackend {
 std::shared_ptr<comm::GroupBackend> make_clocked_backend(const ClockedMember& context,
                                                          std::shared_ptr<VirtualClock> clock,
                                                          std::shared_ptr<comm::GroupBackend> inner) {
-  std::shared_ptr<Timeline> timeline = clock->timeline(context.group);
+  std::shared_ptr<price::LinkTimeline> timeline = clock->timeline(context.group);
   return std::make_shared<ClockedBackend>(ClockedContext{context, std::move(clock), std::move(timeline)},
                                           std::move(inner));
 }

@@ -6,12 +6,12 @@
 #include "base/error.h"
 #include "config/derived.h"
 #include "config/validate.h"
+#include "forecast/count_microbatches.h"
 #include "plan/schedules/registry.h"
 #include "plan/model_flops.h"
 #include "topology/rank_grid.h"
 
 namespace metroplex::forecast {
-namespace {
 
 int64_t count_microbatches(const RankRequest& request) {
   const config::Train& train = request.config.train;
@@ -28,6 +28,8 @@ int64_t count_microbatches(const RankRequest& request) {
             ": gives no microbatch for every data-parallel rank; raise it");
   return count;
 }
+
+namespace {
 
 // Samples per step and data-parallel rank.
 double count_samples(const RankRequest& request) {
@@ -146,8 +148,9 @@ replay::MemoryPrediction predict_memory(const RankRequest& request) {
   return predict_from_trace(request, trace_rank(request));
 }
 
-RankPrediction predict_rank(const RankRequest& request) {
-  const replay::RankTrace trace = trace_rank(request);
+RankPrediction predict_rank(const RankRequest& request) { return predict_traced(request, trace_rank(request)); }
+
+RankPrediction predict_traced(const RankRequest& request, const replay::RankTrace& trace) {
   RankPrediction out;
   out.memory = predict_from_trace(request, trace);
   for (const replay::TraceParam& param : trace.params) out.num_params += param.numel();

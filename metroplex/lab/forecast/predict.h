@@ -33,6 +33,8 @@ struct RankPrediction {
 };
 
 RankPrediction predict_rank(const RankRequest& request);
+// The same from a trace of the rank, or of another stage with equal layers.
+RankPrediction predict_traced(const RankRequest& request, const replay::RankTrace& trace);
 replay::MemoryPrediction predict_memory(const RankRequest& request);
 
 // Predicts the memory of partial graphs: for training, and for evaluation if it is captured.
@@ -42,6 +44,7 @@ replay::GraphMemory predict_graphs(const RankRequest& request, const replay::Ran
 // The peak of a step above the memory held at its start. Equals the memory pool size of a whole-step graph.
 int64_t step_bytes(const replay::MemoryPrediction& prediction);
 
+// Prediction of a rank; predict_rank, or a substitute in tests.
 using Predictor = std::function<RankPrediction(const RankRequest&)>;
 
 }  // namespace metroplex::forecast

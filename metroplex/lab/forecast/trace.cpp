@@ -20,6 +20,7 @@
 #include "plan/graph_plan.h"
 #include "step/batch.h"
 #include "step/state_tensors.h"
+#include "forecast/trace_inputs.h"
 #include "forecast/trace_recorder.h"
 
 namespace metroplex::forecast {
@@ -28,63 +29,11 @@ namespace {
 using replay::TraceStep;
 
 constexpr const char* kListener = "trace";
-constexpr int64_t kGpuBlock = 512;  // c10/cuda/CUDACachingAllocator: kMinBlockSize
 
 int64_t sum_net(const std::vector<replay::IslandTrace>& regions) {
   int64_t sum = 0;
   for (const replay::IslandTrace& region : regions) sum += region.net();
   return sum;
-}
-
-// Schedules one microbatch at a time on this rank: forward through all its chunks, then backward. Uses the sends and
-// receives of a real table. Outputs are freed after their backward pass, so that no free falls into another action's
-// trace. Outputs in a pool are freed earlier, because a real run has dropped them before the backward pass is
-// captured.
-struct OwnActions {
-  int num_microbatches = 1;
-  bool forward_only = false;
-  bool splits_backward = false;           // weight gradients are separate actions
-  std::vector<bool> output_in_pool = {};  // [chunk]; empty: no output is in a pool
-};
-
-plan::PipelineTable own_actions(const step::ProcessContext& process, const OwnActions& form) {
-  using plan::ActionKind;
-  plan::PipelineTable table;
-  table.num_stages = process.placement.ranks;
-  table.num_chunks = process.placement.chunks;
-  table.v_shaped = process.placement.v_shaped;
-  table.num_microbatches = form.num_microbatches;
-  table.forward_only = form.forward_only;
-  table.ranks.resize(static_cast<size_t>(table.num_stages));
-  const int rank = process.groups().pp.index();
-  std::vector<plan::Action>& actions = table.ranks[static_cast<size_t>(rank)];
-  const auto add = [&](bool exists, ActionKind kind, int microbatch, int chunk, int peer) {
-    if (exists) actions.push_back({kind, microbatch, chunk, peer, -1});
-  };
-  const auto peer = [&, placement = table.placement()](int chunk, int by) {
-    return placement.peer({rank, chunk}, by);
-  };
-  const auto frees_early = [&](int chunk) {
-    return form.forward_only || (!form.output_in_pool.empty() && form.output_in_pool[static_cast<size_t>(chunk)]);
-  };
-  for (int m = 0; m < form.num_microbatches; ++m) {
-    for (int c = 0; c < table.num_chunks; ++c) {
-      const int before = peer(c, -1), after = peer(c, 1);
-      add(before >= 0, ActionKind::recv_forward, m, c, before);
-      add(true, ActionKind::forward, m, c, -1);
-      add(after >= 0, ActionKind::send_forward, m, c, after);
-      add(after >= 0 && frees_early(c), ActionKind::free, m, c, -1);
-    }
-    for (int c = form.forward_only ? 0 : table.num_chunks; c-- > 0;) {
-      const int before = peer(c, -1), after = peer(c, 1);
-      add(after >= 0, ActionKind::recv_backward, m, c, after);
-      add(true, ActionKind::backward, m, c, -1);
-      add(form.splits_backward, ActionKind::weight, m, c, -1);
-      add(before >= 0, ActionKind::send_backward, m, c, before);
-      add(after >= 0 && !frees_early(c), ActionKind::free, m, c, -1);
-    }
-  }
-  return table;
 }
 
 class Tracer final : public nn::StageObserver {
@@ -137,35 +86,6 @@ class Tracer final : public nn::StageObserver {
   TraceRecorder& recorder_;
   int64_t border_ = 0, gathered_ = 0;
 };
-
-// Builds this rank's rows of a microbatch, for the largest memory use. With a token slack, every rank gets the
-// maximum number of rows. With hybrid context parallelism, the rank shares the longest document and holds as many of
-// its tokens as allowed. The document is split over the fewest ranks.
-nn::Microbatch largest_batch(const RankRequest& request, const comm::World& world, at::ScalarType float_type) {
-  const config::Config& config = request.config;
-  const config::Parallel& parallel = config.parallel;
-  step::SequenceSharding parts = step::sequence_sharding(parallel, world.groups().cp);
-  int64_t tokens = parallel.context_parallel_token_slack > 0 ? config::most_context_tokens(config) * parallel.cp()
-                                                             : config.train.seq_length;
-  if (parallel.hybrid_context_parallel) {
-    const int64_t most = std::min(config::most_hybrid_tokens(config), config.train.seq_length);
-    for (const int size : config::hybrid_context_sizes(world.groups().dp_cp.size())) {
-      parts.ranks = size;
-      if (size * most >= config.train.seq_length) break;
-    }
-    parts.rank = 0;
-    tokens = most * parts.ranks;
-  }
-  const config::DocumentBound documents = step::document_bound_on(config, request.device);
-  const nn::Microbatch whole =
-      nn::empty_microbatch({config.train.micro_batch_size, tokens, config.data.reset_attention_mask, float_type,
-                            world.device(), documents.per_sample});
-  if (!parallel.hybrid_context_parallel) return shard_sequence(whole, parts);
-  nn::Microbatch part = shard_documents(whole, {{0, tokens}}, parts);
-  part.sequence.context_ranks = parts.ranks;
-  part.sequence.step_samples = 1;
-  return part;
-}
 
 std::vector<replay::TransientFamily> transient_families(const step::RankModel& model) {
   std::vector<replay::TransientFamily> all;
@@ -267,7 +187,7 @@ int64_t library_bytes(const RankRequest& request) {
 
 replay::RankTrace trace_rank(const RankRequest& request) {
   const config::Config& config = request.config;
-  TraceRecorder recorder(request.device.is_cuda() ? kGpuBlock : 1);
+  TraceRecorder recorder(block_bytes(request.device));
   const topology::RankGrid grid(request.world_size, config.parallel);
   const comm::World world = comm::make_meta_world(request.rank, grid, request.device, &recorder);
   const device::MetaMemory meter(recorder);
@@ -292,9 +212,7 @@ replay::RankTrace trace_rank(const RankRequest& request) {
   for (const nn::Param* param : assembly->model.params)
     out.params.push_back({param->name, param->local_shape, param->uses_per_microbatch});
 
-  const bool wide = config.precision.params_dtype == config::ParamsDtype::fp64;
-  const std::vector<nn::Microbatch> batches(kMicrobatches,
-                                            largest_batch(request, world, wide ? at::kDouble : at::kFloat));
+  const std::vector<nn::Microbatch> batches(kMicrobatches, largest_batch(request, world));
   out.batch = step::batch_bytes(batches[0]);
   recorder.start();
   for (const distributed::ParamFamily& family : assembly->model.families.all()) {

@@ -3,6 +3,8 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "device/thread_time.h"
+#include "graph/library_call.h"
 
 namespace metroplex::forecast {
 
@@ -15,6 +17,44 @@ int64_t bytes_of(const std::vector<at::Tensor>& tensors) {
   for (const at::Tensor& x : tensors) bytes += static_cast<int64_t>(x.nbytes());
   return bytes;
 }
+
+std::string dtype_name(at::ScalarType type) {
+  switch (type) {
+    case at::kDouble: return "fp64";
+    case at::kFloat: return "fp32";
+    case at::kBFloat16: return "bf16";
+    case at::kHalf: return "fp16";
+    default: return "";
+  }
+}
+
+std::string dtype_name(const std::vector<at::Tensor>& reads, const std::vector<at::Tensor>& writes) {
+  for (const auto* tensors : {&reads, &writes}) {
+    for (const at::Tensor& x : *tensors) {
+      if (x.defined() && x.is_floating_point()) return dtype_name(x.scalar_type());
+    }
+  }
+  return "int";
+}
+
+// The dtype that a product computes in: the narrowest of its operands. It may accumulate into a wider tensor.
+std::string product_dtype(const std::vector<at::Tensor>& reads) {
+  const at::Tensor* narrowest = nullptr;
+  for (const at::Tensor& x : reads) {
+    if (x.is_floating_point() && (narrowest == nullptr || x.element_size() < narrowest->element_size())) narrowest = &x;
+  }
+  return narrowest == nullptr ? "int" : dtype_name(narrowest->scalar_type());
+}
+
+class Stopwatch {
+ public:
+  explicit Stopwatch(bool runs) : runs_(runs), start_(runs ? device::thread_cpu_seconds() : 0) {}
+  double seconds() const { return runs_ ? device::thread_cpu_seconds() - start_ : 0; }
+
+ private:
+  bool runs_;
+  double start_;
+};
 
 class MetaGraph final : public graph::Graph {
  public:
@@ -65,21 +105,74 @@ bool TraceRecorder::in_pool(const at::Tensor& x) const {
   return pool_of_.contains(x.storage().data_ptr().get_context());
 }
 
-void TraceRecorder::run(device::Operation operation) {
-  operation.run();
-  issued(operation);
+int TraceRecorder::call_number(const device::Operation& operation) {
+  if (operation.work == nullptr) return 0;
+  if (operation.name != "wait") return calls_.try_emplace(operation.work, num_calls_ + 1).first->second;
+  const auto found = calls_.find(operation.work);
+  if (found == calls_.end()) return 0;  // issued before recording began
+  const int number = found->second;
+  calls_.erase(found);
+  return number;
 }
 
+void TraceRecorder::run(device::Operation operation) {
+  const Stopwatch watch(timed_);
+  graph::unseen(operation.run);
+  if (!on_) return;
+  const double seconds = watch.seconds() - clock_s_;
+  const bool collective = !operation.group.empty();
+  const int64_t bytes = collective ? std::max(bytes_of(operation.reads), bytes_of(operation.writes))
+                                   : device::bytes_of(operation);
+  const int call = call_number(operation);
+  num_calls_ = std::max(num_calls_, call);
+  region_.operations.push_back({operation.name, operation.group, operation.flops, bytes,
+                                collective            ? ""
+                                : operation.flops > 0 ? product_dtype(operation.reads)
+                                                      : dtype_name(operation.reads, operation.writes),
+                                call, seconds});
+}
+
+// A product follows the library call that computed it, if these are recorded.
 void TraceRecorder::issued(const device::Operation& operation) {
   if (!on_) return;
-  const int64_t bytes = operation.group.empty() ? device::bytes_of(operation)
-                                                : std::max(bytes_of(operation.reads), bytes_of(operation.writes));
-  region_.operations.push_back({operation.name, operation.group, operation.flops, bytes});
+  replay::TraceOperation product{operation.name, "", operation.flops, device::bytes_of(operation),
+                                 product_dtype(operation.reads)};
+  for (size_t i = region_.operations.size(), tried = 0; i-- > 0 && tried < 4; ++tried) {
+    replay::TraceOperation& before = region_.operations[i];
+    if (before.flops > 0 || before.name.find("::") == std::string::npos) break;
+    if (before.name.find("mm") == std::string::npos && before.name.find("attention") == std::string::npos) continue;
+    product.seconds = before.seconds;
+    before = std::move(product);
+    return;
+  }
+  region_.operations.push_back(std::move(product));
+}
+
+void TraceRecorder::call(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack& stack) {
+  if (!on_ || graph::makes_views(op)) return graph::run_below(op, keys, stack);
+  const auto count = static_cast<int64_t>(op.schema().arguments().size());
+  graph::LibraryCall call{op, {stack.end() - count, stack.end()}, {}};
+  const Stopwatch watch(timed_);
+  graph::run_below(op, keys, stack);
+  const double seconds = watch.seconds() - clock_s_;
+  call.results.assign(stack.end() - static_cast<int64_t>(op.schema().returns().size()), stack.end());
+  if (graph::computes_nothing(call)) return;
+  const graph::TapeOperation made = graph::make_operation(call);
+  region_.operations.push_back({made.name, "", 0, bytes_of(made.reads) + bytes_of(made.writes),
+                                dtype_name(made.reads, made.writes), 0, seconds});
 }
 
 void TraceRecorder::start() {
   on_ = true;
   net_ = most_ = 0;
+}
+
+void TraceRecorder::time_operators() {
+  timed_ = true;
+  constexpr int kReads = 1000;
+  const Stopwatch all(true);
+  for (int i = 0; i < kReads; ++i) Stopwatch(true).seconds();
+  clock_s_ = all.seconds() / (2 * kReads);
 }
 
 void TraceRecorder::end_step(TraceStep::End end, size_t param) {

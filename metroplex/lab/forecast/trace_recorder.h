@@ -4,15 +4,19 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
+#include <string>
 #include <unordered_map>
 #include <utility>
 #include <vector>
 
 #include "graph/graph.h"
+#include "graph/tape_recorder.h"
 #include "device/launch_point.h"
 #include "device/memory_meter.h"
 #include "replay/rank_trace.h"
+#include "replay/step_trace.h"
 
 namespace metroplex::forecast {
 
@@ -25,7 +29,9 @@ class TracePool final : public graph::GraphPool {
   Bytes bytes_;
 };
 
-class TraceRecorder final : public device::MetaMemory::Listener, public device::Recorder {
+class TraceRecorder final : public device::MetaMemory::Listener,
+                            public device::Recorder,
+                            public graph::LibraryCalls {
  public:
   // block: allocation sizes are rounded up to a multiple of this many bytes.
   explicit TraceRecorder(int64_t block) : block_(block) {}
@@ -36,7 +42,15 @@ class TraceRecorder final : public device::MetaMemory::Listener, public device::
 
   void run(device::Operation operation) override;
   void issued(const device::Operation& operation) override;
+  void joins(const std::string& group, const std::string& purpose, const std::vector<int>& ranks) override {
+    groups_[group] = {purpose, ranks};
+  }
+  // Records libtorch's operators too, while graph::TapeHooks intercept them.
+  void call(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack& stack) override;
+  const std::map<std::string, replay::TracedGroup>& groups() const { return groups_; }
   void start();
+  // Measures the CPU time of each operator in its thread.
+  void time_operators();
 
   // Ends the current TraceStep at a gradient event of parameter `param`.
   void end_step(replay::TraceStep::End end, size_t param);
@@ -51,7 +65,14 @@ class TraceRecorder final : public device::MetaMemory::Listener, public device::
   int64_t rounded(int64_t bytes) const { return (bytes + block_ - 1) / block_ * block_; }
 
  private:
+  int call_number(const device::Operation& operation);
+
   int64_t block_;
+  std::map<std::string, replay::TracedGroup> groups_;
+  std::unordered_map<const void*, int> calls_;  // collectives in flight
+  int num_calls_ = 0;
+  bool timed_ = false;
+  double clock_s_ = 0;  // of reading the clock
   bool on_ = false;
   int64_t live_ = 0, net_ = 0, most_ = 0;
   replay::IslandTrace region_;

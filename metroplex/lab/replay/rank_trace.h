@@ -28,12 +28,15 @@ struct TraceStep {
   size_t param = 0;  // index into RankTrace::params
 };
 
-// An operator or a collective, in the order of its start.
+// An operator, a collective, or the "wait" for a collective, in the order of their starts.
 struct TraceOperation {
   std::string name;
   std::string group;  // of a collective; empty: an operator
   double flops = 0;
-  int64_t bytes = 0;  // operator: bytes read and written; collective: the larger of input and output
+  int64_t bytes = 0;       // operator: bytes read and written; collective: the larger of input and output
+  std::string dtype = {};  // of an operator: of its first floating-point tensor, "bf16"
+  int call = 0;            // number of a collective; its "wait" has the same number. 0: an operator
+  double seconds = 0;      // of an operator that ran under a timed recorder
 };
 
 // One forward or backward of an autograd region, or the work between two regions.

@@ -18,7 +18,7 @@ std::shared_ptr<GroupBackend> make_recording_backend(std::string group, device::
 
 // A rank without peers: every other member is assumed to contribute the same data. It allows constructing one rank
 // of any world, for example to measure its memory. No data moves and no sums are computed. `recorder` may be null;
-// it receives every call of the group. There are no waits to record.
+// it receives every call of the group and its "wait".
 std::shared_ptr<GroupBackend> make_mirror_backend(std::string group, int size, device::Recorder* recorder);
 
 }  // namespace metroplex::comm

@@ -7,6 +7,21 @@
 namespace metroplex::comm {
 namespace {
 
+// Reports the wait for a call, if a recorder is present.
+class MirrorPending final : public Pending {
+ public:
+  MirrorPending(std::string group, device::Recorder& recorder) : group_(std::move(group)), recorder_(recorder) {}
+  void wait() override {
+    device::Operation wait{"wait", group_, {}, {}, {}, [] {}};
+    wait.work = this;
+    recorder_.run(std::move(wait));
+  }
+
+ private:
+  std::string group_;
+  device::Recorder& recorder_;
+};
+
 class MirrorBackend final : public GroupBackend {
  public:
   MirrorBackend(std::string group, int size, device::Recorder* recorder)
@@ -38,15 +53,28 @@ class MirrorBackend final : public GroupBackend {
     return tell("return_rows", {sum, in, owners}, {sum});
   }
   PendingPtr batch_p2p(std::vector<P2pOp> ops) override {
-    for (const P2pOp& op : ops) op.is_send ? tell("send", {op.tensor}, {}) : tell("recv", {}, {op.tensor});
-    return nullptr;
+    const PendingPtr pending = make_pending();
+    for (const P2pOp& op : ops)
+      op.is_send ? report("send", {op.tensor}, {}, pending) : report("recv", {}, {op.tensor}, pending);
+    return pending;
   }
-  void barrier() override { tell("barrier", {}, {}); }
+  void barrier() override { report("barrier", {}, {}, nullptr); }
 
  private:
+  PendingPtr make_pending() const {
+    return recorder_ == nullptr ? nullptr : std::make_shared<MirrorPending>(group_, *recorder_);
+  }
   PendingPtr tell(const char* name, std::vector<at::Tensor> reads, std::vector<at::Tensor> writes) {
-    if (recorder_ != nullptr) recorder_->run({name, group_, std::move(reads), std::move(writes), {}, [] {}});
-    return nullptr;
+    PendingPtr pending = make_pending();
+    report(name, std::move(reads), std::move(writes), pending);
+    return pending;
+  }
+  void report(const char* name, std::vector<at::Tensor> reads, std::vector<at::Tensor> writes,
+              const PendingPtr& pending) {
+    if (recorder_ == nullptr) return;
+    device::Operation operation{name, group_, std::move(reads), std::move(writes), {}, [] {}};
+    operation.work = pending.get();
+    recorder_->run(std::move(operation));
   }
 
   std::string group_;

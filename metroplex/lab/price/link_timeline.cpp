@@ -1,4 +1,4 @@
-#include "clock/timeline.h"
+#include "price/link_timeline.h"
 
 #include <algorithm>
 #include <limits>
@@ -6,7 +6,7 @@
 
 #include "base/error.h"
 
-namespace metroplex::clock {
+namespace metroplex::price {
 namespace {
 
 double most_bytes(const std::vector<std::vector<double>>& sent_to) {
@@ -25,7 +25,7 @@ double most_bytes(const std::vector<std::vector<double>>& sent_to) {
 
 }  // namespace
 
-TimedOperationPtr Timeline::issue(int64_t number, int member, double at_s, LinkLoad load) {
+TimedOperationPtr LinkTimeline::issue(int64_t number, int member, double at_s, LinkLoad load) {
   const std::lock_guard lock(mutex_);
   TimedOperationPtr& slot = open_[number];
   if (!slot) slot = std::make_shared<TimedOperation>(TimedOperation{.missing = num_members_});
@@ -50,7 +50,7 @@ TimedOperationPtr Timeline::issue(int64_t number, int member, double at_s, LinkL
   return operation;
 }
 
-TimedOperationPtr Timeline::post(const MessageRoute& route, bool is_send, double at_s, double bytes) {
+TimedOperationPtr LinkTimeline::post(const MessageRoute& route, bool is_send, double at_s, double bytes) {
   const std::lock_guard lock(mutex_);
   Route& on = routes_[route];
   std::deque<TimedOperationPtr>& theirs = is_send ? on.receives : on.sends;
@@ -66,14 +66,14 @@ TimedOperationPtr Timeline::post(const MessageRoute& route, bool is_send, double
   return message;
 }
 
-LinkUse Timeline::link_use(const TimedOperation& operation, int member) const {
+LinkUse LinkTimeline::link_use(const TimedOperation& operation, int member) const {
   const std::lock_guard lock(mutex_);
   MPX_ASSERT(operation.missing == 0, operation.missing, " have not issued an operation that ended");
   return operation.uses.empty() ? operation.use : operation.uses[static_cast<size_t>(member)];
 }
 
 // Schedules the transfer that can start first; ties go to the first in the list.
-void Timeline::schedule_transfers(TimedOperation& operation, const std::vector<LinkTransfer>& transfers,
+void LinkTimeline::schedule_transfers(TimedOperation& operation, const std::vector<LinkTransfer>& transfers,
                                   bool sends_wait) {
   constexpr double kOpen = std::numeric_limits<double>::infinity();
   std::vector<double> ends(transfers.size(), kOpen);
@@ -108,11 +108,11 @@ void Timeline::schedule_transfers(TimedOperation& operation, const std::vector<L
   }
 }
 
-void Timeline::schedule(TimedOperation& operation, double& free_s) const {
+void LinkTimeline::schedule(TimedOperation& operation, double& free_s) const {
   operation.use.start_s = std::max(operation.issued_s, free_s);
   operation.use.end_s = operation.use.start_s + link_.seconds(operation.bytes);
   operation.sent_to.clear();
   free_s = operation.use.end_s;
 }
 
-}  // namespace metroplex::clock
+}  // namespace metroplex::price

@@ -6,7 +6,6 @@
 
 #include <cstdint>
 #include <deque>
-#include <limits>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -14,14 +13,9 @@
 #include <tuple>
 #include <vector>
 
-namespace metroplex::clock {
+#include "price/link.h"
 
-// An operation takes latency_s + bytes / bytes_per_s after its start.
-struct LinkCost {
-  double latency_s = 0;
-  double bytes_per_s = std::numeric_limits<double>::infinity();
-  double seconds(double bytes) const { return latency_s + bytes / bytes_per_s; }
-};
+namespace metroplex::price {
 
 // One transfer of an operation between two members. It starts when both have issued the operation, its data is
 // available, and the links are free. A member sends one transfer at a time and receives one at a time. The latency
@@ -63,9 +57,9 @@ struct MessageRoute {
   friend auto operator<=>(const MessageRoute&, const MessageRoute&) = default;
 };
 
-class Timeline {
+class LinkTimeline {
  public:
-  Timeline(const LinkCost& link, int num_members)
+  LinkTimeline(const LinkCost& link, int num_members)
       : link_(link),
         num_members_(num_members),
         sends_free_s_(static_cast<size_t>(num_members)),
@@ -95,4 +89,4 @@ class Timeline {
   std::map<MessageRoute, Route> routes_;
 };
 
-}  // namespace metroplex::clock
+}  // namespace metroplex::price

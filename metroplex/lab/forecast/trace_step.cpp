@@ -1,0 +1,105 @@
+#include "forecast/trace_step.h"
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "comm/launch.h"
+#include "config/parallel.h"
+#include "forecast/count_microbatches.h"
+#include "forecast/trace_inputs.h"
+#include "forecast/trace_recorder.h"
+#include "graph/tape_recorder.h"
+#include "step/step.h"
+
+namespace metroplex::forecast {
+namespace {
+
+constexpr const char* kStepListener = "step trace";
+
+replay::Position position(int microbatch, int count) {
+  if (microbatch + 1 == count) return replay::Position::last;
+  return microbatch == 0 ? replay::Position::first : replay::Position::middle;
+}
+
+// Assigns the recorded operations to the actions of the step.
+class ActionTracer final : public nn::StageObserver {
+ public:
+  ActionTracer(step::RankModel& model, TraceRecorder& recorder, int microbatches)
+      : model_(model), recorder_(recorder), microbatches_(microbatches) {
+    for (const auto& stage : model.stages) stage->add_observer(kStepListener, *this);
+    model.executor->observers().add(kStepListener, [this](const plan::Action& action, double) { after_action(action); });
+  }
+  ~ActionTracer() override {
+    model_.executor->observers().remove(kStepListener);
+    for (const auto& stage : model_.stages) stage->remove_observer(kStepListener);
+  }
+  void before(const nn::RegionEvent& event) override {
+    recorder_.begin_region({event.block, event.segment, event.pass == nn::Pass::backward, {}, {}});
+  }
+  void after(const nn::RegionEvent& /*event*/) override { recorder_.begin_region({}); }
+
+  std::vector<replay::TracedAction> actions;
+
+ private:
+  // Messages between stages are those of the pipeline table. Other operations outside compute actions, such as the
+  // start of the step, are assigned to the next one.
+  void after_action(const plan::Action& action) {
+    std::vector<replay::IslandTrace> regions = recorder_.take();
+    if (!plan::is_compute(action.kind)) {
+      for (replay::IslandTrace& region : regions) {
+        std::erase_if(region.operations, [](const replay::TraceOperation& one) { return one.group == "pp"; });
+        if (!region.operations.empty()) early_.push_back(std::move(region));
+      }
+      return;
+    }
+    for (replay::IslandTrace& region : regions)
+      std::erase_if(region.operations, [](const replay::TraceOperation& one) { return one.group == "pp"; });
+    regions.insert(regions.begin(), std::make_move_iterator(early_.begin()), std::make_move_iterator(early_.end()));
+    early_.clear();
+    actions.push_back({action.kind, action.chunk, position(action.microbatch, microbatches_), std::move(regions)});
+  }
+
+  step::RankModel& model_;
+  TraceRecorder& recorder_;
+  int microbatches_;
+  std::vector<replay::IslandTrace> early_;
+};
+
+}  // namespace
+
+replay::StepTrace trace_step(const RankRequest& request) {
+  const config::Config& config = request.config;
+  TraceRecorder recorder(block_bytes(request.device));
+  const topology::RankGrid grid(request.world_size, config.parallel);
+  const comm::World world = comm::make_meta_world(request.rank, grid, request.device, &recorder);
+  const device::MetaMemory meter(recorder);
+  const auto assembly = step::assemble(config, world, request.vocab_size, false, request.build);
+  const int count = static_cast<int>(std::min<int64_t>(3, count_microbatches(request)));
+  const bool splits = config::splits_backward(config.parallel);
+  assembly->model.set_table(own_actions(assembly->process, {count, false, splits}));
+  const std::vector<nn::Microbatch> batches(static_cast<size_t>(count), largest_batch(request, world));
+  const step::StepInput input{batches, 1, 0, false, {}, nullptr, true};
+  if (count > 1) assembly->model.set_table(own_actions(assembly->process, {1, false, splits}));
+  const std::vector<nn::Microbatch> one(batches.begin(), batches.begin() + 1);
+  step::enqueue_step(*assembly, {one, 1, 0, false, {}, nullptr, true});  // makes the one-time allocations
+  replay::StepTrace out;
+  {
+    ActionTracer tracer(assembly->model, recorder, count);
+    const graph::TapeHooks hooks(&recorder, nullptr);
+    recorder.take();
+    recorder.start();
+    step::enqueue_step(*assembly, input);
+    out.actions = std::move(tracer.actions);
+  }
+  out.after = recorder.take();
+  for (const auto& [name, group] : recorder.groups()) {
+    if (group.ranks.size() > 1) out.groups[name] = group;
+  }
+  const pipeline::BorderShape border = step::border_shape(assembly->process, assembly->model, batches[0]);
+  for (size_t stage = 0; stage + 1 < assembly->model.layers.size(); ++stage)
+    out.border_bytes.push_back(border.bytes(static_cast<int>(stage)));
+  return out;
+}
+
+}  // namespace metroplex::forecast

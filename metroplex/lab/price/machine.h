@@ -1,0 +1,63 @@
+// Description of a machine: peak rates of a device, the rates that operators achieve, and links between ranks. A
+// description is a YAML file: one of the built-in files of clusters/, or the output of `metroplex calibrate`
+// (docs/cost.md lists the keys).
+#pragma once
+
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "price/link.h"
+
+namespace metroplex::price {
+
+// A value at a size. Between two points, the logarithm of the value is linear in the logarithm of the size. Outside,
+// the value of the nearest point holds.
+struct CurvePoint {
+  double size = 0, value = 0;
+};
+using Curve = std::vector<CurvePoint>;  // ascending sizes
+double interpolate(const Curve& curve, double size);
+
+struct Machine {
+  std::string name;
+  bool gpu = false;
+  std::map<std::string, double> peak_flops;  // FLOP/s by dtype: "bf16"
+  double memory_bytes = 0, memory_bytes_per_s = 0;
+  double cache_bytes = 0, cache_bytes_per_s = 0;  // last-level cache; 0: not modeled
+  double launch_s = 0;                            // of one operator on the host
+  // Fraction of the peak that operators achieve, by class and size. Classes: matmul, grouped_matmul, attention (sizes
+  // in FLOPs) and memory (bytes).
+  std::map<std::string, Curve> shares;
+  // Measured operators: work per second by work, which is FLOPs, or bytes of an operator without FLOPs. The key is
+  // name and dtype: "mm bf16".
+  std::map<std::string, Curve> measured;
+  // Host seconds per libtorch operator, own operator, and autograd region. Only of a calibrated machine.
+  double library_call_s = 0, own_call_s = 0, region_s = 0, step_s = 0;
+  Cluster cluster;
+  double host_bytes_per_s = 0, file_bytes_per_s = 0;
+  double error = 0.15;                         // relative error bar of a predicted step
+  std::map<std::string, std::string> sources;  // of a figure, by its key path: "device.peak_flops.bf16"
+};
+
+// Throws base::Error("cost") that names `origin`, the key, and the rule.
+Machine read_machine(std::string_view yaml, const std::string& origin);
+std::string write_machine(const Machine& machine);
+
+std::vector<std::string> known_machines();
+// The description with a built-in name, or the file at this path.
+Machine find_machine(const std::string& name_or_path);
+
+struct Operator {
+  std::string_view name, dtype;  // "mm", "bf16"
+  double flops = 0, bytes = 0;
+};
+// Time of one operator on the device. Measured operators: work / rate. Others: the larger of
+// flops / (peak * share) and bytes / (bandwidth * share), the roofline model (Williams et al. 2009). Excludes host
+// time.
+double operator_seconds(const Machine& machine, const Operator& one);
+// Host time to issue it: library_call_s for names with "::", own_call_s otherwise; launch_s if both are 0.
+double issue_seconds(const Machine& machine, const Operator& one);
+
+}  // namespace metroplex::price

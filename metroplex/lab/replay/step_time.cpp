@@ -1,0 +1,335 @@
+#include "replay/step_time.h"
+
+#include <algorithm>
+#include <memory>
+#include <tuple>
+#include <unordered_map>
+#include <utility>
+
+#include "base/error.h"
+#include "price/link_timeline.h"
+
+namespace metroplex::replay {
+namespace {
+
+// Ranks and purpose identify a communicator, as in comm.
+struct Communicator {
+  std::string purpose;
+  std::vector<int> members;  // simulated ranks, by pp
+  // Its operations have given seconds: one "byte" is one second.
+  std::unique_ptr<price::LinkTimeline> timeline;
+};
+
+// Consecutive operators become one item.
+struct Item {
+  enum class Kind { compute, issue, wait } kind = Kind::compute;
+  double seconds = 0;  // of the operators, or of the collective
+  Communicator* communicator = nullptr;
+  int call = 0;
+  std::string name;
+};
+using Items = std::vector<Item>;
+
+// The border between stages i and i + 1 that a message crosses: i.
+int border(const plan::PipelineTable& table, int rank, const plan::Action& action) {
+  const int stage = table.placement().stage_of({rank, action.chunk});
+  const bool after = action.kind == plan::ActionKind::send_forward || action.kind == plan::ActionKind::recv_backward;
+  return after ? stage : stage - 1;
+}
+
+class Simulation {
+ public:
+  explicit Simulation(const StepTimeRequest& request) : in_(request), ranks_(request.table.ranks.size()) {
+    MPX_ASSERT(request.traces.size() == ranks_.size(), "one trace for each of ", ranks_.size(), " pipeline ranks");
+    for (const StepTrace& trace : request.traces) {
+      const auto pp = trace.groups.find("pp");
+      global_.push_back(pp == trace.groups.end() ? 0 : pp->second.ranks.at(global_.size()));
+    }
+    for (size_t rank = 0; rank < ranks_.size(); ++rank) ranks_[rank].after = compile(rank, in_.traces[rank].after);
+    out_.ranks.resize(ranks_.size());
+  }
+
+  StepTime run() {
+    for (bool moved = true; moved;) {
+      moved = false;
+      for (size_t rank = 0; rank < ranks_.size(); ++rank) {
+        while (step(rank)) moved = true;
+      }
+    }
+    for (size_t rank = 0; rank < ranks_.size(); ++rank) {
+      MPX_CHECK(ranks_[rank].finished, "plan", "pipeline table '", in_.table.name, "': rank ", rank,
+                " never gets past action ", ranks_[rank].action);
+      ranks_[rank].now += in_.machine.step_s;
+      out_.ranks[rank].optimizer += in_.machine.step_s;
+      out_.seconds = std::max(out_.seconds, ranks_[rank].now);
+    }
+    for (size_t rank = 0; rank < ranks_.size(); ++rank) out_.ranks[rank].idle += out_.seconds - ranks_[rank].now;
+    return std::move(out_);
+  }
+
+ private:
+  struct Rank {
+    double now = 0;
+    size_t action = 0;
+    const Items* items = nullptr;  // of the action in progress
+    size_t item = 0;
+    double action_start = 0;
+    bool finished = false;
+    std::unordered_map<int, price::TimedOperationPtr> open;  // collectives by call number
+    std::map<const Communicator*, int64_t> issued;           // number of collectives
+    Items after;
+  };
+
+  // The communicator of a group of `rank`.
+  Communicator* communicator(size_t rank, const std::string& name) {
+    const auto group = in_.traces[rank].groups.find(name);
+    MPX_ASSERT(group != in_.traces[rank].groups.end(), "no group ", name, " in a trace");
+    auto& made = communicators_[{group->second.purpose, group->second.ranks}];
+    if (!made) {
+      made = std::make_unique<Communicator>();
+      made->purpose = group->second.purpose;
+      for (size_t pp = 0; pp < global_.size(); ++pp) {
+        const std::vector<int>& all = group->second.ranks;
+        const bool in = global_.size() == 1 || std::find(all.begin(), all.end(), global_[pp]) != all.end();
+        if (in || pp == rank) made->members.push_back(static_cast<int>(pp));
+      }
+      made->timeline = std::make_unique<price::LinkTimeline>(price::LinkCost{0, 1},
+                                                             static_cast<int>(made->members.size()));
+    }
+    return made.get();
+  }
+
+  double scale(const TraceOperation& operation) const {
+    const bool experts = operation.name.starts_with("grouped") || operation.name == "all_to_all" ||
+                         operation.name == "exchange_rows";
+    return experts ? in_.expert_imbalance : 1;
+  }
+
+  double seconds(const TraceOperation& operation) const {
+    const price::Operator one{operation.name, operation.dtype, operation.flops * scale(operation),
+                              static_cast<double>(operation.bytes) * scale(operation)};
+    const double device = price::operator_seconds(in_.machine, one);
+    if (in_.graphs) return device;
+    const double host = price::issue_seconds(in_.machine, one);
+    return in_.machine.gpu ? std::max(device, host) : device + host;
+  }
+
+  Items compile(size_t rank, const std::vector<IslandTrace>& regions) {
+    Items items;
+    const auto add_compute = [&](double time) {
+      if (items.empty() || items.back().kind != Item::Kind::compute) items.emplace_back();
+      items.back().seconds += time;
+    };
+    for (const IslandTrace& region : regions) {
+      if (region.block >= 0) add_compute(in_.machine.region_s);
+      for (const TraceOperation& operation : region.operations) {
+        if (operation.group.empty()) {
+          add_compute(seconds(operation));
+          continue;
+        }
+        Communicator* const on = communicator(rank, operation.group);
+        const bool wait = operation.name == "wait";
+        const double time = wait || operation.name == "recv"
+                                ? 0
+                                : in_.machine.cluster.collective_seconds(
+                                      operation.name, in_.traces[rank].groups.at(operation.group).ranks,
+                                      static_cast<double>(operation.bytes) * scale(operation));
+        if (operation.name == "recv") continue;  // received while the own tensor is sent
+        items.push_back({wait ? Item::Kind::wait : Item::Kind::issue, time, on, operation.call, operation.name});
+      }
+    }
+    return items;
+  }
+
+  const Items& items(size_t rank, const plan::Action& action) {
+    const int last = in_.table.num_microbatches - 1;
+    const Position position = action.microbatch == last ? Position::last
+                              : action.microbatch == 0  ? Position::first
+                                                        : Position::middle;
+    const TracedAction& traced = in_.traces[rank].find(action.kind, action.chunk, position);
+    const auto [entry, is_new] = compiled_.try_emplace(&traced);
+    if (is_new) entry->second = compile(rank, traced.regions);
+    return entry->second;
+  }
+
+  // Executes the next item or action of a rank. Returns false if it must wait for another rank, or has finished.
+  bool step(size_t index) {
+    Rank& rank = ranks_[index];
+    if (rank.finished) return false;
+    if (rank.items != nullptr) return run_items(index);
+    const std::vector<plan::Action>& actions = in_.table.ranks[index];
+    if (rank.action == actions.size()) {
+      begin_items(rank, rank.after);
+      return true;
+    }
+    const plan::Action& action = actions[rank.action];
+    if (plan::is_p2p(action.kind)) {
+      if (plan::is_send(action.kind)) send(index, action);
+      ++rank.action;
+      return true;
+    }
+    if (!plan::is_compute(action.kind)) {
+      ++rank.action;
+      return true;
+    }
+    if (!wait_for_inputs(index, action)) return false;
+    begin_items(rank, items(index, action));
+    return true;
+  }
+
+  void begin_items(Rank& rank, const Items& list) {
+    rank.items = &list;
+    rank.item = 0;
+    rank.action_start = rank.now;
+  }
+
+  bool run_items(size_t index) {
+    Rank& rank = ranks_[index];
+    if (rank.item < rank.items->size()) {
+      if (!run_item(index, (*rank.items)[rank.item])) return false;
+      ++rank.item;
+      return true;
+    }
+    const bool tail = rank.action == in_.table.ranks[index].size();
+    if (in_.events)
+      out_.events.push_back({static_cast<int>(index), "step",
+                             tail ? "gradients and update" : name(in_.table.ranks[index][rank.action]),
+                             rank.action_start, rank.now});
+    rank.items = nullptr;
+    if (tail) rank.finished = true;
+    else ++rank.action;
+    return true;
+  }
+
+  static std::string name(const plan::Action& action) {
+    return base::concat(plan::action_name(action.kind), " ", action.microbatch, action.chunk > 0 ? " chunk " : "",
+                        action.chunk > 0 ? base::concat(action.chunk) : "");
+  }
+
+  double& part(size_t index) {
+    RankTimes& times = out_.ranks[index];
+    const Rank& rank = ranks_[index];
+    if (rank.action == in_.table.ranks[index].size()) return times.optimizer;
+    switch (in_.table.ranks[index][rank.action].kind) {
+      case plan::ActionKind::forward: return times.forward;
+      case plan::ActionKind::weight: return times.weight;
+      default: return times.backward;
+    }
+  }
+
+  bool run_item(size_t index, const Item& item) {
+    Rank& rank = ranks_[index];
+    if (item.kind == Item::Kind::compute) {
+      rank.now += item.seconds;
+      part(index) += item.seconds;
+      return true;
+    }
+    Communicator& on = *item.communicator;
+    const int member = static_cast<int>(
+        std::find(on.members.begin(), on.members.end(), static_cast<int>(index)) - on.members.begin());
+    if (item.kind == Item::Kind::issue) {
+      rank.open[item.call] = on.timeline->issue(rank.issued[&on]++, member, rank.now, {item.seconds});
+      if (item.call == 0) rank.open.erase(0);  // no wait follows
+      return true;
+    }
+    const auto open = rank.open.find(item.call);
+    if (open == rank.open.end()) return true;
+    if (open->second->missing > 0) return false;
+    const price::LinkUse use = on.timeline->link_use(*open->second, member);
+    if (in_.events) out_.events.push_back({static_cast<int>(index), on.purpose, "collective", use.start_s, use.end_s});
+    // Before the start, other simulated ranks are late: idle time.
+    const double until = std::max(rank.now, use.end_s), late = std::max(0.0, std::min(use.start_s, until) - rank.now);
+    out_.ranks[index].idle += late;
+    out_.ranks[index].exposed[on.purpose] += until - rank.now - late;
+    rank.now = until;
+    rank.open.erase(open);
+    return true;
+  }
+
+  void send(size_t index, const plan::Action& action) {
+    const plan::PipelineTable& table = in_.table;
+    const auto number = static_cast<size_t>(border(table, static_cast<int>(index), action));
+    const double bytes = static_cast<double>(in_.traces[index].border_bytes.at(number));
+    const auto peer = static_cast<size_t>(action.peer);
+    const double seconds =
+        peer == index ? 0 : in_.machine.cluster.between(global_[index], global_[peer]).seconds(bytes);
+    arrival_[plan::transfer_id(table, static_cast<int>(index), action)] = ranks_[index].now + seconds;
+  }
+
+  bool wait_for_inputs(size_t index, const plan::Action& action) {
+    if (action.kind == plan::ActionKind::weight) return true;
+    const bool forward = action.kind == plan::ActionKind::forward;
+    const int r = static_cast<int>(index);
+    if (in_.table.placement().peer({r, action.chunk}, forward ? -1 : 1) < 0) return true;
+    plan::Action recv = action;
+    recv.kind = forward ? plan::ActionKind::recv_forward : plan::ActionKind::recv_backward;
+    const auto arrival = arrival_.find(plan::transfer_id(in_.table, r, recv));
+    if (arrival == arrival_.end()) return false;
+    Rank& rank = ranks_[index];
+    out_.ranks[index].idle += std::max(0.0, arrival->second - rank.now);
+    rank.now = std::max(rank.now, arrival->second);
+    return true;
+  }
+
+  const StepTimeRequest& in_;
+  std::vector<Rank> ranks_;
+  std::vector<int> global_;  // rank number of each simulated rank
+  std::map<std::pair<std::string, std::vector<int>>, std::unique_ptr<Communicator>> communicators_;
+  std::map<const TracedAction*, Items> compiled_;
+  std::unordered_map<int64_t, double> arrival_;
+  StepTime out_;
+};
+
+}  // namespace
+
+double RankTimes::communication() const {
+  double sum = 0;
+  for (const auto& [purpose, seconds] : exposed) sum += seconds;
+  return sum;
+}
+
+const RankTimes& StepTime::slowest() const {
+  return *std::max_element(ranks.begin(), ranks.end(),
+                           [](const RankTimes& a, const RankTimes& b) { return a.compute() < b.compute(); });
+}
+
+StepTime simulate_step(const StepTimeRequest& request) { return Simulation(request).run(); }
+
+namespace {
+
+using Counts = std::map<std::pair<std::string, std::string>, CollectiveCount>;
+
+void count_regions(const std::vector<IslandTrace>& regions, Counts& counts) {
+  for (const IslandTrace& region : regions) {
+    for (const TraceOperation& operation : region.operations) {
+      if (operation.group.empty() || operation.name == "wait") continue;
+      CollectiveCount& count = counts[{operation.group, operation.name}];
+      ++count.calls;
+      count.bytes += operation.bytes;
+    }
+  }
+}
+
+}  // namespace
+
+std::map<std::pair<std::string, std::string>, CollectiveCount> count_collectives(const StepTrace& trace,
+                                                                                 const plan::PipelineTable& table,
+                                                                                 int pp_rank) {
+  Counts counts;
+  for (const plan::Action& action : table.ranks[static_cast<size_t>(pp_rank)]) {
+    if (plan::is_p2p(action.kind) && action.peer != pp_rank) {
+      CollectiveCount& count = counts[{"pp", plan::is_send(action.kind) ? "send" : "recv"}];
+      ++count.calls;
+      count.bytes += trace.border_bytes.at(static_cast<size_t>(border(table, pp_rank, action)));
+    }
+    if (!plan::is_compute(action.kind)) continue;
+    const Position position = action.microbatch + 1 == table.num_microbatches ? Position::last
+                              : action.microbatch == 0                        ? Position::first
+                                                                              : Position::middle;
+    count_regions(trace.find(action.kind, action.chunk, position).regions, counts);
+  }
+  count_regions(trace.after, counts);
+  return counts;
+}
+
+}  // namespace metroplex::replay

@@ -1,0 +1,91 @@
+// Times of operators and collectives, computed by hand.
+#include <gtest/gtest.h>
+
+#include <numeric>
+
+#include "base/error.h"
+#include "price/machine.h"
+
+namespace metroplex::test::cost_test {
+namespace {
+
+using price::Cluster;
+using price::Machine;
+using price::Operator;
+
+Machine machine() {
+  Machine machine;
+  machine.peak_flops = {{"bf16", 100.0}};
+  machine.memory_bytes_per_s = 10;
+  machine.shares["matmul"] = {{1, 0.25}, {100, 1.0}};
+  return machine;
+}
+
+TEST(OperatorCost, TakesTheSlowerOfComputeAndMemory) {
+  EXPECT_DOUBLE_EQ(operator_seconds(machine(), {"mm", "bf16", 1000, 10}), 10);   // 1000 / (100 * 1)
+  EXPECT_DOUBLE_EQ(operator_seconds(machine(), {"mm", "bf16", 1000, 500}), 50);  // 500 / 10
+  EXPECT_DOUBLE_EQ(operator_seconds(machine(), {"copy", "bf16", 0, 20}), 2);
+  EXPECT_DOUBLE_EQ(operator_seconds(machine(), {"empty", "bf16", 0, 0}), 0);
+  EXPECT_THROW(operator_seconds(machine(), {"mm", "fp8", 1000, 10}), base::Error);
+}
+
+TEST(OperatorCost, InterpolatesLogarithmically) {
+  // Half way between 1 and 100 in the logarithm: the geometric mean of 0.25 and 1.
+  EXPECT_NEAR(price::interpolate(machine().shares["matmul"], 10), 0.5, 1e-15);
+  EXPECT_DOUBLE_EQ(price::interpolate(machine().shares["matmul"], 0.1), 0.25);
+  EXPECT_DOUBLE_EQ(price::interpolate(machine().shares["matmul"], 1e6), 1);
+}
+
+TEST(OperatorCost, PrefersMeasuredTimes) {
+  Machine measured = machine();
+  measured.measured["mm bf16"] = {{10, 5}, {1000, 50}};
+  measured.measured["copy bf16"] = {{10, 5}, {1000, 50}};
+  EXPECT_DOUBLE_EQ(operator_seconds(measured, {"mm", "bf16", 1000, 0}), 20);
+  EXPECT_DOUBLE_EQ(operator_seconds(measured, {"mm", "bf16", 1, 0}), 2);      // as for 10: a fixed cost
+  EXPECT_DOUBLE_EQ(operator_seconds(measured, {"mm", "bf16", 2000, 0}), 40);  // the last rate
+  EXPECT_DOUBLE_EQ(operator_seconds(measured, {"copy", "bf16", 0, 2000}), 120);  // 20 + 1000 bytes / 10
+}
+
+TEST(OperatorCost, ChargesTheHostPerCall) {
+  Machine calibrated = machine();
+  calibrated.launch_s = 7;
+  EXPECT_DOUBLE_EQ(issue_seconds(calibrated, {"mm", "bf16"}), 7);
+  calibrated.library_call_s = 2, calibrated.own_call_s = 3;
+  EXPECT_DOUBLE_EQ(issue_seconds(calibrated, {"aten::add", "bf16"}), 2);
+  EXPECT_DOUBLE_EQ(issue_seconds(calibrated, {"norm_forward", "bf16"}), 3);
+}
+
+std::vector<int> members(int count, int stride) {
+  std::vector<int> all;
+  for (int i = 0; i < count; ++i) all.push_back(i * stride);
+  return all;
+}
+
+TEST(CollectiveCost, CountsRingBytes) {
+  const Cluster cluster{{{"link", 0, {0.5, 10}}}};
+  EXPECT_DOUBLE_EQ(cluster.collective_seconds("all_gather", members(4, 1), 80), 0.5 + 6);
+  EXPECT_DOUBLE_EQ(cluster.collective_seconds("reduce_scatter", members(4, 1), 80), 0.5 + 6);
+  EXPECT_DOUBLE_EQ(cluster.collective_seconds("all_to_all", members(4, 1), 80), 0.5 + 6);
+  EXPECT_DOUBLE_EQ(cluster.collective_seconds("all_reduce", members(4, 1), 80), 0.5 + 12);
+  EXPECT_DOUBLE_EQ(cluster.collective_seconds("broadcast", members(4, 1), 80), 0.5 + 8);
+  EXPECT_DOUBLE_EQ(cluster.collective_seconds("barrier", members(4, 1), 0), 0.5);
+  EXPECT_DOUBLE_EQ(cluster.collective_seconds("all_gather", members(1, 1), 80), 0);
+}
+
+// Nodes of 4 ranks: 100 bytes/s inside, 10 bytes/s between.
+TEST(CollectiveCost, CrossesNodesOverEveryLink) {
+  const Cluster cluster{{{"nvlink", 4, {0, 100}}, {"network", 0, {0, 10}}}};
+  // One member per node: 7/8 of the tensor over one link.
+  EXPECT_DOUBLE_EQ(cluster.collective_seconds("all_gather", members(8, 4), 800), 70);
+  // Four members per node, two nodes: each link carries a quarter of the other node's half.
+  EXPECT_DOUBLE_EQ(cluster.collective_seconds("all_gather", members(8, 1), 800), 10);
+  // In a node.
+  EXPECT_DOUBLE_EQ(cluster.collective_seconds("all_gather", members(4, 1), 800), 6);
+  // All-to-all: half of the rows leave the node, over each rank's own link.
+  EXPECT_DOUBLE_EQ(cluster.collective_seconds("all_to_all", members(8, 1), 800), 40);
+  EXPECT_DOUBLE_EQ(cluster.between(0, 3).bytes_per_s, 100);
+  EXPECT_DOUBLE_EQ(cluster.between(3, 4).bytes_per_s, 10);
+}
+
+}  // namespace
+}  // namespace metroplex::test::cost_test
