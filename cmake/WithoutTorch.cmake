@@ -27,6 +27,12 @@ metroplex_module(core/topology LINKS metroplex_base metroplex_config nlohmann_js
 metroplex_module(core/plan LINKS metroplex_base metroplex_config nlohmann_json::nlohmann_json TESTS metroplex_draw)
 metroplex_module(lab/replay LINKS metroplex_plan)
 metroplex_module(lab/draw LINKS metroplex_files metroplex_topology metroplex_replay nlohmann_json::nlohmann_json)
+metroplex_module(lab/page LINKS metroplex_draw nlohmann_json::nlohmann_json)
+file(GLOB page_files CONFIGURE_DEPENDS "${CMAKE_SOURCE_DIR}/metroplex/lab/page/files/*")
+add_custom_command(OUTPUT "${CMAKE_BINARY_DIR}/page_files.cpp" DEPENDS ${page_files} cmake/EmbedFiles.cmake
+  COMMAND "${CMAKE_COMMAND}" -DOUTPUT=${CMAKE_BINARY_DIR}/page_files.cpp -DNAMESPACE=metroplex::page "-DFILES=${page_files}"
+  -P "${CMAKE_SOURCE_DIR}/cmake/EmbedFiles.cmake" VERBATIM)
+target_sources(metroplex_page PRIVATE "${CMAKE_BINARY_DIR}/page_files.cpp")
 metroplex_module(core/checkpoint LINKS metroplex_base metroplex_files nlohmann_json::nlohmann_json)
 metroplex_module(formats/hf LINKS metroplex_base metroplex_config metroplex_files metroplex_checkpoint nlohmann_json::nlohmann_json)
 metroplex_module(core/data LINKS metroplex_base metroplex_config metroplex_files)
@@ -38,7 +44,7 @@ add_library(metroplex_apps STATIC ${app_sources})
 target_include_directories(metroplex_apps PUBLIC "${CMAKE_SOURCE_DIR}" "${CMAKE_SOURCE_DIR}/apps")
 target_compile_definitions(metroplex_apps PRIVATE FMT_HEADER_ONLY)  # keeps fmt 9 apart from libtorch's fmt 12
 target_compile_options(metroplex_apps PRIVATE ${METROPLEX_QUICK})
-target_link_libraries(metroplex_apps PUBLIC metroplex_megatron metroplex_text metroplex_draw metroplex_data metroplex_checkpoint metroplex_hf CLI11::CLI11)
+target_link_libraries(metroplex_apps PUBLIC metroplex_megatron metroplex_text metroplex_page metroplex_data metroplex_checkpoint metroplex_hf CLI11::CLI11)
 file(GLOB app_cpp_tests CONFIGURE_DEPENDS "${CMAKE_SOURCE_DIR}/tests/apps/*_test.cpp")
 metroplex_test(apps_test "" metroplex_apps ${app_cpp_tests})
 add_library(metroplex_main OBJECT apps/main.cpp)

@@ -26,6 +26,7 @@ GROUND = {
     "lab": {
         "replay": ["base", "config", "plan"],
         "draw": ["base", "config", "files", "topology", "plan", "replay"],
+        "page": ["base", "config", "files", "topology", "plan", "replay", "draw"],
     },
     "formats": {
         "text": ["base", "files"],
