@@ -14,6 +14,8 @@ constexpr Command kCommands[] = {
     {"ranks", "draw the rank map of a layout and its groups", run_ranks},
     {"schedule", "draw a pipeline schedule, or how ranks share a sequence or a batch", run_schedule},
     {"experts", "draw how a run spread its tokens over its experts", run_experts},
+    {"report", "write an HTML page about runs: curves, memory, time, experts, layout, config", run_report},
+    {"plot", "draw curves of runs in the terminal", run_plot},
     {"convert", "checkpoint -> Hugging Face directory or PEFT adapters; directory -> checkpoint", run_convert},
     {"inspect", "show a checkpoint or dataset; verify checksums; compare two checkpoints", run_inspect},
 };

@@ -18,6 +18,8 @@ int run_schedule(const std::vector<std::string>& arguments);
 int run_sequence(const std::vector<std::string>& arguments);  // run_schedule with --sequence
 int run_hybrid(const std::vector<std::string>& arguments);    // run_schedule with --hybrid
 int run_experts(const std::vector<std::string>& arguments);
+int run_report(const std::vector<std::string>& arguments);
+int run_plot(const std::vector<std::string>& arguments);
 int run_convert(const std::vector<std::string>& arguments);
 int run_inspect(const std::vector<std::string>& arguments);
 

@@ -27,6 +27,7 @@ GROUND = {
         "price": ["base"],
         "replay": ["base", "config", "plan", "price"],
         "draw": ["base", "config", "files", "topology", "plan", "replay"],
+        "page": ["base", "config", "files", "topology", "plan", "replay", "draw"],
     },
     "formats": {
         "text": ["base", "files"],

@@ -29,7 +29,7 @@ sys.path.insert(0, str(ROOT / "scripts"))
 import mutant_switch  # noqa: E402
 
 TABLES = ("table", "drawn")
-GROUND = {"bench", "base", "config", "megatron", "files", "text", "topology", "plan", "data", "checkpoint", "replay", "draw"}
+GROUND = {"bench", "base", "config", "megatron", "files", "text", "topology", "plan", "data", "checkpoint", "replay", "draw", "page"}
 
 
 def find_source(file):

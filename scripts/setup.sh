@@ -34,7 +34,7 @@ quietly() {
 
 packages=(g++ cmake ninja-build make git python3 python3-pip ca-certificates procps ccache clang clang-format
   libclang-rt-14-dev pkg-config libcli11-dev libyaml-cpp-dev nlohmann-json3-dev libfmt-dev libpcre2-dev
-  libutf8proc-dev libsentencepiece-dev libxxhash-dev libseccomp-dev libgtest-dev openmpi-bin)
+  libutf8proc-dev libsentencepiece-dev libxxhash-dev libseccomp-dev libgtest-dev openmpi-bin chromium)
 missing=()
 for package in "${packages[@]}"; do
   dpkg-query -W -f='${Status}' "$package" 2>/dev/null | grep -q 'install ok installed' || missing+=("$package")

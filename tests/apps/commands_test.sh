@@ -6,14 +6,14 @@ make_corpus
 echo "--help of every command"
 run 0 --help
 commands=$(sed -n 's/^  \([a-z]*\)  .*/\1/p' out)
-[ "$(echo $commands)" = "train eval generate verify preprocess tokenizer ranks schedule experts convert inspect" ] || fail "commands: $commands"
+[ "$(echo $commands)" = "train eval generate verify preprocess tokenizer ranks schedule experts report plot convert inspect" ] || fail "commands: $commands"
 for command in $commands; do
   run 0 "$command" --help
   [ ! -s err ] || fail "$command --help writes to stderr"
   [ "$(wc -c < out)" -ge 230 ] || fail "$command --help is $(wc -c < out) characters long"
   grep -q "metroplex $command" out || fail "$command --help has no example"
 done
-holds "10 commands: exit 0, on stdout, with an example"
+holds "13 commands: exit 0, on stdout, with an example"
 run 0 train --help all
 for key in run.seed model.num_layers parallel.sequence_parallel optim.lr data.split checkpoint.keep_last train.seq_length; do
   prints "--$key="

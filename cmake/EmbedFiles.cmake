@@ -1,0 +1,17 @@
+# Writes a C++ source with the text of files as constants: metroplex/lab/page/files/page.css becomes kPageCss.
+#   cmake -DOUTPUT=page_files.cpp -DNAMESPACE=metroplex::page "-DFILES=page.css;chart.js" -P EmbedFiles.cmake
+set(text "namespace ${NAMESPACE} {\n")
+foreach(file IN LISTS FILES)
+  get_filename_component(name "${file}" NAME)
+  string(REGEX MATCHALL "[a-z]+" words "${name}")
+  set(constant k)
+  foreach(word IN LISTS words)
+    string(SUBSTRING "${word}" 0 1 first)
+    string(SUBSTRING "${word}" 1 -1 rest)
+    string(TOUPPER "${first}" first)
+    string(APPEND constant "${first}${rest}")
+  endforeach()
+  file(READ "${file}" content)
+  string(APPEND text "extern const char* const ${constant};\nconst char* const ${constant} = R\"embedded(${content})embedded\";\n")
+endforeach()
+file(WRITE "${OUTPUT}" "${text}}  // namespace ${NAMESPACE}\n")
