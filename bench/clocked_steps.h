@@ -4,12 +4,12 @@
 #include <sched.h>
 
 #include <algorithm>
-#include <fstream>
 #include <limits>
 #include <memory>
 #include <utility>
 #include <vector>
 
+#include "base/core_wait.h"
 #include "clock/virtual_clock.h"
 #include "comm/collectives.h"
 #include "comm/launch.h"
@@ -44,13 +44,6 @@ inline config::Config make_config(const ClockedSteps& steps) {
   return config::resolved(config, steps.ranks);
 }
 
-inline double seconds_without_core() {
-  std::ifstream stat("/proc/thread-self/schedstat");
-  double on_core = 0, without = 0;
-  stat >> on_core >> without;
-  return without * 1e-9;
-}
-
 // Pins the calling thread to the n-th core of its affinity mask, if there are as many.
 inline void keep_to_core(int n) {
   cpu_set_t allowed, one;
@@ -73,11 +66,11 @@ template <class Body>
 StepTime timed(const comm::World& world, clock::VirtualClock& clock, const Body& body) {
   comm::barrier(world.groups().world);
   const clock::RankTime before = clock.of(world.rank());
-  const double without_core = seconds_without_core(), at = clock.now(world.rank());
+  const double without_core = base::seconds_without_core(), at = clock.now(world.rank());
   const auto start = Clock::now();
   body();
   comm::barrier(world.groups().world);
-  return {seconds_since(start), clock.now(world.rank()) - at, seconds_without_core() - without_core,
+  return {seconds_since(start), clock.now(world.rank()) - at, base::seconds_without_core() - without_core,
           clock.of(world.rank()) - before};
 }
 

@@ -1,9 +1,9 @@
-# Writes a C++ source with the text of files as constants: metroplex/lab/page/files/page.css becomes kPageCss.
+# Writes a C++ source with the text of files as constants: page.css becomes kPageCss.
 #   cmake -DOUTPUT=page_files.cpp -DNAMESPACE=metroplex::page "-DFILES=page.css;chart.js" -P EmbedFiles.cmake
 set(text "namespace ${NAMESPACE} {\n")
 foreach(file IN LISTS FILES)
   get_filename_component(name "${file}" NAME)
-  string(REGEX MATCHALL "[a-z]+" words "${name}")
+  string(REGEX MATCHALL "[a-z0-9]+" words "${name}")
   set(constant k)
   foreach(word IN LISTS words)
     string(SUBSTRING "${word}" 0 1 first)

@@ -10,6 +10,16 @@ pkg_check_modules(XXHASH REQUIRED IMPORTED_TARGET libxxhash)
 pkg_check_modules(UTF8PROC REQUIRED IMPORTED_TARGET libutf8proc)
 pkg_check_modules(SECCOMP REQUIRED IMPORTED_TARGET libseccomp)
 
+# Adds the text of files to a module's library as constants (EmbedFiles.cmake).
+function(metroplex_embed module pattern)
+  file(GLOB files CONFIGURE_DEPENDS "${pattern}")
+  set(output "${CMAKE_BINARY_DIR}/${module}_files.cpp")
+  add_custom_command(OUTPUT "${output}" DEPENDS ${files} "${CMAKE_SOURCE_DIR}/cmake/EmbedFiles.cmake"
+    COMMAND "${CMAKE_COMMAND}" -DOUTPUT=${output} -DNAMESPACE=metroplex::${module} "-DFILES=${files}"
+    -P "${CMAKE_SOURCE_DIR}/cmake/EmbedFiles.cmake" VERBATIM)
+  target_sources(metroplex_${module} PRIVATE "${output}")
+endfunction()
+
 metroplex_module(core/base)
 metroplex_module(core/config WIRING LINKS metroplex_base yaml-cpp nlohmann_json::nlohmann_json)
 metroplex_module(formats/megatron WIRING LINKS metroplex_base metroplex_config PkgConfig::SECCOMP)
@@ -26,15 +36,11 @@ metroplex_module(formats/text LINKS metroplex_base metroplex_files nlohmann_json
 metroplex_module(core/topology LINKS metroplex_base metroplex_config nlohmann_json::nlohmann_json)
 metroplex_module(core/plan LINKS metroplex_base metroplex_config nlohmann_json::nlohmann_json TESTS metroplex_draw)
 metroplex_module(lab/price LINKS metroplex_base yaml-cpp)
-include(EmbedMachines)
+metroplex_embed(price "${CMAKE_SOURCE_DIR}/metroplex/lab/price/machines/*.yaml")
 metroplex_module(lab/replay LINKS metroplex_plan metroplex_price)
 metroplex_module(lab/draw LINKS metroplex_files metroplex_topology metroplex_replay nlohmann_json::nlohmann_json)
 metroplex_module(lab/page LINKS metroplex_draw nlohmann_json::nlohmann_json)
-file(GLOB page_files CONFIGURE_DEPENDS "${CMAKE_SOURCE_DIR}/metroplex/lab/page/files/*")
-add_custom_command(OUTPUT "${CMAKE_BINARY_DIR}/page_files.cpp" DEPENDS ${page_files} cmake/EmbedFiles.cmake
-  COMMAND "${CMAKE_COMMAND}" -DOUTPUT=${CMAKE_BINARY_DIR}/page_files.cpp -DNAMESPACE=metroplex::page "-DFILES=${page_files}"
-  -P "${CMAKE_SOURCE_DIR}/cmake/EmbedFiles.cmake" VERBATIM)
-target_sources(metroplex_page PRIVATE "${CMAKE_BINARY_DIR}/page_files.cpp")
+metroplex_embed(page "${CMAKE_SOURCE_DIR}/metroplex/lab/page/files/*")
 metroplex_module(core/checkpoint LINKS metroplex_base metroplex_files nlohmann_json::nlohmann_json)
 metroplex_module(formats/hf LINKS metroplex_base metroplex_config metroplex_files metroplex_checkpoint nlohmann_json::nlohmann_json)
 metroplex_module(core/data LINKS metroplex_base metroplex_config metroplex_files)

@@ -8,6 +8,7 @@
 #include "moe/grouped_library.h"
 #include "run/run_folders.h"
 #include "run/run_lines.h"
+#include "run/step_trace.h"
 
 namespace metroplex::run {
 namespace {
@@ -102,6 +103,7 @@ void open_outputs(RunContext& run, const PastFiles& past) {
   if (run.first_rank()) {
     if (!train.expert_trace_file.empty()) files::check_place_of_trace(run.disk(), train.expert_trace_file);
     check_metrics_file(run.disk(), train.metrics_file);
+    check_trace_file(run.disk(), train.trace_file);
     move_foreign_file("train.metrics_file", train.metrics_file, past.metrics);
     move_foreign_file("train.expert_trace_file", train.expert_trace_file, past.expert_trace);
     run.metrics.emplace(train, run.disk(), *run.environment.log);

@@ -242,4 +242,11 @@ void Metrics::evaluation(const EvaluationMetrics& m) {
                json_number(m.lm_loss) + "}");
 }
 
+void Metrics::slowest(const SlowestRank& slowest) {
+  sinks_->log.info(" slowest " + slowest.text);
+  sinks_->line(base::concat("{\"slowest\": {\"from\": ", slowest.from, ", \"to\": ", slowest.to,
+                            ", \"rank\": ", slowest.rank, ", \"why\": \"", slowest.why, "\", \"seconds\": ",
+                            json_number(slowest.seconds), ", \"text\": \"", slowest.text, "\"}}"));
+}
+
 }  // namespace metroplex::run

@@ -13,6 +13,7 @@
 #include "config/config.h"
 #include "files/expert_load.h"
 #include "files/file_system.h"
+#include "run/slowest_rank.h"
 #include "step/step.h"
 
 namespace metroplex::run {
@@ -92,6 +93,8 @@ class Metrics {
   void step(const StepMetrics& m);
   void iteration(const IterationMetrics& m);
   void evaluation(const EvaluationMetrics& m);
+  // Logs the sentence and appends one JSON line with the single key "slowest".
+  void slowest(const SlowestRank& slowest);
 
  private:
   struct Sinks;

@@ -8,6 +8,7 @@
 
 #include "plan/microbatches.h"
 #include "run/metrics.h"
+#include "run/rank_recorder.h"
 #include "run/state.h"
 #include "run/trainer.h"
 #include "step/assemble.h"
@@ -26,6 +27,7 @@ struct RunContext {
   RunSummary summary = {};
   std::optional<Metrics> metrics = {};  // rank 0, once its files are open
   std::set<std::string> warned = {};    // by warn_once()
+  RankRecorder* recorder = nullptr;     // receives the calls of world() if a report needs them
 
   const config::Config& config() const { return assembly->process.config; }
   const comm::Groups& groups() const { return assembly->process.groups(); }

@@ -31,6 +31,7 @@ std::vector<RunPath> run_paths(const config::Config& config) {
   return {{"train.tensorboard_dir", config.train.tensorboard_dir},
           {"train.metrics_file", config.train.metrics_file},
           {"train.expert_trace_file", config.train.expert_trace_file},
+          {"train.trace_file", config.train.trace_file},
           {"data.data_cache_path", config.data.data_cache_path},
           {"memory.offload_directory", config.memory.offload_directory}};
 }
@@ -39,7 +40,8 @@ bool is_own_output(const config::Config& config, const std::string& folder, cons
                    files::FileSystem& disk) {
   const std::string entry = disk.canonical(files::join_path(folder, name));
   const std::string before = disk.canonical(files::join_path(folder, without_number(name)));
-  for (const std::string& path : {config.train.metrics_file, config.train.expert_trace_file}) {
+  for (const std::string& path :
+       {config.train.metrics_file, config.train.expert_trace_file, config.train.trace_file}) {
     if (!path.empty() && disk.canonical(path) == before) return true;
   }
   for (const auto& [key, path] : run_paths(config)) {

@@ -14,15 +14,9 @@ namespace metroplex::run {
 namespace {
 
 constexpr const char* kMayDiffer[] = {
-    "run.nproc",
-    "run.threads_per_rank",
-    "run.network_interface",
-    "data.num_workers",
-    "train.progress",
-    "memory.device_memory_gib",
-    "memory.offload_directory",
-    "train.metrics_file",
-    "train.tensorboard_dir",
+    "run.nproc",        "run.threads_per_rank",     "run.network_interface",    "data.num_workers",
+    "train.progress",   "memory.device_memory_gib", "memory.offload_directory", "train.metrics_file",
+    "train.trace_file", "train.tensorboard_dir",
 };
 constexpr size_t kMaxListed = 4;
 

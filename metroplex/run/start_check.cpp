@@ -19,6 +19,7 @@
 #include "run/run_folders.h"
 #include "run/same_data.h"
 #include "run/state.h"
+#include "run/step_trace.h"
 
 namespace metroplex::run {
 namespace {
@@ -80,6 +81,7 @@ void check_start(const config::Config& config, const TokenizerFacts& tokenizer, 
     checkpoint::check_unlocked(disk, config.checkpoint.save);
   }
   check_metrics_file(disk, config.train.metrics_file);
+  check_trace_file(disk, config.train.trace_file);
   if (!config.train.expert_trace_file.empty()) files::check_place_of_trace(disk, config.train.expert_trace_file);
   check_checkpoint(config, tokenizer, world_size, check_training_data(config, tokenizer, world_size, disk), disk);
 }

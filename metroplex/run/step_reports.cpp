@@ -20,7 +20,16 @@ StepReports::StepReports(RunContext& run, std::unique_ptr<device::MemoryMeter> m
   const step::Assembly& assembly = *run.assembly;
   if (step::needs_expert_loads(run.config()))
     experts_.emplace(assembly.process, assembly.model, run.disk(), *run.environment.log);
+  if (run.config().train.log_slowest_rank && run.world().size() > 1) {
+    if (run.world().device().is_cpu()) rank_timer_.emplace(*run.recorder);
+    else run.warn("train.log_slowest_rank = true: ranks on GPUs are not compared; remove it");
+  }
   interval_.begin();
+}
+
+void StepReports::begin_step() {
+  step_start_ = Clock::now();
+  if (rank_timer_) rank_timer_->begin_step();
 }
 
 double StepReports::seconds_of_run() const { return seconds_since(run_start_); }
@@ -76,6 +85,7 @@ void StepReports::step(const step::StepOutcome& outcome, int64_t global_batch_si
   if (config.train.log_params_norm)
     last_.params_norm = optim::params_norm(step::param_norm_parts(run_.assembly->process, run_.assembly->model));
   if (run_.metrics) run_.metrics->step(last_);
+  if (rank_timer_) rank_timer_->end_step();
 }
 
 void StepReports::iteration_line() {
@@ -91,6 +101,10 @@ void StepReports::iteration_line() {
     m.remaining_seconds = per_step * static_cast<double>(m.train_iters - last_.iteration);
     run_.metrics->iteration(m);
     if (!times.empty()) run_.environment.log->info(times);
+  }
+  if (rank_timer_) {
+    const std::optional<SlowestRank> slowest = rank_timer_->report(run_.world(), last_.iteration);
+    if (slowest && run_.metrics) run_.metrics->slowest(*slowest);
   }
   interval_.begin();
 }

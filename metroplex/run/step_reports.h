@@ -11,6 +11,7 @@
 #include "run/expert_loads.h"
 #include "run/intervals.h"
 #include "run/run_context.h"
+#include "run/slowest_rank.h"
 
 namespace metroplex::run {
 
@@ -22,7 +23,15 @@ class StepReports {
   // null: memory is not reported. `run` must outlive this object. Collective.
   StepReports(RunContext& run, std::unique_ptr<device::MemoryMeter> meter);
 
-  void begin_step() { step_start_ = Clock::now(); }
+  void begin_step();
+  // Calls the loader of microbatches.
+  template <class Loader>
+  auto load(const Loader& loader) {
+    if (rank_timer_) rank_timer_->begin_loading();
+    auto batches = loader();
+    if (rank_timer_) rank_timer_->end_loading();
+    return batches;
+  }
   // Call after the microbatches are made. True if the memory of this step is measured, which is the second step of
   // the run. It must run eagerly, and no microbatches may be fetched in it.
   bool measure_memory();
@@ -31,7 +40,8 @@ class StepReports {
   void memory_and_graphs(size_t num_microbatches);
   // Reports a step after run.position has advanced. Collective if train.log_params_norm or expert loads are due.
   void step(const step::StepOutcome& outcome, int64_t global_batch_size);
-  // Writes the iteration line of the steps since the last one. Collective with train.timing_log_level.
+  // Writes the iteration line of the steps since the last one. Collective with train.timing_log_level and
+  // train.log_slowest_rank.
   void iteration_line();
   // Excludes `time` from the time per iteration.
   void exclude(Clock::duration time) { interval_.exclude(time); }
@@ -44,7 +54,8 @@ class StepReports {
   std::unique_ptr<device::MemoryMeter> meter_;  // freed after the report
   std::unique_ptr<forecast::MemoryReport> memory_;
   std::optional<ExpertLoads> experts_;
-  Interval interval_;  // since the last iteration line
+  std::optional<RankTimer> rank_timer_;  // with train.log_slowest_rank
+  Interval interval_;                    // since the last iteration line
   LargestNorm norms_;
   StepMetrics last_;  // of the last step
   int64_t reported_graphs_ = 0;

@@ -15,6 +15,7 @@
 #include "run/run_lines.h"
 #include "run/run_saves.h"
 #include "run/step_reports.h"
+#include "run/step_trace.h"
 #include "step/step.h"
 
 namespace metroplex::run {
@@ -41,13 +42,20 @@ RunContext make_context(const config::Config& config, const comm::World& world, 
           std::move(microbatches), length};
 }
 
+comm::World with_recorder(const config::Config& config, const comm::World& world, RankRecorder& recorder) {
+  if (!config.train.trace_file.empty()) return world.recorded(recorder);
+  return config.train.log_slowest_rank ? world.with_recorded_groups(recorder) : world;
+}
+
 class Job {
  public:
   Job(const config::Config& config, const comm::World& world, const TokenizerFacts& tokenizer,
       const TrainerEnvironment& environment, bool forward_only)
-      : meter_(make_meter(config, world, forward_only)),
-        run_(make_context(config, world, tokenizer, environment, forward_only)),
+      : world_(forward_only ? world : with_recorder(config, world, recorder_)),
+        meter_(make_meter(config, world, forward_only)),
+        run_(make_context(config, world_, tokenizer, environment, forward_only)),
         data_(run_.assembly->process, run_.length, tokenizer, forward_only, environment.disk) {
+    run_.recorder = &recorder_;
     run_.position.tokenizer = tokenizer.files;
     run_.position.train_order = data_.train_order();
   }
@@ -57,10 +65,11 @@ class Job {
     begin(eod);
     while (has_more_steps()) {
       const step::StepInput input = next_step();
-      const step::EnqueuedStep enqueued = enqueue_step(assembly, input);
+      const step::EnqueuedStep enqueued = trace("enqueue-step", [&] { return enqueue_step(assembly, input); });
       prefetch();
-      const step::StepOutcome outcome = read_outcome(assembly, input, enqueued);
-      finish_step(outcome);
+      const step::StepOutcome outcome =
+          trace("read-outcome", [&] { return read_outcome(assembly, input, enqueued); });
+      trace("finish-step", [&] { finish_step(outcome); });
       if (!run_due_actions(outcome)) break;
     }
     return end();
@@ -77,18 +86,27 @@ class Job {
   void save(bool last) {
     run_.timers.measure("save-checkpoint", 0, [&] { saves_->save(last); });
   }
+  // A span of train.trace_file.
+  template <class Body>
+  auto trace(const char* name, const Body& body) -> decltype(body()) {
+    return run_.timers.measure(name, step::Timers::kObserverOnly, body);
+  }
   void stop();
   void evaluate_at_end();
   RunSummary end();
 
+  RankRecorder recorder_;
+  const comm::World world_;
   std::unique_ptr<device::MemoryMeter> meter_;  // constructed before the tensors that it counts
   RunContext run_;
   RunData data_;
   std::optional<StepReports> reports_;
+  std::optional<StepTrace> trace_;  // with train.trace_file
   std::optional<RunSaves> saves_;
   std::optional<step::BatchStream> stream_;  // of training
   BatchPrefetcher prefetcher_{[this](const RunData::BatchRequest& request) {
-    return run_.timers.measure("batch-generator", 1, [&] { return data_.next(*stream_, request); });
+    return run_.timers.measure("batch-generator", 1,
+                               [&] { return reports_->load([&] { return data_.next(*stream_, request); }); });
   }};
   std::vector<nn::Microbatch> batches_;  // of the current step
   int64_t global_batch_size_ = 0;        // of the current step
@@ -117,6 +135,7 @@ void Job::begin(int64_t eod) {
                           " iterations are done"));
   }
   reports_.emplace(run_, std::move(meter_));
+  if (!config.train.trace_file.empty()) trace_.emplace(run_, recorder_);
 }
 
 // The inputs are valid until finish_step().
@@ -124,6 +143,7 @@ step::StepInput Job::next_step() {
   const Position& position = run_.position;
   const plan::MicrobatchCount due = run_.microbatches.at(position.consumed_train_samples);
   global_batch_size_ = due.running_global_batch_size;
+  if (trace_) trace_->begin_step(position.iteration + 1);
   reports_->begin_step();
   batches_ = prefetcher_.take({due.num_microbatches, position.consumed_train_samples, position.iteration, kTrain});
   const double minutes = static_cast<double>(run_.config().train.exit_duration_in_mins);
@@ -169,7 +189,7 @@ void Job::finish_step(const step::StepOutcome& outcome) {
 bool Job::run_due_actions(const step::StepOutcome& outcome) {
   const config::Config& config = run_.config();
   const Due due = actions_due(config, run_.microbatches, run_.position, outcome.stop);
-  if (due.log) reports_->iteration_line();
+  if (due.log) trace("iteration-line", [&] { reports_->iteration_line(); });
   const auto paused = StepReports::Clock::now();  // saving and evaluating do not count as time per iteration
   if (due.save && !config.checkpoint.save.empty()) save(due.exit_early || !has_more_steps());
   if (due.evaluate && data_.has(kValid)) {
@@ -185,6 +205,7 @@ bool Job::run_due_actions(const step::StepOutcome& outcome) {
     run_.summary.ending = outcome.stop ? Ending::stopped : Ending::exit_interval;
     return false;
   }
+  if (trace_) trace_->end_step();
   reports_->exclude(StepReports::Clock::now() - paused);
   return true;
 }
@@ -213,6 +234,7 @@ void Job::evaluate_at_end() {
 
 RunSummary Job::end() {
   stream_.reset();
+  if (trace_) trace_->finish();
   RunSummary& summary = run_.summary;
   if (summary.ending == Ending::finished) evaluate_at_end();
   run_.timers.measure("save-checkpoint", 0, [&] { saves_->finish(); });

@@ -28,6 +28,8 @@ NOT_DRAWN = {
         "train.exit_interval", "train.exit_duration_in_mins"],
     "captured by the checks, where it may be": [
         "train.cuda_graph_impl", "train.cuda_graph_modules", "train.cuda_graph_warmup_steps"],
+    "traces and reports, which the check twin turns on": [
+        "train.trace_file", "train.trace_step_start", "train.trace_step_end", "train.log_slowest_rank"],
     "the machine's memory": ["memory.check_fit", "memory.device_memory_gib"],
 }
 

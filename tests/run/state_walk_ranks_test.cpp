@@ -8,12 +8,12 @@
 
 #include "base/log.h"
 #include "files/file_system.h"
-#include "files/indexed_dataset.h"
 #include "run/legs.h"
 #include "run/run_data.h"
 #include "run/trainer.h"
 #include "run/posix_disk.h"
 #include "run/same_tensors.h"
+#include "run/small_corpus.h"
 
 namespace metroplex::test::state_walk_ranks_test {
 namespace {
@@ -92,27 +92,9 @@ std::vector<Step> read_steps(const std::string& path) {
   return steps;
 }
 
-// Twenty short documents: synthetic corpora have hundreds of millions of tokens to shuffle in every run.
-void write_corpus(const std::string& prefix) {
-  files::PosixFileSystem disk;
-  files::IndexedDatasetWriter writer(disk, prefix, files::TokenType::i32);
-  for (int64_t d = 0; d < 20; ++d) {
-    std::vector<int64_t> tokens;
-    for (int64_t t = 0; t < 12 + d; ++t) tokens.push_back((d * 13 + t * 7 + d * t) % kVocab);
-    writer.add_sequence(std::span<const int64_t>(tokens));
-    writer.end_document();
-  }
-  writer.finalize();
-}
-
 class Runs {
  public:
-  explicit Runs(const Case& test_case) : config(make_config(test_case)) {
-    write_corpus(folder("corpus"));
-    config.data.mock_data = false;
-    config.data.data_path = {folder("corpus")};
-    config.data.split = "1";
-  }
+  explicit Runs(const Case& test_case) : config(make_config(test_case)) { use_small_corpus(config, folder_); }
 
   std::string folder(const std::string& name) const { return folder_.at(name); }
   std::string at(const std::string& name, int64_t iteration) const {

@@ -76,8 +76,8 @@ void TraceEvents::span(int pid, int tid, const std::string& name, const std::str
   // The end is rounded, not the duration, so that rounding keeps spans nested.
   const int64_t start = nanoseconds(start_s), end = nanoseconds(start_s + seconds);
   std::string event = "{\"ph\": \"X\", \"name\": " + quote(name) + ", \"cat\": " + quote(category) +
-                      ", \"ts\": " + microseconds(start) + ", \"dur\": " + microseconds(std::max(start, end) - start) +
-                      location(pid, tid);
+                      ", \"ts\": " + microseconds(start) +
+                      ", \"dur\": " + microseconds(std::max(start, end) - start) + location(pid, tid);
   std::string list;
   for (const auto& [key, value] : arguments) list += (list.empty() ? "" : ", ") + quote(key) + ": " + quote(value);
   add(event + (list.empty() ? "}" : ", \"args\": {" + list + "}}"));

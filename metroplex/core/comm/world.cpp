@@ -30,6 +30,35 @@ constexpr AxesGroup kGradientGroups[] = {{topology::Axis::tp, &Groups::tp_gradie
                                          {topology::Axis::ep, &Groups::ep},
                                          {topology::Axis::edp, &Groups::edp}};
 
+// All groups except checkpoint.
+std::vector<Group*> list_step_groups(Groups& groups) {
+  return {&groups.world,
+          &groups.tp,
+          &groups.cp,
+          &groups.cp_a2a,
+          &groups.cp_p2p,
+          &groups.pp,
+          &groups.stages,
+          &groups.batch,
+          &groups.dp,
+          &groups.dp_cp,
+          &groups.model_parallel,
+          &groups.tp_gradients,
+          &groups.intra_dp_cp,
+          &groups.inter_dp_cp,
+          &groups.etp,
+          &groups.ep,
+          &groups.edp};
+}
+
+Group observed(const Group& group, device::Recorder& recorder) {
+  if (group.size() == 1) return group;
+  const auto owner = std::make_shared<Group>(group);
+  const std::shared_ptr<GroupBackend> backend(owner, &owner->backend());
+  return Group({group.name(), group.purpose(), group.ranks()}, group.index(),
+               make_observing_backend(group.name(), recorder, backend));
+}
+
 }  // namespace
 
 const Group& Groups::gradient_group(topology::AxisSet axes) const {
@@ -103,15 +132,21 @@ Groups make_groups(int rank, const topology::RankGrid& grid, const GroupFactory&
 
 World World::recorded(device::Recorder& recorder) const {
   World world = *this;
-  Groups& g = world.groups_;
-  for (Group* group : {&g.world, &g.tp, &g.cp, &g.cp_a2a, &g.cp_p2p, &g.pp, &g.stages, &g.batch, &g.dp, &g.dp_cp,
-                       &g.model_parallel, &g.tp_gradients, &g.intra_dp_cp, &g.inter_dp_cp, &g.etp, &g.ep, &g.edp})
-    *group = group->recorded(recorder);
+  for (Group* group : list_step_groups(world.groups_)) *group = group->recorded(recorder);
   world.factory_ = [factory = factory_, &recorder](const GroupSpec& spec) {
     recorder.joins(spec.name, to_string(spec.purpose), spec.ranks);
     return make_recording_backend(spec.name, recorder, factory(spec));
   };
   world.target_.recorder = &recorder;
+  return world;
+}
+
+World World::with_recorded_groups(device::Recorder& recorder) const {
+  World world = *this;
+  for (Group* group : list_step_groups(world.groups_)) *group = observed(*group, recorder);
+  world.factory_ = [factory = factory_, &recorder](const GroupSpec& spec) {
+    return make_observing_backend(spec.name, recorder, factory(spec));
+  };
   return world;
 }
 

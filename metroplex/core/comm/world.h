@@ -60,6 +60,8 @@ class World {
   // excluded: no step uses it, and another thread may. `recorder` must outlive the world and every object made with
   // it.
   World recorded(device::Recorder& recorder) const;
+  // The same with group calls only.
+  World with_recorded_groups(device::Recorder& recorder) const;
 
  private:
   friend World make_meta_world(int rank, const topology::RankGrid& grid, c10::Device device,

@@ -15,7 +15,8 @@ void check_paths(Rules& rules) {
       {"model.from", &config.model.from},
       {"train.expert_trace_file", &config.train.expert_trace_file},
       {"train.metrics_file", &config.train.metrics_file},
-      {"train.tensorboard_dir", &config.train.tensorboard_dir}};
+      {"train.tensorboard_dir", &config.train.tensorboard_dir},
+      {"train.trace_file", &config.train.trace_file}};
   for (const auto& [key, path] : paths) {
     rules.require(!path->starts_with("~/"), key, *path,
                   "begins with ~, which a shell does not expand after =, so a folder of that name would be made",

@@ -188,6 +188,9 @@ void check_loop(Rules& rules) {
   rules.require(!train.skip_train || train.eval_iters > 0 || train.full_validation, "train.eval_iters",
                 train.eval_iters, "must be at least 1 with train.skip_train = true",
                 "raise it, or set train.full_validation = true");
+  rules.require(train.trace_file.empty() || train.trace_step_end > train.trace_step_start, "train.trace_step_end",
+                train.trace_step_end, concat("must exceed train.trace_step_start = ", train.trace_step_start),
+                "raise it");
 }
 
 }  // namespace metroplex::config

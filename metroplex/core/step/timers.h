@@ -1,7 +1,7 @@
 // Named timers with levels: 0 occasional work (saving, evaluating), 1 the parts of a step, 2 their details and every
 // pipeline action. A timer above train.timing_log_level costs one comparison. An active timer waits for the device
 // before it starts and stops, so that work counts where it was enqueued. A device error during that wait is thrown
-// from the measured call.
+// from the measured call. An observer receives the parts of all levels, without waits for the device.
 #pragma once
 
 #include <chrono>
@@ -16,13 +16,17 @@
 namespace metroplex::step {
 
 class Timers {
-  using Clock = std::chrono::steady_clock;
-
  public:
+  using Clock = std::chrono::steady_clock;
+  using Observer = std::function<void(const std::string& name, Clock::time_point start, Clock::time_point end)>;
+  static constexpr int64_t kObserverOnly = 3;  // level of a part that only the observer receives
+
   // `synchronize` synchronizes the device; empty: all work is synchronous.
   explicit Timers(int64_t level, std::function<void()> synchronize = nullptr)
       : level_(level), synchronize_(std::move(synchronize)) {}
 
+  // Replaces the observer; empty: none.
+  void observe(Observer observer) { observer_ = std::move(observer); }
   // Adds `seconds` plus the wait for work still in flight on the device.
   void add(const std::string& name, int64_t level, double seconds) {
     if (level > level_) return;
@@ -34,27 +38,24 @@ class Timers {
   // Runs `body`, adds its time and returns its result. If `body` throws, adds nothing and does not synchronize.
   template <class Body>
   auto measure(const char* name, int64_t level, Body&& body) -> decltype(body()) {
-    if (level > level_) return body();
-    synchronize();
-    const Clock::time_point start = Clock::now();
+    if (!is_active(level)) return body();
+    const Clock::time_point start = start_part(level);
     if constexpr (std::is_void_v<decltype(body())>) {
       body();
-      add(name, level, seconds_since(start));
+      finish_part(name, level, start);
     } else {
       auto result = body();
-      add(name, level, seconds_since(start));
+      finish_part(name, level, start);
       return result;
     }
   }
 
   // The same as two calls.
   void begin(const char* name, int64_t level) {
-    if (level > level_) return;
-    synchronize();
-    watches_[name].started = Clock::now();
+    if (is_active(level)) started_[name] = start_part(level);
   }
   void end(const char* name, int64_t level) {
-    if (level <= level_) add(name, level, seconds_since(watches_[name].started));
+    if (is_active(level)) finish_part(name, level, started_[name]);
   }
 
   // Returns minimum and maximum over the ranks of `world`, one line per timer, and resets all timers. Times are ms
@@ -62,6 +63,15 @@ class Timers {
   std::string report(int64_t iterations, const comm::Group& world);
 
  private:
+  bool is_active(int64_t level) const { return level <= level_ || observer_; }
+  Clock::time_point start_part(int64_t level) const {
+    if (level <= level_) synchronize();
+    return Clock::now();
+  }
+  void finish_part(const std::string& name, int64_t level, Clock::time_point start) {
+    if (observer_) observer_(name, start, Clock::now());
+    add(name, level, seconds_since(start));
+  }
   static double seconds_since(Clock::time_point start) {
     return std::chrono::duration<double>(Clock::now() - start).count();
   }
@@ -79,9 +89,10 @@ class Timers {
     double seconds = 0;
     int64_t times = 0;
     bool occasional = false;
-    Clock::time_point started;
   };
   std::map<std::string, Watch> watches_;
+  std::map<std::string, Clock::time_point> started_;  // by begin()
+  Observer observer_;
 };
 
 }  // namespace metroplex::step

@@ -2,12 +2,13 @@
 
 #include <yaml-cpp/yaml.h>
 
+#include <algorithm>
 #include <cmath>
 #include <fstream>
 #include <sstream>
 
 #include "base/error.h"
-#include "price/embedded.h"
+#include "price/machine_files.h"
 
 namespace metroplex::price {
 namespace {
@@ -211,15 +212,28 @@ std::string write_machine(const Machine& machine) {
   return std::string(out.c_str()) + "\n";
 }
 
+namespace {
+
+struct KnownMachine {
+  const char* name;
+  const char* const& yaml;
+};
+constexpr KnownMachine kKnownMachines[] = {{"a100", kA100Yaml},   {"b200", kB200Yaml},
+                                           {"cpu", kCpuYaml},     {"gb200_nvl72", kGb200Nvl72Yaml},
+                                           {"h100", kH100Yaml},   {"h200", kH200Yaml},
+                                           {"mi300x", kMi300xYaml}};
+
+}  // namespace
+
 std::vector<std::string> known_machines() {
   std::vector<std::string> names;
-  for (const EmbeddedFile& file : embedded_machines()) names.emplace_back(file.name);
+  for (const KnownMachine& known : kKnownMachines) names.emplace_back(known.name);
   return names;
 }
 
 Machine find_machine(const std::string& name_or_path) {
-  for (const EmbeddedFile& file : embedded_machines()) {
-    if (file.name == name_or_path) return read_machine(file.text, name_or_path);
+  for (const KnownMachine& known : kKnownMachines) {
+    if (known.name == name_or_path) return read_machine(known.yaml, name_or_path);
   }
   std::ifstream in(name_or_path);
   std::ostringstream text;

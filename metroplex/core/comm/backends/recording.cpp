@@ -37,10 +37,26 @@ class RecordedPending final : public Pending {
   Tensors reads_, writes_;
 };
 
+class ObservedPending final : public Pending {
+ public:
+  ObservedPending(const std::string& group, device::Recorder& recorder, PendingPtr started)
+      : group_(group), recorder_(recorder), started_(std::move(started)) {}
+  void wait() override {
+    device::Operation wait{"wait", group_, {}, {}, {}, [this] { started_->wait(); }};
+    wait.work = started_.get();
+    recorder_.run(std::move(wait));
+  }
+
+ private:
+  std::string group_;
+  device::Recorder& recorder_;
+  PendingPtr started_;
+};
+
 class RecordingBackend final : public GroupBackend {
  public:
-  RecordingBackend(std::string group, device::Recorder& recorder, std::shared_ptr<GroupBackend> inner)
-      : group_(std::move(group)), recorder_(recorder), inner_(std::move(inner)) {}
+  RecordingBackend(std::string group, device::Recorder& recorder, std::shared_ptr<GroupBackend> inner, bool replays)
+      : group_(std::move(group)), recorder_(recorder), inner_(std::move(inner)), replays_(replays) {}
 
   PendingPtr all_reduce(at::Tensor tensor, ReduceOp op) override {
     return issue({"all_reduce", group_, {tensor}, {tensor}, {{"op", static_cast<int>(op)}}, {}}, {tensor},
@@ -116,6 +132,7 @@ class RecordingBackend final : public GroupBackend {
   // `start` receives the tensors of the call; its wait() writes `written_by_wait`.
   PendingPtr issue(device::Operation operation, const Tensors& tensors,
                    const std::function<PendingPtr(const Tensors&)>& start, const Tensors& written_by_wait = {}) {
+    if (!replays_) return observe(std::move(operation), tensors, start);
     const auto current = std::make_shared<PendingPtr>();
     Tensors writes = operation.writes;
     writes.insert(writes.end(), written_by_wait.begin(), written_by_wait.end());
@@ -132,16 +149,30 @@ class RecordingBackend final : public GroupBackend {
     return pending;
   }
 
+  PendingPtr observe(device::Operation operation, const Tensors& tensors,
+                     const std::function<PendingPtr(const Tensors&)>& start) {
+    PendingPtr started;
+    operation.run = [&] { started = start(tensors); };
+    recorder_.run(std::move(operation));
+    return started ? std::make_shared<ObservedPending>(group_, recorder_, started) : nullptr;
+  }
+
   std::string group_;
   device::Recorder& recorder_;
   std::shared_ptr<GroupBackend> inner_;
+  bool replays_;
 };
 
 }  // namespace
 
 std::shared_ptr<GroupBackend> make_recording_backend(std::string group, device::Recorder& recorder,
                                                      std::shared_ptr<GroupBackend> inner) {
-  return std::make_shared<RecordingBackend>(std::move(group), recorder, std::move(inner));
+  return std::make_shared<RecordingBackend>(std::move(group), recorder, std::move(inner), true);
+}
+
+std::shared_ptr<GroupBackend> make_observing_backend(std::string group, device::Recorder& recorder,
+                                                     std::shared_ptr<GroupBackend> inner) {
+  return std::make_shared<RecordingBackend>(std::move(group), recorder, std::move(inner), false);
 }
 
 }  // namespace metroplex::comm

@@ -15,6 +15,10 @@ namespace metroplex::comm {
 // after which its outputs may be read. `recorder` must outlive the backend and all operations in flight.
 std::shared_ptr<GroupBackend> make_recording_backend(std::string group, device::Recorder& recorder,
                                                      std::shared_ptr<GroupBackend> inner);
+// The same, cheaper, for a recorder that runs each operation once, inside Recorder::run, and needs no tensors of a
+// "wait".
+std::shared_ptr<GroupBackend> make_observing_backend(std::string group, device::Recorder& recorder,
+                                                     std::shared_ptr<GroupBackend> inner);
 
 // A rank without peers: every other member is assumed to contribute the same data. It allows constructing one rank
 // of any world, for example to measure its memory. No data moves and no sums are computed. `recorder` may be null;

@@ -1,0 +1,36 @@
+// Times the group calls of one rank, and passes every recorded call to an observer. The trainer computes with a World
+// that reports to it (World::recorded) if train.trace_file or train.log_slowest_rank is set.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <utility>
+
+#include "device/launch_point.h"
+
+namespace metroplex::run {
+
+class RankRecorder final : public device::Recorder {
+ public:
+  using Clock = std::chrono::steady_clock;
+  using Observer = std::function<void(const device::Operation&, Clock::time_point start, Clock::time_point end)>;
+
+  void run(device::Operation operation) override;
+  // Receives every operator and group call after it has run. Replaces the observer; empty: none.
+  void observe(Observer observer) { observer_ = std::move(observer); }
+
+  // Totals of all group calls: the host's time in their starts and waits, and their group_bytes().
+  double total_seconds() const { return seconds_; }
+  int64_t total_bytes() const { return bytes_; }
+
+ private:
+  Observer observer_;
+  double seconds_ = 0;
+  int64_t bytes_ = 0;
+};
+
+// Bytes of a group call on this rank: the larger of its input and its output; for a batch of p2p transfers their sum.
+int64_t group_bytes(const device::Operation& operation);
+
+}  // namespace metroplex::run
