@@ -40,20 +40,26 @@ inline const std::vector<Case>& cases() {
       {"dp 2 zero 3", 2, {"parallel.data_parallel_sharding_strategy=optim_grads_params"}},
       {"pp 2", 2, {"parallel.pipeline_model_parallel_size=2"}},
       {"pp 4", 4, {"parallel.pipeline_model_parallel_size=4"}},
-      {"pp 2 vpp 2", 2, {"parallel.pipeline_model_parallel_size=2", "parallel.virtual_pipeline_model_parallel_size=2"}},
+      {"pp 2 vpp 2",
+       2,
+       {"parallel.pipeline_model_parallel_size=2", "parallel.virtual_pipeline_model_parallel_size=2"}},
       {"pp 4 zero bubble", 4, {"parallel.pipeline_model_parallel_size=4", "parallel.pipeline_schedule=zb_h1"}},
       {"pp 2 tp 2", 4, {"parallel.pipeline_model_parallel_size=2", "parallel.tensor_model_parallel_size=2"}},
-      {"recompute full", 1,
+      {"recompute full",
+       1,
        {"memory.recompute_granularity=full", "memory.recompute_method=uniform", "memory.recompute_num_layers=1"}},
       {"recompute selective", 1, {"memory.recompute_granularity=selective"}},
       {"cp 2", 2, {"parallel.context_parallel_size=2"}},
       {"cp 2 a2a", 2, {"parallel.context_parallel_size=2", "parallel.cp_comm_type=a2a"}},
       {"moe", 1, {experts}},
-      {"moe ep 2", 2,
+      {"moe ep 2",
+       2,
        {experts, "parallel.expert_model_parallel_size=2", "model.moe_token_dispatcher_type=allgather"}},
-      {"moe ep 4 alltoall", 4,
+      {"moe ep 4 alltoall",
+       4,
        {experts, "parallel.expert_model_parallel_size=4", "model.moe_token_dispatcher_type=alltoall"}},
-      {"echo ep 2", 2,
+      {"echo ep 2",
+       2,
        {experts, "parallel.expert_model_parallel_size=2", "model.moe_enable_echo=true",
         "model.moe_num_echo_experts=2"}}};
   return all;
@@ -83,8 +89,9 @@ inline config::Config make_config(const Case& one, const StepSizes& sizes = {}) 
     config.model.moe_router_topk = 2;
     config.model.moe_router_force_load_balancing = true;
   }
-  const int64_t dp = one.ranks / (config.parallel.tensor_model_parallel_size * config.parallel.pipeline_model_parallel_size *
-                                  config.parallel.context_parallel_size);
+  const int64_t dp =
+      one.ranks / (config.parallel.tensor_model_parallel_size * config.parallel.pipeline_model_parallel_size *
+                   config.parallel.context_parallel_size);
   config.train.global_batch_size = 8 * dp;
   config::check(config, one.ranks);
   return config::resolved(config, one.ranks);
@@ -93,7 +100,7 @@ inline config::Config make_config(const Case& one, const StepSizes& sizes = {}) 
 // The same random microbatch in every step.
 inline nn::Microbatch make_batch(const config::Config& config, const comm::World& world) {
   return step::shard_sequence(forecast::random_microbatch(config, world.groups().dp.index()),
-                            step::sequence_sharding(config.parallel, world.groups().cp));
+                              step::sequence_sharding(config.parallel, world.groups().cp));
 }
 
 }  // namespace metroplex::bench

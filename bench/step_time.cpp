@@ -1,4 +1,4 @@
-// Predicted and measured step times of small models on this CPU: ranks are threads on the virtual clock. One
+// Prints predicted and measured step times of small models on this CPU: ranks are threads on the virtual clock. One
 // calibration serves all configurations.
 //   step_time [--machine FILE] [--save FILE] [--steps 5] [--only NAME]
 #include <ATen/Parallel.h>
@@ -30,27 +30,28 @@ using bench::make_config;
 double measure(const config::Config& config, int ranks, const price::LinkCost& link, int steps) {
   const auto clock = std::make_shared<clock::VirtualClock>(ranks, link);
   std::vector<std::vector<double>> times(static_cast<size_t>(ranks));
-  comm::run_threads(ranks, topology::RankGrid(ranks, config.parallel), {.observer = clock},
-                    [&](const comm::World& world) {
-                      auto assembly = step::assemble(config, world, config.model.vocab_size);
-                      const int64_t dp = world.groups().dp.size(),
-                                    count = config.train.global_batch_size / (config.train.micro_batch_size * dp);
-                      const std::vector<nn::Microbatch> batches(
-                          static_cast<size_t>(count), bench::make_batch(config, world));
-                      for (int64_t step = 0; step < steps + 2; ++step) {
-                        comm::barrier(world.groups().world);
-                        const double start = clock->now(world.rank());
-                        step::train_step(*assembly, {batches, step + 1, step, false, {}});
-                        comm::barrier(world.groups().world);
-                        if (step >= 2) times[static_cast<size_t>(world.rank())].push_back(clock->now(world.rank()) - start);
-                      }
-                    });
+  comm::run_threads(
+      ranks, topology::RankGrid(ranks, config.parallel), {.observer = clock}, [&](const comm::World& world) {
+        auto assembly = step::assemble(config, world, config.model.vocab_size);
+        const int64_t dp = world.groups().dp.size(),
+                      count = config.train.global_batch_size / (config.train.micro_batch_size * dp);
+        const std::vector<nn::Microbatch> batches(static_cast<size_t>(count), bench::make_batch(config, world));
+        for (int64_t step = 0; step < steps + 2; ++step) {
+          comm::barrier(world.groups().world);
+          const double start = clock->now(world.rank());
+          step::train_step(*assembly, {batches, step + 1, step, false, {}});
+          comm::barrier(world.groups().world);
+          if (step >= 2) times[static_cast<size_t>(world.rank())].push_back(clock->now(world.rank()) - start);
+        }
+      });
   return bench::median(times[0]);
 }
 
 void print_operators(const config::Config& config, int ranks, const price::Machine& machine) {
   const forecast::TracedRun run =
-      forecast::trace_run({.config = config, .world_size = ranks, .vocab_size = config.model.vocab_size,
+      forecast::trace_run({.config = config,
+                           .world_size = ranks,
+                           .vocab_size = config.model.vocab_size,
                            .device = machine.gpu ? at::Device(at::kCUDA, 0) : at::Device(at::kCPU)});
   std::map<std::string, std::pair<double, int>> sums;
   const auto add = [&](const std::vector<replay::IslandTrace>& regions) {
@@ -87,10 +88,12 @@ int main(int argc, char** argv) {
   app.add_option("--config", file);
   app.add_option("--ranks", ranks);
   CLI11_PARSE(app, argc, argv);
+  bench::use_run_settings(argv);
   at::set_num_threads(1);
-  price::Machine machine = machine_file.empty()
-                               ? forecast::calibrate({.progress = [](const std::string& line) { std::puts(line.c_str()); }})
-                               : price::find_machine(machine_file);
+  price::Machine machine =
+      machine_file.empty()
+          ? forecast::calibrate({.progress = [](const std::string& line) { std::puts(line.c_str()); }})
+          : price::find_machine(machine_file);
   if (!save.empty()) std::ofstream(save) << price::write_machine(machine);
   std::printf("calls %.2f us %.2f us region %.2f us step %.2f us error %.3f\n", machine.library_call_s * 1e6,
               machine.own_call_s * 1e6, machine.region_s * 1e6, machine.step_s * 1e6, machine.error);
@@ -110,13 +113,16 @@ int main(int argc, char** argv) {
     if (!only.empty() && only != one.name) continue;
     const config::Config config = make_config(one);
     const double measured = measure(config, one.ranks, link, steps);
-    const replay::StepTime predicted = forecast::price_step({.config = config, .world_size = one.ranks, .vocab_size = config.model.vocab_size}, machine);
+    const replay::StepTime predicted = forecast::price_step(
+        {.config = config, .world_size = one.ranks, .vocab_size = config.model.vocab_size}, machine);
     const double error = predicted.seconds / measured - 1;
     sum += std::abs(error), worst = std::max(worst, std::abs(error)), ++count;
     const replay::RankTimes& times = predicted.slowest();
-    std::printf("%-22s measured %8.2f ms  predicted %8.2f ms  %+6.1f %%   forward %.2f backward %.2f update %.2f comm %.2f idle %.2f\n",
-                one.name, measured * 1e3, predicted.seconds * 1e3, error * 100, times.forward * 1e3,
-                times.backward * 1e3, times.optimizer * 1e3, times.communication() * 1e3, times.idle * 1e3);
+    std::printf(
+        "%-22s measured %8.2f ms  predicted %8.2f ms  %+6.1f %%   forward %.2f backward %.2f update %.2f comm %.2f "
+        "idle %.2f\n",
+        one.name, measured * 1e3, predicted.seconds * 1e3, error * 100, times.forward * 1e3, times.backward * 1e3,
+        times.optimizer * 1e3, times.communication() * 1e3, times.idle * 1e3);
     if (breakdown) print_operators(config, one.ranks, machine);
     std::fflush(stdout);
   }

@@ -81,9 +81,7 @@ int run_plan(const std::vector<std::string>& arguments) {
     return kExitOk;
   }
   config::Config config = parsed.config;
-  if (!flags.gpus.empty()) {
-    config.run.nproc = static_cast<int64_t>(number_or("--gpus", flags.gpus, 1, 1));
-  }
+  if (!flags.gpus.empty()) { config.run.nproc = static_cast<int64_t>(number_or("--gpus", flags.gpus, 1, 1)); }
   const bool on_cpu = config.run.device == config::Device::cpu;
   const std::string cluster = !flags.cluster.empty() ? flags.cluster : on_cpu ? "cpu" : "h100";
   forecast::PlanRequest request{.run = {}, .machine = price::find_machine(cluster)};

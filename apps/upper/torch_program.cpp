@@ -14,9 +14,9 @@ struct TensorCommand {
   RunCommand run;
 };
 
-constexpr TensorCommand kTensorCommands[] = {
-    {"train", run_train}, {"eval", run_eval}, {"generate", run_generate}, {"verify", run_verify},
-    {"plan", run_plan},   {"calibrate", run_calibrate}};
+constexpr TensorCommand kTensorCommands[] = {{"train", run_train},       {"eval", run_eval},
+                                             {"generate", run_generate}, {"verify", run_verify},
+                                             {"plan", run_plan},         {"calibrate", run_calibrate}};
 
 std::vector<Command> add_torch_commands() {
   std::vector<Command> found;

@@ -165,6 +165,8 @@ struct Metrics::Sinks {
   std::optional<files::TensorBoardWriter> tensorboard = {};
   std::unique_ptr<files::WritableFile> json = {};
   int64_t tensorboard_interval = 1;
+  files::FileSystem* disk = nullptr;  // unset after a failure, and without a metrics file
+  std::string description_path = {}, description = {};
 
   void failed(const base::Error& error) {
     log.warn(base::concat(error.what(), "; training continues without this file"));
@@ -195,6 +197,8 @@ Metrics::Metrics(const config::Train& config, files::FileSystem& disk, base::Log
   if (config.metrics_file.empty()) return;
   try {
     sinks_->json = disk.append(config.metrics_file);
+    sinks_->disk = &disk;
+    sinks_->description_path = config.metrics_file + ".run";
   } catch (const base::Error& error) {
     base::throw_error("config", base::concat("cannot write train.metrics_file '", config.metrics_file, "' (",
                                              error.what(), "); choose another path"));
@@ -202,6 +206,17 @@ Metrics::Metrics(const config::Train& config, files::FileSystem& disk, base::Log
 }
 
 Metrics::~Metrics() = default;
+
+void Metrics::describe(const std::string& line) {
+  if (sinks_->disk == nullptr) return;
+  sinks_->description += line + "\n";
+  try {
+    sinks_->disk->replace_file(sinks_->description_path, sinks_->description);
+  } catch (const base::Error& error) {
+    sinks_->failed(error);
+    sinks_->disk = nullptr;
+  }
+}
 
 void Metrics::iteration(const IterationMetrics& m) { sinks_->log.info(iteration_line(m)); }
 

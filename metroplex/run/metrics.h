@@ -93,6 +93,9 @@ class Metrics {
   void step(const StepMetrics& m);
   void iteration(const IterationMetrics& m);
   void evaluation(const EvaluationMetrics& m);
+  // Adds a JSON line to the description of the run, the file train.metrics_file with ".run" appended. The first line
+  // replaces the description of an earlier start. `metroplex report` shows it.
+  void describe(const std::string& line);
   // Logs the sentence and appends one JSON line with the single key "slowest".
   void slowest(const SlowestRank& slowest);
 

@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "config/derived.h"
+#include "forecast/dry_run.h"
 #include "forecast/graph_report.h"
 #include "optim/clip.h"
 #include "plan/model_flops.h"
@@ -25,6 +26,23 @@ StepReports::StepReports(RunContext& run, std::unique_ptr<device::MemoryMeter> m
     else run.warn("train.log_slowest_rank = true: ranks on GPUs are not compared; remove it");
   }
   interval_.begin();
+  describe_run();
+}
+
+void StepReports::describe_run() {
+  if (!run_.metrics || run_.config().train.metrics_file.empty()) return;
+  run_.metrics->describe(base::concat("{\"run\": {\"version\": 1, \"iteration\": ", run_.position.iteration,
+                                      ", \"world_size\": ", run_.world().size(), ", \"device\": \"",
+                                      run_.world().device().is_cpu() ? "cpu" : "cuda",
+                                      "\", \"config\": ", forecast::config_json(run_.config()), "}}"));
+}
+
+void StepReports::describe_memory(const forecast::MeasuredMemory& measured, int64_t num_microbatches) {
+  if (!run_.metrics || run_.config().train.metrics_file.empty()) return;
+  const replay::MemoryPrediction predicted = forecast::predicted_memory(run_.assembly->process, num_microbatches);
+  run_.metrics->describe(base::concat("{\"memory\": {\"iteration\": ", run_.position.iteration + 1, ", \"rank\": 0, ",
+                                      "\"predicted\": ", forecast::memory_json(predicted.use, predicted.peak),
+                                      ", \"measured\": ", forecast::memory_json(measured.use, measured.peak), "}}"));
 }
 
 void StepReports::begin_step() {
@@ -49,6 +67,7 @@ void StepReports::memory_and_graphs(size_t num_microbatches) {
     memory_.reset();
     meter_.reset();
     for (const std::string& line : forecast::memory_lines(assembly.process, measured, count)) run_.say(line);
+    describe_memory(measured, count);
   }
   if (!assembly.process.graph_device || forecast::captured_graphs(assembly.graphs) == reported_graphs_) return;
   reported_graphs_ = forecast::captured_graphs(assembly.graphs);

@@ -48,6 +48,9 @@ class StepReports {
   double seconds_of_run() const;
 
  private:
+  // Rank 0: lines of Metrics::describe.
+  void describe_run();
+  void describe_memory(const forecast::MeasuredMemory& measured, int64_t num_microbatches);
   double tflops_per_rank(double seconds, int64_t global_batch_size) const;
 
   RunContext& run_;

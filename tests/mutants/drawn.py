@@ -209,8 +209,8 @@ MUTANTS = [
     ("drawn_sums_of_halves_in_halves", "comm/backends/reduce.cpp", "using Wide = std::conditional_t<std::is_same_v<T, at::Half> || std::is_same_v<T, at::BFloat16>, float, T>;", "using Wide = T;", "comm_test ThreadCollectives*; run_test Precision*"),
     ("drawn_max_forgets_nan", "comm/backends/reduce.cpp", "value > best[i] || value != value", "value > best[i]", "comm_test ThreadCollectives*", "expr"),
     ("drawn_counts_above_capacity", "comm/collectives.cpp", "out.counts.copy_(in.counts.clamp_max(num_rows));", "out.counts.copy_(in.counts);", "comm_test ExchangeRows*", "stmt"),
-    ("drawn_receivers_take_no_time", "clock/timeline.cpp", "std::max({most, sent, received})", "std::max({most, sent, received * 0})", "clock_test VirtualClock*", "expr"),
-    ("drawn_bytes_of_the_last_member", "clock/timeline.cpp", "std::max(operation->bytes, load.bytes)", "load.bytes", "clock_test VirtualClock*", "expr"),
+    ("drawn_receivers_take_no_time", "price/link_timeline.cpp", "std::max({most, sent, received})", "std::max({most, sent, received * 0})", "clock_test VirtualClock*", "expr"),
+    ("drawn_bytes_of_the_last_member", "price/link_timeline.cpp", "std::max(operation->bytes, load.bytes)", "load.bytes", "clock_test VirtualClock*", "expr"),
     ("drawn_restart_not_counted", "comm/launch_environment.cpp", '  launch.attempt = variables.number_or("TORCHELASTIC_RESTART_COUNT", 0, kMaxRanks);\n', "", "comm_test LaunchEnvironment*", "stmt"),
     ("drawn_agent_store_by_one_word", "comm/launch_environment.cpp", 'agent == "True" || agent == "true" || agent == "1"', 'agent == "True"', "comm_test LaunchEnvironment*", "expr"),
     # topology.

@@ -41,8 +41,8 @@ TEST(OperatorCost, PrefersMeasuredTimes) {
   measured.measured["mm bf16"] = {{10, 5}, {1000, 50}};
   measured.measured["copy bf16"] = {{10, 5}, {1000, 50}};
   EXPECT_DOUBLE_EQ(operator_seconds(measured, {"mm", "bf16", 1000, 0}), 20);
-  EXPECT_DOUBLE_EQ(operator_seconds(measured, {"mm", "bf16", 1, 0}), 2);      // as for 10: a fixed cost
-  EXPECT_DOUBLE_EQ(operator_seconds(measured, {"mm", "bf16", 2000, 0}), 40);  // the last rate
+  EXPECT_DOUBLE_EQ(operator_seconds(measured, {"mm", "bf16", 1, 0}), 2);         // as for 10: a fixed cost
+  EXPECT_DOUBLE_EQ(operator_seconds(measured, {"mm", "bf16", 2000, 0}), 40);     // the last rate
   EXPECT_DOUBLE_EQ(operator_seconds(measured, {"copy", "bf16", 0, 2000}), 120);  // 20 + 1000 bytes / 10
 }
 

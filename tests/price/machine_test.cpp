@@ -36,9 +36,11 @@ TEST(Machine, EveryBuiltInFigureHasASource) {
         path.resize(dot);
       }
     };
-    for (const auto& [dtype, flops] : machine.peak_flops) EXPECT_TRUE(has_source("device.peak_flops." + dtype)) << name;
+    for (const auto& [dtype, flops] : machine.peak_flops)
+      EXPECT_TRUE(has_source("device.peak_flops." + dtype)) << name;
     for (const auto& [kind, curve] : machine.shares) EXPECT_TRUE(has_source("operators." + kind)) << name << kind;
-    for (const char* key : {"device.memory_bytes", "device.memory_bytes_per_s", "device.launch_s", "host.bytes_per_s"})
+    for (const char* key :
+         {"device.memory_bytes", "device.memory_bytes_per_s", "device.launch_s", "host.bytes_per_s"})
       EXPECT_TRUE(has_source(key)) << name << " " << key;
     for (const price::Domain& domain : machine.cluster.domains)
       EXPECT_TRUE(has_source("links." + domain.name + ".bytes_per_s")) << name << " " << domain.name;

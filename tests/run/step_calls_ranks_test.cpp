@@ -15,7 +15,7 @@ namespace {
 
 using Counts = std::map<std::pair<std::string, std::string>, replay::CollectiveCount>;
 
-int64_t bytes_of(const std::vector<at::Tensor>& tensors) {
+int64_t count_bytes(const std::vector<at::Tensor>& tensors) {
   int64_t bytes = 0;
   for (const at::Tensor& x : tensors) bytes += static_cast<int64_t>(x.nbytes());
   return bytes;
@@ -28,7 +28,8 @@ class CallCounter final : public device::Recorder {
     operation.run();
     if (operation.group.empty() || operation.name == "wait" || !on) return;
     if (operation.name != "batch_p2p")
-      return add(operation.group, operation.name, std::max(bytes_of(operation.reads), bytes_of(operation.writes)));
+      return add(operation.group, operation.name,
+                 std::max(count_bytes(operation.reads), count_bytes(operation.writes)));
     for (const at::Tensor& x : operation.reads) add(operation.group, "send", static_cast<int64_t>(x.nbytes()));
     for (const at::Tensor& x : operation.writes) add(operation.group, "recv", static_cast<int64_t>(x.nbytes()));
   }
@@ -50,8 +51,7 @@ std::vector<Counts> run_and_count(const config::Config& config, int ranks) {
     CallCounter counter;
     const comm::World counted = world.recorded(counter);
     auto assembly = step::assemble(config, counted, config.model.vocab_size);
-    const int64_t count =
-        config.train.global_batch_size / (config.train.micro_batch_size * world.groups().dp.size());
+    const int64_t count = config.train.global_batch_size / (config.train.micro_batch_size * world.groups().dp.size());
     const std::vector<nn::Microbatch> batches(static_cast<size_t>(count), bench::make_batch(config, world));
     step::train_step(*assembly, {batches, 1, 0, false, {}});
     counter.on = true;
@@ -79,7 +79,8 @@ TEST_P(StepCalls, EqualTheRealStep) {
       // Routing decides the rows of this dispatcher. The simulator assumes equal loads: 16 tokens of 2 microbatches
       // choose 2 of 8 experts at random, so a rank's rows differ by at most 4 standard deviations, 40 %.
       if (key.second == "all_to_all" && key.first == "etp-ep")
-        EXPECT_NEAR(static_cast<double>(simulated[key].bytes), static_cast<double>(count.bytes), 0.4 * static_cast<double>(count.bytes));
+        EXPECT_NEAR(static_cast<double>(simulated[key].bytes), static_cast<double>(count.bytes),
+                    0.4 * static_cast<double>(count.bytes));
       else EXPECT_EQ(simulated[key].bytes, count.bytes) << "rank " << rank << " " << key.first << " " << key.second;
     }
     for (const auto& [key, count] : simulated)

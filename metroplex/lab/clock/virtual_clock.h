@@ -43,7 +43,8 @@ class VirtualClock final : public comm::RankObserver, public std::enable_shared_
  public:
   using CpuClock = std::function<double(int rank)>;  // CPU seconds of the calling thread, which runs `rank`
   explicit VirtualClock(
-      int world_size, const price::LinkCost& link = {}, CpuClock cpu = [](int /*rank*/) { return device::thread_cpu_seconds(); });
+      int world_size, const price::LinkCost& link = {},
+      CpuClock cpu = [](int /*rank*/) { return device::thread_cpu_seconds(); });
   int world_size() const { return static_cast<int>(ranks_.size()); }
 
   // Throws base::Error("comm") unless the clock is for `world_size` ranks, threads_per_rank is 1 and gpu is -1.
@@ -87,7 +88,8 @@ class VirtualClock final : public comm::RankObserver, public std::enable_shared_
 
 // A backend that stamps every operation with the virtual clock of the calling rank and forwards it to `inner`.
 //
-// An operation costs price::LinkCost::seconds of the largest number of bytes that a member sends or receives, for n members:
+// An operation costs price::LinkCost::seconds of the largest number of bytes that a member sends or receives, for n
+// members:
 //   - all_gather, reduce_scatter: (n - 1) / n of the full tensor; all_reduce: twice that
 //   - broadcast, send, recv: the tensor. The receives of a batch share the receiver's link and end together
 //   - all_to_all, exchange_rows: the larger of the rows sent to and received from other members. For exchange_rows up

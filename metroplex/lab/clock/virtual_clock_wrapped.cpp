@@ -51,7 +51,8 @@ std::vector<double> bytes_to_each(const comm::CountedRows& in, int64_t capacity)
   return bytes;
 }
 
-std::vector<price::LinkTransfer> fetch_transfers(const at::Tensor& owners, int64_t slots, int64_t local_rows, double bytes) {
+std::vector<price::LinkTransfer> fetch_transfers(const at::Tensor& owners, int64_t slots, int64_t local_rows,
+                                                 double bytes) {
   std::vector<price::LinkTransfer> transfers;
   std::map<std::pair<int, int64_t>, int> delivered;  // index of the transfer into each member's slot
   for (const std::vector<comm::Hop>& round : comm::relay_hops(comm::owner_numbers(owners), slots, local_rows)) {
@@ -65,7 +66,7 @@ std::vector<price::LinkTransfer> fetch_transfers(const at::Tensor& owners, int64
 }
 
 std::vector<price::LinkTransfer> return_transfers(const at::Tensor& owners, int64_t slots, int64_t local_rows,
-                                           double bytes) {
+                                                  double bytes) {
   std::vector<price::LinkTransfer> transfers;
   const auto numbers = comm::owner_numbers(owners);
   for (size_t i = 0; i < numbers.size(); ++i) {
@@ -184,8 +185,8 @@ class ClockedBackend final : public comm::GroupBackend {
   template <class Start>
   comm::PendingPtr issue(price::LinkLoad load, const Start& start) {
     const Paused paused(*context_->clock, context_->at.rank);
-    price::TimedOperationPtr operation = context_->timeline->issue(next_number_++, static_cast<int>(index_),
-                                                            context_->clock->now(context_->at.rank), std::move(load));
+    price::TimedOperationPtr operation = context_->timeline->issue(
+        next_number_++, static_cast<int>(index_), context_->clock->now(context_->at.rank), std::move(load));
     auto pending = std::make_shared<ClockedPending>(context_, static_cast<int>(index_), start());
     pending->add(std::move(operation), 0);
     return pending;

@@ -29,7 +29,7 @@ double median(std::vector<double> values) {
 
 // One model: its operators, and the time of a plain step.
 struct Measured {
-  std::vector<replay::TraceOperation> operators;  // of all timed steps
+  std::vector<replay::TraceOperation> operators;         // of all timed steps
   double regions = 0, library_calls = 0, own_calls = 0;  // per step
   double step_s = 0;                                     // of a step without a recorder
   int steps = 0;
@@ -172,15 +172,16 @@ double operators_seconds(const price::Machine& machine, const Measured& model) {
 }  // namespace
 
 nn::Microbatch random_microbatch(const config::Config& config, int64_t rank) {
-  const int64_t b = config.train.micro_batch_size, s = config.train.seq_length, vocab = config.model.vocab_size;
+  const int64_t samples = config.train.micro_batch_size, length = config.train.seq_length,
+                vocab = config.model.vocab_size;
   const bool wide = config.precision.params_dtype == config::ParamsDtype::fp64;
   nn::Microbatch batch;
-  batch.tokens = at::randint(0, vocab, {b, s}, at::kLong);
-  batch.labels = at::randint(0, vocab, {b, s}, at::kLong);
-  batch.position_ids = at::arange(s, at::kLong).expand({b, s}).contiguous();
-  batch.loss_mask = at::ones({b, s}, wide ? at::kDouble : at::kFloat);
-  batch.mask_sum = static_cast<double>(b * s);
-  batch.counters.samples = nn::make_sample_counters(0, at::arange(b, at::kLong) + rank * b);
+  batch.tokens = at::randint(0, vocab, {samples, length}, at::kLong);
+  batch.labels = at::randint(0, vocab, {samples, length}, at::kLong);
+  batch.position_ids = at::arange(length, at::kLong).expand({samples, length}).contiguous();
+  batch.loss_mask = at::ones({samples, length}, wide ? at::kDouble : at::kFloat);
+  batch.mask_sum = static_cast<double>(samples * length);
+  batch.counters.samples = nn::make_sample_counters(0, at::arange(samples, at::kLong) + rank * samples);
   return batch;
 }
 
@@ -189,13 +190,12 @@ std::vector<config::Config> calibration_models(config::ParamsDtype dtype) {
     int64_t hidden, ffn, heads, seq, batch, vocab, experts;
   };
   // Sizes of small models on a CPU, from launch-bound to compute-bound.
-  constexpr Sizes kSizes[] = {{64, 96, 4, 32, 1, 256, 0},      {64, 192, 4, 64, 2, 512, 0},
-                              {128, 256, 4, 64, 1, 1024, 0},   {128, 352, 8, 128, 2, 1024, 0},
-                              {256, 384, 8, 128, 1, 1024, 0},  {256, 704, 8, 128, 4, 4096, 0},
-                              {256, 704, 4, 256, 2, 1024, 0},  {384, 1024, 6, 256, 1, 4096, 0},
-                              {512, 1408, 8, 256, 2, 4096, 0}, {64, 96, 4, 64, 1, 512, 4},
-                              {128, 256, 4, 128, 1, 512, 8},   {128, 128, 4, 128, 2, 1024, 4},
-                              {256, 256, 8, 128, 2, 1024, 8},  {256, 512, 8, 256, 2, 1024, 4}};
+  constexpr Sizes kSizes[] = {
+      {64, 96, 4, 32, 1, 256, 0},     {64, 192, 4, 64, 2, 512, 0},     {128, 256, 4, 64, 1, 1024, 0},
+      {128, 352, 8, 128, 2, 1024, 0}, {256, 384, 8, 128, 1, 1024, 0},  {256, 704, 8, 128, 4, 4096, 0},
+      {256, 704, 4, 256, 2, 1024, 0}, {384, 1024, 6, 256, 1, 4096, 0}, {512, 1408, 8, 256, 2, 4096, 0},
+      {64, 96, 4, 64, 1, 512, 4},     {128, 256, 4, 128, 1, 512, 8},   {128, 128, 4, 128, 2, 1024, 4},
+      {256, 256, 8, 128, 2, 1024, 8}, {256, 512, 8, 256, 2, 1024, 4}};
   std::vector<config::Config> models;
   for (const Sizes& sizes : kSizes) {
     config::Config& config = models.emplace_back();
@@ -237,8 +237,9 @@ price::Machine calibrate(const CalibrateOptions& options) {
     for (const config::Config& config : calibration_models(dtype)) {
       all.push_back(measure(config, options.steps));
       if (options.progress)
-        options.progress(base::concat("hidden ", config.model.hidden_size, ", sequence ", config.train.seq_length, ", ",
-                                      config.model.num_moe_experts, " experts: ", all.back().step_s * 1e3, " ms"));
+        options.progress(base::concat("hidden ", config.model.hidden_size, ", sequence ", config.train.seq_length,
+                                      ", ", config.model.num_moe_experts, " experts: ", all.back().step_s * 1e3,
+                                      " ms"));
     }
   }
   machine.measured = curves(all);
@@ -253,7 +254,8 @@ price::Machine calibrate(const CalibrateOptions& options) {
     if (left > 0) rest.push_back({row[0] / left, row[1] / left, row[2] / left, row[3] / left});
   }
   const std::array<double, 4> host = fit_weights<4>(rest);
-  machine.library_call_s = host[0], machine.own_call_s = host[1], machine.region_s = host[2], machine.step_s = host[3];
+  machine.library_call_s = host[0], machine.own_call_s = host[1], machine.region_s = host[2],
+  machine.step_s = host[3];
   machine.error = 0;
   for (const auto& row : rows) {
     double predicted = row[4];

@@ -74,6 +74,8 @@ double formula_bubble_share(const config::Config& config, int64_t microbatches);
 // The human-readable report without the configuration, and the JSON report with it (keys: docs/memory.md).
 std::string text(const DryRun& run);
 std::string json(const DryRun& run);
+// {"model": {"hidden_size": 64, ...}, "parallel": {...}, ...} in one line.
+std::string config_json(const config::Config& config);
 
 // Log lines at the start of a run: model, pipeline, memory. `most`: bytes of the fullest memory domain of all, if
 // `fit` covers only one. Calls `predict` once.

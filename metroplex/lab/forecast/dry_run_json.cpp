@@ -25,7 +25,7 @@ OrderedJson field_json(const config::Field& field) {
   return config::to_text(field);
 }
 
-OrderedJson config_json(config::Config config) {
+OrderedJson config_object(config::Config config) {
   OrderedJson out = OrderedJson::object();
   for (const config::Field& field : config::fields(config)) out[field.section][field.name] = field_json(field);
   return out;
@@ -146,8 +146,10 @@ std::string json(const DryRun& run) {
   out["memory"] = memory_json(run);
   out["memory_options"] = options_json(run);
   out["notes"] = run.notes;
-  out["config"] = config_json(config);
+  out["config"] = config_object(config);
   return out.dump(2, ' ', false, OrderedJson::error_handler_t::replace);
 }
+
+std::string config_json(const config::Config& config) { return config_object(config).dump(); }
 
 }  // namespace metroplex::forecast

@@ -38,11 +38,15 @@ LayerRun layer_run(const PlanRequest& request, Layout layout, int64_t layers) {
 
 // Sums over one rank of the run.
 struct LayerSums {
-  double forward_s = 0, backward_s = 0, activations = 0, border = 0, params = 0, expert_params = 0, workspace = 0;
+  double forward_s = 0, backward_s = 0, activations = 0, params = 0, expert_params = 0;
 };
 
 LayerSums measure_layers(const PlanRequest& request, const LayerRun& run) {
-  const RankRequest rank{run.config, run.world, 0, request.run.vocab_size, kLayerMicrobatches,
+  const RankRequest rank{run.config,
+                         run.world,
+                         0,
+                         request.run.vocab_size,
+                         kLayerMicrobatches,
                          request.run.domains.gpu ? at::Device(at::kCUDA, 0) : at::Device(at::kCPU)};
   LayerSums sums;
   const replay::StepTime time = price_step(trace_run(rank), run.config, request.machine, request.imbalance);
@@ -56,8 +60,6 @@ LayerSums measure_layers(const PlanRequest& request, const LayerRun& run) {
   const replay::RankTrace trace = trace_rank(rank);
   const replay::ChunkTrace& chunk = trace.chunks.at(0);
   sums.activations = static_cast<double>(chunk.forward.added);
-  for (const replay::IslandTrace& region : chunk.backward.regions)
-    sums.workspace = std::max(sums.workspace, static_cast<double>(region.most()));
   for (const replay::TraceParam& param : trace.params)
     (param.name.find(".experts.") != std::string::npos ? sums.expert_params : sums.params) +=
         static_cast<double>(param.numel());
@@ -90,11 +92,9 @@ LayerCosts LayoutEstimator::measure(const Layout& layout) const {
   costs.backward_s = two.backward_s - one.backward_s;
   costs.ends_s = std::max(0.0, 2 * one.forward_s - two.forward_s + 2 * one.backward_s - two.backward_s);
   costs.activations = two.activations - one.activations;
-  costs.ends_activations = std::max(0.0, 2 * one.activations - two.activations);
   costs.params = two.params - one.params;
   costs.expert_params = two.expert_params - one.expert_params;
   costs.ends_params = 2 * one.params - two.params;
-  costs.workspace = two.workspace;
   const config::Config& config = request_.run.config;
   costs.border = static_cast<double>(layout.micro_batch * config.train.seq_length * config.model.hidden_size) * 2 /
                  static_cast<double>(layout.cp * layout.tp);
@@ -125,8 +125,7 @@ LayoutEstimate LayoutEstimator::estimate(const Layout& layout) {
   const LayerCosts layer = costs(layout);
   const config::Config config = layout.apply(request_.run.config);
   const int64_t world = request_.run.world_size, dp = layout.dp(world);
-  const auto microbatches =
-      static_cast<double>(config.train.global_batch_size / (dp * layout.micro_batch));
+  const auto microbatches = static_cast<double>(config.train.global_batch_size / (dp * layout.micro_batch));
   const auto pp = static_cast<double>(layout.pp), vpp = static_cast<double>(layout.vpp);
   const double layers = static_cast<double>(config.model.num_layers) / pp;
   const double ends = layer.ends_s / (layout.pp > 1 ? 2 : 1);  // of the last stage
@@ -155,15 +154,14 @@ LayoutEstimate LayoutEstimator::estimate(const Layout& layout) {
   if (layout.sharding == config::ShardingStrategy::optim_grads_params)
     exposed += microbatches * std::max(0.0, 2 * gather + reduce - middle);
   const double updated = params / (sharded ? shards : 1) + expert_params / (sharded ? expert_shards : 1);
-  const double update = request_.machine.memory_bytes_per_s > 0
-                            ? updated * 30 / (0.8 * request_.machine.memory_bytes_per_s)
-                            : 0;
+  const double update =
+      request_.machine.memory_bytes_per_s > 0 ? updated * 30 / (0.8 * request_.machine.memory_bytes_per_s) : 0;
   LayoutEstimate out;
   out.seconds = microbatches * slowest + bubble + p2p + exposed + update;
   const double live = live_microbatches(layout, static_cast<int64_t>(microbatches));
   out.bytes = params * bytes_per_param(config, sharded ? shards : 1) +
               expert_params * bytes_per_param(config, sharded ? expert_shards : 1) +
-              live * (layers * layer.activations + layer.border) + layer.ends_activations + layer.workspace;
+              live * layers * layer.activations;
   return out;
 }
 

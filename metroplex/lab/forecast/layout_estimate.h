@@ -1,5 +1,5 @@
-// A fast estimate of time and memory of a layout: the costs of one layer, from traces of one and of two layers without
-// pipeline and data parallelism, and formulas for the rest. search.h uses it to order layouts.
+// A fast estimate of time and memory of a layout: the costs of one layer, from traces of one and of two layers
+// without pipeline and data parallelism, and formulas for the rest. search.h uses it to order layouts.
 #pragma once
 
 #include <map>
@@ -13,16 +13,15 @@ namespace metroplex::forecast {
 
 // Costs of a microbatch on a rank.
 struct LayerCosts {
-  double forward_s = 0, backward_s = 0;  // of a layer, with exposed communication of the layer
-  double ends_s = 0;                     // embedding, head and loss
-  double activations = 0, ends_activations = 0, border = 0;  // bytes
-  double params = 0, expert_params = 0, ends_params = 0;     // elements of a layer; of the ends
-  double workspace = 0;
+  double forward_s = 0, backward_s = 0;                   // of a layer, with exposed communication of the layer
+  double ends_s = 0;                                      // embedding, head and loss
+  double activations = 0, border = 0;                     // bytes; of a layer, and between stages
+  double params = 0, expert_params = 0, ends_params = 0;  // elements of a layer; of the ends
 };
 
 struct LayoutEstimate {
   double seconds = 0;
-  double bytes = 0;
+  double bytes = 0;  // of parameters, optimizer and layers' activations: about a lower bound
 };
 
 class LayoutEstimator {

@@ -4,25 +4,30 @@
 
 #include "config/derived.h"
 #include "config/validate.h"
+#include "price/machine.h"
 #include "step/assemble.h"
 
 namespace metroplex::forecast {
 namespace {
 
-// FLOPs that a device executes while one byte is transferred. GPU: 989e12 FLOP/s in bf16, 3.35e12 bytes/s of memory
-// bandwidth and 450e9 each way to neighbors (NVIDIA's H100 SXM data sheet). Further GPU rates in bytes/s: 50e9 to
-// another machine or to the host (a link of 400 Gb/s), 5e9 to a disk. CPU rank: 50e9 FLOP/s, and 10e9, 5e9, 5e9 and
-// 1e9 bytes/s.
+// FLOPs that a device executes while it transfers one byte.
 struct Rates {
   double memory, near, link, file;
 };
-constexpr Rates kGpuRates{300, 2200, 20000, 200000}, kCpuRates{5, 10, 10, 50};
+
+// Rates of the machines "h100" and "cpu": only the order of the options depends on them.
+Rates rates(bool gpu) {
+  const price::Machine machine = price::find_machine(gpu ? "h100" : "cpu");
+  const double flops = machine.peak_flops.at("bf16");
+  return {flops / machine.memory_bytes_per_s, flops / machine.cluster.domains.front().link.bytes_per_s,
+          flops / machine.cluster.domains.back().link.bytes_per_s, flops / machine.file_bytes_per_s};
+}
 
 // Bytes of a step: memory traffic, between tensor-parallel ranks, between other ranks and to the host, to a disk.
 struct Traffic {
   double memory = 0, near = 0, link = 0, file = 0;
-  double operations(const Rates& rates) const {
-    return memory * rates.memory + near * rates.near + link * rates.link + file * rates.file;
+  double operations(const Rates& costs) const {
+    return memory * costs.memory + near * costs.near + link * costs.link + file * costs.file;
   }
 };
 
@@ -92,8 +97,8 @@ double added_cost(const FitRequest& now, const RankFigures& before, const FitReq
       m.recompute_granularity != old.recompute_granularity || m.recompute_modules != old.recompute_modules;
   // Recomputed activations are written and read once more.
   if (again) is.memory += 2 * less * static_cast<double>(max_microbatches(then.config, then.world_size));
-  const Rates& rates = now.domains.gpu ? kGpuRates : kCpuRates;
-  const double more = after.prediction.flops - before.prediction.flops + is.operations(rates) - was.operations(rates);
+  const Rates costs = rates(now.domains.gpu);
+  const double more = after.prediction.flops - before.prediction.flops + is.operations(costs) - was.operations(costs);
   return std::max(0.0, more / std::max(1.0, before.prediction.flops));
 }
 

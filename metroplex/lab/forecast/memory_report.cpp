@@ -149,6 +149,13 @@ std::string allocator_line() {
 
 }  // namespace
 
+std::string memory_json(const replay::MemoryUse& use, int64_t peak) {
+  std::string text = "{";
+  for (const replay::MemoryCategory& category : replay::kMemoryCategories)
+    text += base::concat("\"", category.name, "\": ", use.*category.bytes, ", ");
+  return base::concat(text, "\"peak\": ", peak, "}");
+}
+
 std::vector<std::string> memory_lines(const step::ProcessContext& process, const MeasuredMemory& measured,
                                       int64_t num_microbatches) {
   const replay::MemoryPrediction predicted = predicted_memory(process, num_microbatches);

@@ -56,6 +56,9 @@ class MemoryReport {
   int64_t max_gathered_ = 0, max_transient_ = 0;
 };
 
+// {"parameters": 1, ..., "peak": 2}: bytes by category.
+std::string memory_json(const replay::MemoryUse& use, int64_t peak);
+
 // Collective. Lines for rank 0 and for the maximum over ranks, as measured (predicted) MiB.
 std::vector<std::string> memory_lines(const step::ProcessContext& process, const MeasuredMemory& measured,
                                       int64_t num_microbatches);

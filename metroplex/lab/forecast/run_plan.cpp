@@ -41,7 +41,10 @@ RunPlan plan_run(const PlanRequest& request) {
   const config::Config& config = request.run.config;
   RunPlan plan;
   plan.fit = fit(request.run, make_stage_predictor());
-  const RankRequest rank{config, request.run.world_size, 0, request.run.vocab_size,
+  const RankRequest rank{config,
+                         request.run.world_size,
+                         0,
+                         request.run.vocab_size,
                          max_microbatches(config, request.run.world_size),
                          request.run.domains.gpu ? at::Device(at::kCUDA, 0) : at::Device(at::kCPU)};
   plan.time = price_step(trace_run(rank), config, request.machine, request.imbalance, true);
@@ -83,11 +86,13 @@ std::string part_line(const char* name, double seconds, double step_s) {
 std::string to_text(const PlanRequest& request, const RunPlan& plan) {
   const replay::RankTimes& slowest = plan.time.slowest();
   const double gpus = request.run.world_size;
-  std::string out = base::concat("plan of metroplex: nothing was started or written\n  machine     ", request.machine.name,
-                                 ", ", request.run.world_size, " ranks\n");
-  out += base::concat("  memory      ", base::bytes_text(static_cast<double>(plan.fit.need)), " in the fullest domain");
+  std::string out = base::concat("plan of metroplex: nothing was started or written\n  machine     ",
+                                 request.machine.name, ", ", request.run.world_size, " ranks\n");
+  out +=
+      base::concat("  memory      ", base::bytes_text(static_cast<double>(plan.fit.need)), " in the fullest domain");
   if (plan.fit.have)
-    out += base::concat(" of ", base::bytes_text(static_cast<double>(*plan.fit.have)), plan.fit.fits() ? "" : ": does not fit");
+    out += base::concat(" of ", base::bytes_text(static_cast<double>(*plan.fit.have)),
+                        plan.fit.fits() ? "" : ": does not fit");
   out += base::concat("\n  step        ", seconds_text(plan.step_s), number(" +- %.0f %%\n", 100 * plan.error));
   out += base::concat("  throughput  ", number("%.4g tokens/s, ", plan.tokens_per_s()),
                       number("%.4g per rank", plan.tokens_per_s() / gpus),
@@ -121,8 +126,11 @@ std::string to_json(const PlanRequest& request, const RunPlan& plan) {
   out["run_s"] = plan.run_s;
   out["goodput"] = plan.goodput;
   for (const replay::RankTimes& rank : plan.time.ranks) {
-    nlohmann::ordered_json times{{"forward", rank.forward}, {"backward", rank.backward}, {"weight", rank.weight},
-                                 {"optimizer", rank.optimizer}, {"idle", rank.idle}};
+    nlohmann::ordered_json times{{"forward", rank.forward},
+                                 {"backward", rank.backward},
+                                 {"weight", rank.weight},
+                                 {"optimizer", rank.optimizer},
+                                 {"idle", rank.idle}};
     for (const auto& [purpose, seconds] : rank.exposed) times["exposed"][purpose] = seconds;
     out["stages"].push_back(times);
   }

@@ -21,7 +21,8 @@
 namespace metroplex::forecast {
 namespace {
 
-constexpr double kMemoryMargin = 1.3;  // estimated bytes above this multiple of the device's are not predicted exactly
+constexpr double kMemoryMargin =
+    1.1;  // estimated bytes above this multiple of the device's are not predicted exactly
 
 struct Estimated {
   Layout layout;
@@ -35,14 +36,14 @@ std::vector<Estimated> estimate_all(const PlanRequest& request, const std::vecto
   // Layouts that share a layer's costs form a group, so that threads do not trace the same layer twice.
   std::map<std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t, config::Recompute>, std::vector<size_t>> groups;
   for (size_t i = 0; i < layouts.size(); ++i) {
-    const Layout& l = layouts[i];
-    groups[{l.tp, l.cp, l.ep, l.etp, l.micro_batch, l.recompute}].push_back(i);
+    const Layout& layout = layouts[i];
+    groups[{layout.tp, layout.cp, layout.ep, layout.etp, layout.micro_batch, layout.recompute}].push_back(i);
   }
   std::vector<const std::vector<size_t>*> order;
   for (const auto& [key, group] : groups) order.push_back(&group);
   std::vector<std::optional<LayoutEstimate>> estimates(layouts.size());
-  base::parallel_for(static_cast<int64_t>(order.size()), threads, [&](int64_t g) {
-    for (const size_t i : *order[static_cast<size_t>(g)]) {
+  base::parallel_for(static_cast<int64_t>(order.size()), threads, [&](int64_t number) {
+    for (const size_t i : *order[static_cast<size_t>(number)]) {
       try {
         estimates[i] = estimator.estimate(layouts[i]);
       } catch (const base::Error&) { return; }  // refused: all layouts of the group share the layer
@@ -56,8 +57,9 @@ std::vector<Estimated> estimate_all(const PlanRequest& request, const std::vecto
     else if (estimates[i]->bytes > kMemoryMargin * each) ++search.too_large;
     else kept.push_back({layouts[i], *estimates[i]});
   }
-  std::stable_sort(kept.begin(), kept.end(),
-                   [](const Estimated& a, const Estimated& b) { return a.estimate.seconds < b.estimate.seconds; });
+  std::stable_sort(kept.begin(), kept.end(), [](const Estimated& left, const Estimated& right) {
+    return left.estimate.seconds < right.estimate.seconds;
+  });
   return kept;
 }
 
@@ -108,8 +110,9 @@ std::string loses_by(const RunPlan& best, const RunPlan& plan) {
 }
 
 std::vector<SearchResult> pareto(std::vector<SearchResult> all) {
-  std::stable_sort(all.begin(), all.end(), [](const SearchResult& a, const SearchResult& b) {
-    return a.plan.fit.need != b.plan.fit.need ? a.plan.fit.need < b.plan.fit.need : a.plan.step_s < b.plan.step_s;
+  std::stable_sort(all.begin(), all.end(), [](const SearchResult& left, const SearchResult& right) {
+    if (left.plan.fit.need != right.plan.fit.need) return left.plan.fit.need < right.plan.fit.need;
+    return left.plan.step_s < right.plan.step_s;
   });
   std::vector<SearchResult> front;
   for (SearchResult& one : all) {
@@ -128,10 +131,10 @@ LayoutSearch search_layouts(const PlanRequest& request, const SearchLimits& limi
   const std::vector<Estimated> order = estimate_all(request, layouts, limits.threads, search);
   std::vector<SearchResult> found;
   size_t next = 0;
-  while (next < order.size() && search.simulated < limits.max_simulated) {
-    if (static_cast<int>(found.size()) >= limits.results) {
-      if (order[next].estimate.seconds * (1 - limits.margin) > found.front().plan.step_s) break;
-    }
+  while (next < order.size()) {
+    const bool proven =
+        !found.empty() && order[next].estimate.seconds * (1 - limits.margin) > found.front().plan.step_s;
+    if (proven && (std::ssize(found) >= limits.results || search.simulated >= limits.max_simulated)) break;
     const size_t batch = std::min(order.size() - next, static_cast<size_t>(limits.threads));
     std::vector<std::optional<RunPlan>> plans(batch);
     base::parallel_for(static_cast<int64_t>(batch), limits.threads, [&](int64_t i) {
@@ -139,15 +142,17 @@ LayoutSearch search_layouts(const PlanRequest& request, const SearchLimits& limi
     });
     for (size_t i = 0; i < batch; ++i) {
       ++search.simulated;
-      if (plans[i]) found.push_back({order[next + i].layout, std::move(*plans[i]), order[next + i].estimate.seconds, ""});
+      if (plans[i])
+        found.push_back({order[next + i].layout, std::move(*plans[i]), order[next + i].estimate.seconds, ""});
     }
     next += batch;
-    std::stable_sort(found.begin(), found.end(),
-                     [](const SearchResult& a, const SearchResult& b) { return a.plan.step_s < b.plan.step_s; });
+    std::stable_sort(found.begin(), found.end(), [](const SearchResult& left, const SearchResult& right) {
+      return left.plan.step_s < right.plan.step_s;
+    });
   }
-  MPX_CHECK(!found.empty(), "cost", "no layout of ", search.candidates, " on ", request.run.world_size,
-            " ranks of ", request.machine.name, " fits: ", search.refused, " are refused by the rules and ",
-            search.too_large, " are too large; use more ranks or a smaller batch");
+  MPX_CHECK(!found.empty(), "cost", "no layout of ", search.candidates, " on ", request.run.world_size, " ranks of ",
+            request.machine.name, " fits: ", search.refused, " are refused by the rules and ", search.too_large,
+            " are too large; use more ranks or a smaller batch");
   search.pareto = pareto(found);
   if (found.size() > static_cast<size_t>(limits.results)) found.resize(static_cast<size_t>(limits.results));
   for (size_t i = 1; i < found.size(); ++i) found[i].loses_by = loses_by(found[0].plan, found[i].plan);
@@ -187,13 +192,20 @@ std::string to_json(const LayoutSearch& search) {
                              {"seconds", search.seconds},       {"results", nlohmann::ordered_json::array()}};
   for (const SearchResult& result : search.results) {
     const Layout& layout = result.layout;
-    out["results"].push_back({{"tp", layout.tp}, {"cp", layout.cp}, {"pp", layout.pp}, {"vpp", layout.vpp},
-                              {"ep", layout.ep}, {"etp", layout.etp}, {"micro_batch_size", layout.micro_batch},
+    out["results"].push_back({{"tp", layout.tp},
+                              {"cp", layout.cp},
+                              {"pp", layout.pp},
+                              {"vpp", layout.vpp},
+                              {"ep", layout.ep},
+                              {"etp", layout.etp},
+                              {"micro_batch_size", layout.micro_batch},
                               {"recompute", config::text_of(layout.recompute)},
                               {"sharding", config::text_of(layout.sharding)},
                               {"schedule", config::text_of(layout.schedule)},
-                              {"step_s", result.plan.step_s}, {"estimate_s", result.estimate_s},
-                              {"mfu", result.plan.mfu}, {"bytes", result.plan.fit.need},
+                              {"step_s", result.plan.step_s},
+                              {"estimate_s", result.estimate_s},
+                              {"mfu", result.plan.mfu},
+                              {"bytes", result.plan.fit.need},
                               {"loses_by", result.loses_by}});
   }
   return out.dump(2) + "\n";

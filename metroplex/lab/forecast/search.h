@@ -18,7 +18,7 @@ struct SearchLimits {
   int results = 10;
   // Largest relative error of an estimate that step 3 assumes: with 1, every combination is simulated.
   double margin = 0.1;
-  int64_t max_simulated = 48;
+  int64_t max_simulated = 48;  // ends the search before `results` layouts fit, once the best is known
 };
 
 // The settings that the search varies.

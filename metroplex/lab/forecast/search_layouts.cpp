@@ -15,8 +15,8 @@ using config::ShardingStrategy;
 
 std::vector<int64_t> divisors(int64_t n, int64_t most) {
   std::vector<int64_t> all;
-  for (int64_t d = 1; d <= std::min(n, most); ++d) {
-    if (n % d == 0) all.push_back(d);
+  for (int64_t divisor = 1; divisor <= std::min(n, most); ++divisor) {
+    if (n % divisor == 0) all.push_back(divisor);
   }
   return all;
 }

@@ -36,7 +36,8 @@ struct KnownTraces {
   std::vector<Known> known;
 
   std::shared_ptr<const replay::RankTrace> trace(const RankRequest& request) {
-    topology::Coordinates at = topology::RankGrid(request.world_size, request.config.parallel).coordinates(request.rank);
+    topology::Coordinates at =
+        topology::RankGrid(request.world_size, request.config.parallel).coordinates(request.rank);
     const StageForm form = stage_form(request.config, static_cast<int>(at.pp));
     at.pp = 0;
     for (const Known& one : known) {

@@ -63,9 +63,8 @@ TracedRun trace_run(const RankRequest& request) {
   }
   find_shared_groups(run.traces, stages);
   run.table = plan::build_schedule(
-      parallel.pipeline_schedule,
-      plan::schedule_request(parallel, static_cast<int>(plan::num_model_chunks(parallel)),
-                             static_cast<int>(count_microbatches(request))));
+      parallel.pipeline_schedule, plan::schedule_request(parallel, static_cast<int>(plan::num_model_chunks(parallel)),
+                                                         static_cast<int>(count_microbatches(request))));
   return run;
 }
 

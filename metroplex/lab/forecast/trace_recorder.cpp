@@ -20,11 +20,16 @@ int64_t bytes_of(const std::vector<at::Tensor>& tensors) {
 
 std::string dtype_name(at::ScalarType type) {
   switch (type) {
-    case at::kDouble: return "fp64";
-    case at::kFloat: return "fp32";
-    case at::kBFloat16: return "bf16";
-    case at::kHalf: return "fp16";
-    default: return "";
+    case at::kDouble:
+      return "fp64";
+    case at::kFloat:
+      return "fp32";
+    case at::kBFloat16:
+      return "bf16";
+    case at::kHalf:
+      return "fp16";
+    default:
+      return "";
   }
 }
 
@@ -41,7 +46,8 @@ std::string dtype_name(const std::vector<at::Tensor>& reads, const std::vector<a
 std::string product_dtype(const std::vector<at::Tensor>& reads) {
   const at::Tensor* narrowest = nullptr;
   for (const at::Tensor& x : reads) {
-    if (x.is_floating_point() && (narrowest == nullptr || x.element_size() < narrowest->element_size())) narrowest = &x;
+    if (x.is_floating_point() && (narrowest == nullptr || x.element_size() < narrowest->element_size()))
+      narrowest = &x;
   }
   return narrowest == nullptr ? "int" : dtype_name(narrowest->scalar_type());
 }
@@ -121,8 +127,8 @@ void TraceRecorder::run(device::Operation operation) {
   if (!on_) return;
   const double seconds = watch.seconds() - clock_s_;
   const bool collective = !operation.group.empty();
-  const int64_t bytes = collective ? std::max(bytes_of(operation.reads), bytes_of(operation.writes))
-                                   : device::bytes_of(operation);
+  const int64_t bytes =
+      collective ? std::max(bytes_of(operation.reads), bytes_of(operation.writes)) : device::bytes_of(operation);
   const int call = call_number(operation);
   num_calls_ = std::max(num_calls_, call);
   region_.operations.push_back({operation.name, operation.group, operation.flops, bytes,

@@ -29,9 +29,7 @@ class TracePool final : public graph::GraphPool {
   Bytes bytes_;
 };
 
-class TraceRecorder final : public device::MetaMemory::Listener,
-                            public device::Recorder,
-                            public graph::LibraryCalls {
+class TraceRecorder final : public device::MetaMemory::Listener, public device::Recorder, public graph::LibraryCalls {
  public:
   // block: allocation sizes are rounded up to a multiple of this many bytes.
   explicit TraceRecorder(int64_t block) : block_(block) {}

@@ -28,7 +28,8 @@ class ActionTracer final : public nn::StageObserver {
   ActionTracer(step::RankModel& model, TraceRecorder& recorder, int microbatches)
       : model_(model), recorder_(recorder), microbatches_(microbatches) {
     for (const auto& stage : model.stages) stage->add_observer(kStepListener, *this);
-    model.executor->observers().add(kStepListener, [this](const plan::Action& action, double) { after_action(action); });
+    model.executor->observers().add(kStepListener,
+                                    [this](const plan::Action& action, double) { after_action(action); });
   }
   ~ActionTracer() override {
     model_.executor->observers().remove(kStepListener);

@@ -112,6 +112,17 @@ RunReader::RunReader(files::FileSystem& disk, const std::string& path) : disk_(d
   read_more();
 }
 
+void RunReader::read_description() {
+  const std::string path = run_.path + ".run";
+  if (!disk_.file_size(path)) return;
+  std::string text = disk_.read(path);
+  if (text == description_) return;
+  description_ = std::move(text);
+  RunLine line;
+  for (size_t begin = 0, end; (end = description_.find('\n', begin)) != std::string::npos; begin = end + 1)
+    add_line(std::string_view(description_).substr(begin, end - begin), line);
+}
+
 bool RunReader::read_more() {
   const files::Bytes bytes = disk_.map(run_.path);
   const size_t before = position_;
@@ -122,7 +133,9 @@ bool RunReader::read_more() {
     run_ = std::move(empty);
     position_ = 0;
     last_step_ = -1;
+    description_.clear();
   }
+  read_description();
   const std::string_view text = bytes.text();
   RunLine line;
   for (size_t end; (end = text.find('\n', position_)) != std::string_view::npos; position_ = end + 1)

@@ -73,6 +73,8 @@ class RunReader {
   void rename(const std::string& name) { run_.name = name; }
 
  private:
+  // The lines of the file next to the metrics file (run/metrics.h), which every start of the run replaces.
+  void read_description();
   void add_line(std::string_view text, RunLine& line);
   void add_step(const RunLine& line);
   // For lines with lists or objects.
@@ -81,8 +83,9 @@ class RunReader {
 
   files::FileSystem& disk_;
   RunData run_;
-  size_t position_ = 0;     // bytes read, up to the end of a line
-  int64_t last_step_ = -1;  // iteration
+  std::string description_;  // as last read
+  size_t position_ = 0;      // bytes read, up to the end of a line
+  int64_t last_step_ = -1;   // iteration
 };
 
 // Reads the runs of a command line. They are named after their directories or files; equal names become paths.

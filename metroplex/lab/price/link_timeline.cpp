@@ -74,7 +74,7 @@ LinkUse LinkTimeline::link_use(const TimedOperation& operation, int member) cons
 
 // Schedules the transfer that can start first; ties go to the first in the list.
 void LinkTimeline::schedule_transfers(TimedOperation& operation, const std::vector<LinkTransfer>& transfers,
-                                  bool sends_wait) {
+                                      bool sends_wait) {
   constexpr double kOpen = std::numeric_limits<double>::infinity();
   std::vector<double> ends(transfers.size(), kOpen);
   const auto start_of = [&](const LinkTransfer& transfer) {

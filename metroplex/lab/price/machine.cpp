@@ -18,7 +18,8 @@ class Reader {
   Reader(YAML::Node root, std::string origin) : root_(std::move(root)), origin_(std::move(origin)) {}
 
   [[noreturn]] void refuse(const std::string& key, const std::string& value, const std::string& rule) const {
-    base::throw_error("cost", base::concat(origin_, ": ", key, " = ", value.empty() ? "(nothing)" : value, ": ", rule));
+    base::throw_error("cost",
+                      base::concat(origin_, ": ", key, " = ", value.empty() ? "(nothing)" : value, ": ", rule));
   }
   // The number at `key` of `map`; `otherwise` if the key is absent.
   double number(const YAML::Node& map, const std::string& path, const std::string& key, double otherwise) const {
@@ -70,9 +71,9 @@ Curve read_curve(const Reader& reader, const YAML::Node& node, const std::string
 
 void read_device(const Reader& reader, Machine& machine) {
   const YAML::Node device = reader.section(reader.root(), "device", YAML::NodeType::Map);
-  reader.check_keys(device, "device.",
-                    {"gpu", "peak_flops", "memory_bytes", "memory_bytes_per_s", "cache_bytes", "cache_bytes_per_s",
-                     "launch_s"});
+  reader.check_keys(
+      device, "device.",
+      {"gpu", "peak_flops", "memory_bytes", "memory_bytes_per_s", "cache_bytes", "cache_bytes_per_s", "launch_s"});
   machine.gpu = device["gpu"] ? device["gpu"].as<bool>(true) : true;
   const YAML::Node peaks = reader.section(device, "peak_flops", YAML::NodeType::Map);
   for (const auto& entry : peaks) {
@@ -140,7 +141,8 @@ Machine read_machine(std::string_view yaml, const std::string& origin) {
   }
   const Reader reader(root, origin);
   if (!root.IsMap()) reader.refuse("file", "", "must be a map with device, operators, and links");
-  reader.check_keys(root, "", {"name", "device", "operators", "measured", "issue", "links", "host", "error", "sources"});
+  reader.check_keys(root, "",
+                    {"name", "device", "operators", "measured", "issue", "links", "host", "error", "sources"});
   Machine machine;
   machine.name = root["name"] && root["name"].IsScalar() ? root["name"].Scalar() : origin;
   read_device(reader, machine);
@@ -157,7 +159,8 @@ Machine read_machine(std::string_view yaml, const std::string& origin) {
 
 namespace {
 
-void write_curves(YAML::Emitter& out, const char* section, const std::map<std::string, Curve>& curves, bool measured) {
+void write_curves(YAML::Emitter& out, const char* section, const std::map<std::string, Curve>& curves,
+                  bool measured) {
   if (curves.empty()) return;
   out << YAML::Key << section << YAML::Value << YAML::BeginMap;
   for (const auto& [name, curve] : curves) {
@@ -171,7 +174,8 @@ void write_curves(YAML::Emitter& out, const char* section, const std::map<std::s
   out << YAML::EndMap;
 }
 
-void write_numbers(YAML::Emitter& out, const char* section, const std::vector<std::pair<const char*, double>>& figures) {
+void write_numbers(YAML::Emitter& out, const char* section,
+                   const std::vector<std::pair<const char*, double>>& figures) {
   out << YAML::Key << section << YAML::Value << YAML::BeginMap;
   for (const auto& [key, value] : figures) out << YAML::Key << key << YAML::Value << value;
   out << YAML::EndMap;
@@ -188,23 +192,29 @@ std::string write_machine(const Machine& machine) {
   out << YAML::Key << "peak_flops" << YAML::Value << YAML::Flow << YAML::BeginMap;
   for (const auto& [dtype, flops] : machine.peak_flops) out << YAML::Key << dtype << YAML::Value << flops;
   out << YAML::EndMap;
-  for (const auto& [key, value] : std::vector<std::pair<const char*, double>>{
-           {"memory_bytes", machine.memory_bytes}, {"memory_bytes_per_s", machine.memory_bytes_per_s},
-           {"cache_bytes", machine.cache_bytes}, {"cache_bytes_per_s", machine.cache_bytes_per_s},
-           {"launch_s", machine.launch_s}})
+  for (const auto& [key, value] :
+       std::vector<std::pair<const char*, double>>{{"memory_bytes", machine.memory_bytes},
+                                                   {"memory_bytes_per_s", machine.memory_bytes_per_s},
+                                                   {"cache_bytes", machine.cache_bytes},
+                                                   {"cache_bytes_per_s", machine.cache_bytes_per_s},
+                                                   {"launch_s", machine.launch_s}})
     out << YAML::Key << key << YAML::Value << value;
   out << YAML::EndMap;
   write_curves(out, "operators", machine.shares, false);
   write_curves(out, "measured", machine.measured, true);
-  write_numbers(out, "issue", {{"library_call_s", machine.library_call_s}, {"own_call_s", machine.own_call_s},
-                               {"region_s", machine.region_s}, {"step_s", machine.step_s}});
+  write_numbers(out, "issue",
+                {{"library_call_s", machine.library_call_s},
+                 {"own_call_s", machine.own_call_s},
+                 {"region_s", machine.region_s},
+                 {"step_s", machine.step_s}});
   out << YAML::Key << "links" << YAML::Value << YAML::BeginSeq;
   for (const Domain& domain : machine.cluster.domains)
     out << YAML::Flow << YAML::BeginMap << YAML::Key << "name" << YAML::Value << domain.name << YAML::Key << "ranks"
-        << YAML::Value << domain.ranks << YAML::Key << "latency_s" << YAML::Value << domain.link.latency_s << YAML::Key
-        << "bytes_per_s" << YAML::Value << domain.link.bytes_per_s << YAML::EndMap;
+        << YAML::Value << domain.ranks << YAML::Key << "latency_s" << YAML::Value << domain.link.latency_s
+        << YAML::Key << "bytes_per_s" << YAML::Value << domain.link.bytes_per_s << YAML::EndMap;
   out << YAML::EndSeq;
-  write_numbers(out, "host", {{"bytes_per_s", machine.host_bytes_per_s}, {"file_bytes_per_s", machine.file_bytes_per_s}});
+  write_numbers(out, "host",
+                {{"bytes_per_s", machine.host_bytes_per_s}, {"file_bytes_per_s", machine.file_bytes_per_s}});
   out << YAML::Key << "error" << YAML::Value << machine.error;
   out << YAML::Key << "sources" << YAML::Value << YAML::BeginMap;
   for (const auto& [key, source] : machine.sources) out << YAML::Key << key << YAML::Value << source;
@@ -218,10 +228,9 @@ struct KnownMachine {
   const char* name;
   const char* const& yaml;
 };
-constexpr KnownMachine kKnownMachines[] = {{"a100", kA100Yaml},   {"b200", kB200Yaml},
-                                           {"cpu", kCpuYaml},     {"gb200_nvl72", kGb200Nvl72Yaml},
-                                           {"h100", kH100Yaml},   {"h200", kH200Yaml},
-                                           {"mi300x", kMi300xYaml}};
+constexpr KnownMachine kKnownMachines[] = {
+    {"a100", kA100Yaml}, {"b200", kB200Yaml}, {"cpu", kCpuYaml},      {"gb200_nvl72", kGb200Nvl72Yaml},
+    {"h100", kH100Yaml}, {"h200", kH200Yaml}, {"mi300x", kMi300xYaml}};
 
 }  // namespace
 

@@ -93,15 +93,15 @@ class Simulation {
         const bool in = global_.size() == 1 || std::find(all.begin(), all.end(), global_[pp]) != all.end();
         if (in || pp == rank) made->members.push_back(static_cast<int>(pp));
       }
-      made->timeline = std::make_unique<price::LinkTimeline>(price::LinkCost{0, 1},
-                                                             static_cast<int>(made->members.size()));
+      made->timeline =
+          std::make_unique<price::LinkTimeline>(price::LinkCost{0, 1}, static_cast<int>(made->members.size()));
     }
     return made.get();
   }
 
   double scale(const TraceOperation& operation) const {
-    const bool experts = operation.name.starts_with("grouped") || operation.name == "all_to_all" ||
-                         operation.name == "exchange_rows";
+    const bool experts =
+        operation.name.starts_with("grouped") || operation.name == "all_to_all" || operation.name == "exchange_rows";
     return experts ? in_.expert_imbalance : 1;
   }
 
@@ -211,9 +211,12 @@ class Simulation {
     const Rank& rank = ranks_[index];
     if (rank.action == in_.table.ranks[index].size()) return times.optimizer;
     switch (in_.table.ranks[index][rank.action].kind) {
-      case plan::ActionKind::forward: return times.forward;
-      case plan::ActionKind::weight: return times.weight;
-      default: return times.backward;
+      case plan::ActionKind::forward:
+        return times.forward;
+      case plan::ActionKind::weight:
+        return times.weight;
+      default:
+        return times.backward;
     }
   }
 
@@ -225,8 +228,8 @@ class Simulation {
       return true;
     }
     Communicator& on = *item.communicator;
-    const int member = static_cast<int>(
-        std::find(on.members.begin(), on.members.end(), static_cast<int>(index)) - on.members.begin());
+    const int member = static_cast<int>(std::find(on.members.begin(), on.members.end(), static_cast<int>(index)) -
+                                        on.members.begin());
     if (item.kind == Item::Kind::issue) {
       rank.open[item.call] = on.timeline->issue(rank.issued[&on]++, member, rank.now, {item.seconds});
       if (item.call == 0) rank.open.erase(0);  // no wait follows
@@ -236,7 +239,8 @@ class Simulation {
     if (open == rank.open.end()) return true;
     if (open->second->missing > 0) return false;
     const price::LinkUse use = on.timeline->link_use(*open->second, member);
-    if (in_.events) out_.events.push_back({static_cast<int>(index), on.purpose, "collective", use.start_s, use.end_s});
+    if (in_.events)
+      out_.events.push_back({static_cast<int>(index), on.purpose, "collective", use.start_s, use.end_s});
     // Before the start, other simulated ranks are late: idle time.
     const double until = std::max(rank.now, use.end_s), late = std::max(0.0, std::min(use.start_s, until) - rank.now);
     out_.ranks[index].idle += late;
@@ -259,11 +263,11 @@ class Simulation {
   bool wait_for_inputs(size_t index, const plan::Action& action) {
     if (action.kind == plan::ActionKind::weight) return true;
     const bool forward = action.kind == plan::ActionKind::forward;
-    const int r = static_cast<int>(index);
-    if (in_.table.placement().peer({r, action.chunk}, forward ? -1 : 1) < 0) return true;
+    const int own = static_cast<int>(index);
+    if (in_.table.placement().peer({own, action.chunk}, forward ? -1 : 1) < 0) return true;
     plan::Action recv = action;
     recv.kind = forward ? plan::ActionKind::recv_forward : plan::ActionKind::recv_backward;
-    const auto arrival = arrival_.find(plan::transfer_id(in_.table, r, recv));
+    const auto arrival = arrival_.find(plan::transfer_id(in_.table, own, recv));
     if (arrival == arrival_.end()) return false;
     Rank& rank = ranks_[index];
     out_.ranks[index].idle += std::max(0.0, arrival->second - rank.now);
@@ -289,8 +293,9 @@ double RankTimes::communication() const {
 }
 
 const RankTimes& StepTime::slowest() const {
-  return *std::max_element(ranks.begin(), ranks.end(),
-                           [](const RankTimes& a, const RankTimes& b) { return a.compute() < b.compute(); });
+  return *std::max_element(ranks.begin(), ranks.end(), [](const RankTimes& left, const RankTimes& right) {
+    return left.compute() < right.compute();
+  });
 }
 
 StepTime simulate_step(const StepTimeRequest& request) { return Simulation(request).run(); }

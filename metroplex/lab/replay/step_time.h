@@ -39,8 +39,8 @@ struct RankTimes {
 };
 
 struct SimulatedEvent {
-  int rank = 0;          // pipeline rank
-  std::string track;     // "step" or the purpose of a communicator
+  int rank = 0;       // pipeline rank
+  std::string track;  // "step" or the purpose of a communicator
   std::string name;
   double start = 0, end = 0;
 };

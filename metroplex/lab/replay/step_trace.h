@@ -29,7 +29,7 @@ struct TracedAction {
 
 struct StepTrace {
   std::map<std::string, TracedGroup> groups;  // that have more than one rank
-  std::vector<IslandTrace> after;  // the last action: gradients, norm, update, parameters
+  std::vector<IslandTrace> after;             // the last action: gradients, norm, update, parameters
   std::vector<TracedAction> actions;
   std::vector<int64_t> border_bytes;  // between stages i and i + 1 of the model
 

@@ -56,7 +56,8 @@ double operator_seconds(const Machine& machine, const Operator& one) {
     const double known = std::clamp(work, curve.front().size, curve.back().size);
     const double seconds = known / interpolate(curve, known);
     if (work <= known) return seconds;
-    return one.flops > 0 ? seconds * work / known : seconds + memory_seconds(machine, work) - memory_seconds(machine, known);
+    return one.flops > 0 ? seconds * work / known
+                         : seconds + memory_seconds(machine, work) - memory_seconds(machine, known);
   }
   double seconds = 0;
   if (one.flops > 0)
