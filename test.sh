@@ -11,6 +11,7 @@ for argument in "$@"; do
 done
 echo "test.sh installs what is missing (Debian packages, the torch wheel), builds, and runs all tests."
 scripts/build.sh "${variant[@]}" --dir build
+scripts/setup.sh "${variant[@]}" --browser > /dev/null
 results=build/test-results
 rm -rf "$results" && mkdir -p "$results"
 status=0

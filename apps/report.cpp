@@ -7,6 +7,7 @@
 #include "base/bytes_text.h"
 #include "base/error.h"
 #include "files/file_system.h"
+#include "files/same_file.h"
 #include "page/html.h"
 
 namespace metroplex::apps {
@@ -42,7 +43,8 @@ void write_page(files::FileSystem& disk, const std::string& path, const std::vec
   std::cout << "wrote " << path << " (" << base::bytes_text(static_cast<double>(text.size())) << ")" << std::endl;
 }
 
-// Rewrites the page whenever a file grows. The last page does not reload itself.
+// Rewrites the page whenever a file grows or is replaced; keeps it while a file is absent. The last page does not
+// reload itself.
 void follow(files::FileSystem& disk, const std::string& path, std::vector<page::RunReader>& readers) {
   const StopWait stop;
   write_page(disk, path, readers, {kReloadSeconds});
@@ -75,6 +77,9 @@ int run_report(const std::vector<std::string>& arguments) {
   if (!parse(app, arguments, exit_code)) return exit_code;
   files::PosixFileSystem disk;
   std::vector<page::RunReader> readers = page::read_runs(disk, runs);
+  std::vector<std::string> inputs;
+  for (const page::RunReader& reader : readers) inputs.push_back(reader.run().path);
+  files::check_outputs(disk, {{"--output", output}}, inputs);
   if (follows) follow(disk, output, readers);
   else write_page(disk, output, readers, {});
   return 0;

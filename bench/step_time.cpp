@@ -27,9 +27,13 @@ using bench::Case;
 using bench::cases;
 using bench::make_config;
 
-double measure(const config::Config& config, int ranks, const price::LinkCost& link, int steps) {
+struct StepSeconds {
+  double all = 0, compute = 0;  // of rank 0
+};
+
+StepSeconds measure(const config::Config& config, int ranks, const price::LinkCost& link, int steps) {
   const auto clock = std::make_shared<clock::VirtualClock>(ranks, link);
-  std::vector<std::vector<double>> times(static_cast<size_t>(ranks));
+  std::vector<double> times, compute;
   comm::run_threads(
       ranks, topology::RankGrid(ranks, config.parallel), {.observer = clock}, [&](const comm::World& world) {
         auto assembly = step::assemble(config, world, config.model.vocab_size);
@@ -38,37 +42,47 @@ double measure(const config::Config& config, int ranks, const price::LinkCost& l
         const std::vector<nn::Microbatch> batches(static_cast<size_t>(count), bench::make_batch(config, world));
         for (int64_t step = 0; step < steps + 2; ++step) {
           comm::barrier(world.groups().world);
-          const double start = clock->now(world.rank());
+          const clock::RankTime start = clock->of(world.rank());
           step::train_step(*assembly, {batches, step + 1, step, false, {}});
           comm::barrier(world.groups().world);
-          if (step >= 2) times[static_cast<size_t>(world.rank())].push_back(clock->now(world.rank()) - start);
+          const clock::RankTime passed = clock->of(world.rank()) - start;
+          if (step < 2 || world.rank() != 0) continue;
+          times.push_back(passed.total_s());
+          compute.push_back(passed.compute_s);
         }
       });
-  return bench::median(times[0]);
+  return {bench::median(times), bench::median(compute)};
 }
 
+// Prints measured and predicted times of the operators of a step on rank 0.
 void print_operators(const config::Config& config, int ranks, const price::Machine& machine) {
-  const forecast::TracedRun run =
-      forecast::trace_run({.config = config,
-                           .world_size = ranks,
-                           .vocab_size = config.model.vocab_size,
-                           .device = machine.gpu ? at::Device(at::kCUDA, 0) : at::Device(at::kCPU)});
-  std::map<std::string, std::pair<double, int>> sums;
-  const auto add = [&](const std::vector<replay::IslandTrace>& regions) {
-    for (const replay::IslandTrace& region : regions) {
-      for (const replay::TraceOperation& one : region.operations) {
-        if (!one.group.empty()) continue;
-        auto& [seconds, count] = sums[one.name + " " + one.dtype];
-        seconds += price::operator_seconds(machine, {one.name, one.dtype, one.flops, static_cast<double>(one.bytes)});
-        ++count;
-      }
-    }
+  forecast::MeasuredStep step;
+  comm::run_threads(ranks, topology::RankGrid(ranks, config.parallel), {}, [&](const comm::World& world) {
+    forecast::MeasuredStep own = forecast::measure_step(config, world, bench::make_batch(config, world), 3);
+    if (world.rank() == 0) step = std::move(own);
+  });
+  struct Sum {
+    double measured = 0, predicted = 0;
+    int count = 0;
   };
-  for (const replay::TracedAction& action : run.traces[0].actions) add(action.regions);
-  add(run.traces[0].after);
+  std::map<std::string, Sum> sums;
+  Sum all;
+  for (const replay::TraceOperation& one : step.operators) {
+    if (!one.group.empty()) continue;
+    char key[128];
+    std::snprintf(key, sizeof key, "%s %s %.3g FLOP %.3g bytes", one.name.c_str(), one.dtype.c_str(), one.flops,
+                  static_cast<double>(one.bytes));
+    const double predicted =
+        price::operator_seconds(machine, {one.name, one.dtype, one.flops, static_cast<double>(one.bytes)});
+    for (Sum* sum : {&sums[key], &all})
+      sum->measured += one.seconds / step.steps, sum->predicted += predicted / step.steps, ++sum->count;
+  }
   for (const auto& [name, sum] : sums)
-    std::printf("    %-50s %5d %10.3f ms%s\n", name.c_str(), sum.second, sum.first * 1e3,
-                machine.measured.contains(name) ? "" : "  not measured");
+    if (sum.measured > 0.002 * all.measured)
+      std::printf("    %-60s %5d measured %8.3f predicted %8.3f ms\n", name.c_str(), sum.count / step.steps,
+                  sum.measured * 1e3, sum.predicted * 1e3);
+  std::printf("    all %d measured %.3f predicted %.3f, step %.3f ms\n", all.count / step.steps, all.measured * 1e3,
+              all.predicted * 1e3, step.step_s * 1e3);
 }
 
 }  // namespace
@@ -90,13 +104,20 @@ int main(int argc, char** argv) {
   CLI11_PARSE(app, argc, argv);
   bench::use_run_settings(argv);
   at::set_num_threads(1);
+  // A shared machine changes its speed by 10 % within minutes. So the same step of one rank is measured before and
+  // after the calibration and each case, and the measured time of a case is scaled to the speed of the calibration.
+  const price::LinkCost link{20e-6, 1e9};
+  const config::Config reference = make_config(cases().front());
+  const auto reference_seconds = [&] { return measure(reference, 1, link, 3).all; };
+  double speed_before = reference_seconds();
+  const double first = speed_before;
   price::Machine machine =
       machine_file.empty()
           ? forecast::calibrate({.progress = [](const std::string& line) { std::puts(line.c_str()); }})
           : price::find_machine(machine_file);
   if (!save.empty()) std::ofstream(save) << price::write_machine(machine);
-  std::printf("calls %.2f us %.2f us region %.2f us step %.2f us error %.3f\n", machine.library_call_s * 1e6,
-              machine.own_call_s * 1e6, machine.region_s * 1e6, machine.step_s * 1e6, machine.error);
+  std::printf("calls %.2f us %.2f us, %.3g s per byte, error %.3f\n", machine.library_call_s * 1e6,
+              machine.own_call_s * 1e6, machine.byte_s, machine.error);
   if (!file.empty()) {
     std::stringstream text;
     text << std::ifstream(file).rdbuf();
@@ -105,26 +126,32 @@ int main(int argc, char** argv) {
     print_operators(config::resolved(config, ranks), ranks, machine);
     return 0;
   }
-  const price::LinkCost link{20e-6, 1e9};
+  speed_before = reference_seconds();
+  const double calibrated = machine_file.empty() ? (first + speed_before) / 2 : speed_before;
   machine.cluster.domains = {{"link", 0, link}};
-  double sum = 0, worst = 0;
+  double sum = 0, worst = 0, raw_sum = 0;
   int count = 0;
   for (const Case& one : cases()) {
     if (!only.empty() && only != one.name) continue;
     const config::Config config = make_config(one);
-    const double measured = measure(config, one.ranks, link, steps);
+    const auto [raw, compute] = measure(config, one.ranks, link, steps);
+    const double speed_after = reference_seconds(), slowdown = (speed_before + speed_after) / 2 / calibrated;
+    speed_before = speed_after;
+    const double measured = raw / slowdown;
     const replay::StepTime predicted = forecast::price_step(
         {.config = config, .world_size = one.ranks, .vocab_size = config.model.vocab_size}, machine);
     const double error = predicted.seconds / measured - 1;
+    raw_sum += std::abs(predicted.seconds / raw - 1);
     sum += std::abs(error), worst = std::max(worst, std::abs(error)), ++count;
-    const replay::RankTimes& times = predicted.slowest();
+    const replay::RankTimes& times = predicted.ranks[0];
     std::printf(
-        "%-22s measured %8.2f ms  predicted %8.2f ms  %+6.1f %%   forward %.2f backward %.2f update %.2f comm %.2f "
-        "idle %.2f\n",
-        one.name, measured * 1e3, predicted.seconds * 1e3, error * 100, times.forward * 1e3, times.backward * 1e3,
-        times.optimizer * 1e3, times.communication() * 1e3, times.idle * 1e3);
+        "%-22s measured %8.2f ms, scaled %8.2f  predicted %8.2f ms  %+6.1f %%   compute %8.2f / %8.2f  waits %7.2f / "
+        "%7.2f\n",
+        one.name, raw * 1e3, measured * 1e3, predicted.seconds * 1e3, error * 100, compute * 1e3,
+        times.compute() * 1e3, (raw - compute) * 1e3, (times.communication() + times.idle) * 1e3);
     if (breakdown) print_operators(config, one.ranks, machine);
     std::fflush(stdout);
   }
-  std::printf("mean %.1f %%, worst %.1f %%\n", sum / count * 100, worst * 100);
+  std::printf("mean %.1f %%, worst %.1f %%; without scaling mean %.1f %%\n", sum / count * 100, worst * 100,
+              raw_sum / count * 100);
 }

@@ -57,7 +57,7 @@ UPPER = {
         "forecast": [*STEP, "price", "replay", "step"],
         "verify": [*STEP, "tape_check", "step"],
     },
-    "run": {"run": [*STEP, "step", "replay", "forecast", "text", "hf"]},
+    "run": {"run": [*STEP, "step", "replay", "forecast", "price", "text", "hf"]},
 }
 LAYER_OF = {module: layer for floor in (GROUND, UPPER) for layer, modules in floor.items() for module in modules}
 GROUND = {module: allowed for modules in GROUND.values() for module, allowed in modules.items()}
@@ -79,8 +79,8 @@ PROGRAMS = {
     "apps/upper": [*GROUND, "device", "kernels", "comm", "step", "forecast", "verify", "tape_check", "run"],
     "bench": [module for module in MODULES if module not in ("megatron", "tape_check")],
     "bench/echo": ["base", "config", "files", "plan"],
-    "bench/echo_model": ["base", "config", "files", "plan"],
-    "tests/bench": ["base", "config", "files", "plan"],
+    "bench/echo_model": ["base", "config", "files", "plan", "price"],
+    "tests/bench": ["base", "config", "files", "plan", "price"],
     "tests/support": ["base", "config", "megatron", "topology", "plan", "device", "kernels", "graph", "comm", "tape_check"],
     "tests/apps": [*GROUND],
     "tests/conformance": ["base", "config", "megatron", "files", "text", "topology", "plan", "data"],

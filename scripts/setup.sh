@@ -1,20 +1,22 @@
 #!/usr/bin/env bash
 # Installs the build's dependencies and prints only progress. A second run installs nothing.
-#   scripts/setup.sh [--cpu | --cuda] [--transformers]      default: cuda with an NVIDIA driver, else cpu
+#   scripts/setup.sh [--cpu | --cuda] [--transformers] [--browser]      default: cuda with an NVIDIA driver, else cpu
 # Debian packages are installed by apt-get (as root or with sudo). The torch wheel is installed in a per-user folder;
 # METROPLEX_DEPS changes its location. The last line of standard output is the folder of the wheel (…/torch) for
-# -DTORCH_ROOT. With --transformers, which the build does not need, the line before it is the folder of that package.
+# -DTORCH_ROOT. --browser adds Chromium, which only the test of report pages uses. With --transformers, which the build does not need, the line before it is the folder of that package.
 set -euo pipefail
 shopt -s inherit_errexit
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 variant=
 transformers=
+browser=()
 for arg in "$@"; do
   case "$arg" in
     --cpu) variant=cpu ;;
     --cuda) variant=full ;;
     --transformers) transformers=yes ;;
-    *) echo "setup.sh: unknown option '$arg'; it takes --cpu, --cuda and --transformers" >&2; exit 2 ;;
+    --browser) browser=(chromium) ;;
+    *) echo "setup.sh: unknown option '$arg'; it takes --cpu, --cuda, --transformers and --browser" >&2; exit 2 ;;
   esac
 done
 if [ -z "$variant" ]; then
@@ -34,7 +36,7 @@ quietly() {
 
 packages=(g++ cmake ninja-build make git python3 python3-pip ca-certificates procps ccache clang clang-format
   libclang-rt-14-dev pkg-config libcli11-dev libyaml-cpp-dev nlohmann-json3-dev libfmt-dev libpcre2-dev
-  libutf8proc-dev libsentencepiece-dev libxxhash-dev libseccomp-dev libgtest-dev openmpi-bin chromium)
+  libutf8proc-dev libsentencepiece-dev libxxhash-dev libseccomp-dev libgtest-dev openmpi-bin "${browser[@]}")
 missing=()
 for package in "${packages[@]}"; do
   dpkg-query -W -f='${Status}' "$package" 2>/dev/null | grep -q 'install ok installed' || missing+=("$package")

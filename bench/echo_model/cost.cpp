@@ -6,27 +6,24 @@
 #include <numeric>
 
 #include "base/error.h"
+#include "price/machine.h"
 
 namespace metroplex::bench {
 namespace {
 
-// FLOP/s are bf16 without sparsity. Data sheets give links as the sum of both directions; these are one direction.
-constexpr EchoMachine kEchoMachines[] = {
-    // NVIDIA H100 Tensor Core GPU data sheet, SXM: 1,979 TFLOP/s bf16 with sparsity, NVLink 900 GB/s. DGX H100 data
-    // sheet: 8 GPUs, one 400 Gb/s ConnectX-7 per GPU.
-    {"H100", 989.5e12, 450e9, 50e9, 8, 5e-6, 100e-6},
-    // NVIDIA H200 data sheet, SXM: FLOP/s and links equal the H100's; only the memory differs. DGX H200 data sheet.
-    {"H200", 989.5e12, 450e9, 50e9, 8, 5e-6, 100e-6},
-    // NVIDIA GB200 NVL72 data sheet: 360 PFLOP/s bf16 with sparsity and 130 TB/s NVLink for 72 GPUs. This is 5,000
-    // TFLOP/s and 1.8 TB/s per GPU; one 400 Gb/s ConnectX-7 per GPU.
-    {"GB200", 2500e12, 900e9, 50e9, 72, 5e-6, 100e-6},
-    // A rank is two cores of AMD EPYC, family 26. GEMMs: bench/2026-11-23-amd-epyc-2-cores.md (bf16, 0.95 TFLOP/s).
-    // Link: bench/2026-11-21-amd-epyc-2-cores.md (copying, 49.2 GB/s read and written). Plan time: bench echo_plan,
-    // 64 ranks, 256 experts.
-    {"2 cores of EPYC", 0.95e12, 24.6e9, 24.6e9, 64, 5e-6, 240e-6},
-};
-// The latency is the magnitude of one collective round, not from a data sheet. 100 µs of planning on a GPU is the
+// The latency is the magnitude of one collective round, not from a data sheet. 100 us of planning on a GPU is the
 // target of the planner's kernel (UltraEP publishes 106 to 114); it is not measured.
+EchoMachine of_gpu(const char* name, const std::string& description) {
+  const price::Machine machine = price::find_machine(description);
+  const price::Domain &near = machine.cluster.domains.front(), &far = machine.cluster.domains.back();
+  return {name,
+          machine.peak_flops.at("bf16"),
+          near.link.bytes_per_s,
+          far.link.bytes_per_s,
+          static_cast<int>(near.ranks),
+          5e-6,
+          100e-6};
+}
 
 // Bytes or rounds of one rank, inside and outside its domain.
 struct LinkBytes {
@@ -79,7 +76,16 @@ LinkBytes relay_rounds(const Domains& replicas, int owner_domain) {
 
 }  // namespace
 
-std::span<const EchoMachine> echo_machines() { return kEchoMachines; }
+std::span<const EchoMachine> echo_machines() {
+  // A rank of the last one is two cores of AMD EPYC, family 26. GEMMs: bench/2026-11-23-amd-epyc-2-cores.md (bf16,
+  // 0.95 TFLOP/s). Link: bench/2026-11-21-amd-epyc-2-cores.md (copying, 49.2 GB/s read and written). Plan time: bench
+  // echo_plan, 64 ranks, 256 experts.
+  static const std::vector<EchoMachine> machines{of_gpu("H100", "h100"),
+                                                 of_gpu("H200", "h200"),
+                                                 of_gpu("GB200", "gb200_nvl72"),
+                                                 {"2 cores of EPYC", 0.95e12, 24.6e9, 24.6e9, 64, 5e-6, 240e-6}};
+  return machines;
+}
 
 double EchoLayer::row_seconds(const EchoMachine& machine) const {
   constexpr double kPasses = 3;  // forward, gradient of the input, gradient of the weight

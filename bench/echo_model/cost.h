@@ -1,6 +1,6 @@
 // Predicts the time of an MoE layer from row counts and machine rates. The maxima over ranks determine it: most rows,
-// most bytes sent or received, most replicas of an owner. The rates come from a table that was not fitted to results,
-// so time shares are more reliable than times.
+// most bytes sent or received, most replicas of an owner. Rates of GPUs come from price/machine.h and were not fitted
+// to results, so time shares are more reliable than times.
 #pragma once
 
 #include <cstdint>

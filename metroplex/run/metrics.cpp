@@ -264,4 +264,17 @@ void Metrics::slowest(const SlowestRank& slowest) {
                             json_number(slowest.seconds), ", \"text\": \"", slowest.text, "\"}}"));
 }
 
+void Metrics::times(const StepComparison& comparison) {
+  sinks_->log.info(to_string(comparison));
+  std::string predicted, measured;
+  for (const PartTime& part : comparison.parts) {
+    const std::string key = (predicted.empty() ? "\"" : ", \"") + part.name + "\": ";
+    predicted += key + json_number(part.predicted);
+    measured += key + json_number(part.measured);
+  }
+  sinks_->line(base::concat("{\"time\": {\"iteration\": ", comparison.iteration, ", \"steps\": ", comparison.steps,
+                            ", \"rank\": ", comparison.rank, ", \"predicted\": {", predicted, "}, \"measured\": {",
+                            measured, "}}}"));
+}
+
 }  // namespace metroplex::run

@@ -14,6 +14,7 @@
 #include "files/expert_load.h"
 #include "files/file_system.h"
 #include "run/slowest_rank.h"
+#include "run/step_times.h"
 #include "step/step.h"
 
 namespace metroplex::run {
@@ -98,6 +99,8 @@ class Metrics {
   void describe(const std::string& line);
   // Logs the sentence and appends one JSON line with the single key "slowest".
   void slowest(const SlowestRank& slowest);
+  // Logs the comparison and appends one JSON line with the single key "time", which `metroplex report` shows.
+  void times(const StepComparison& comparison);
 
  private:
   struct Sinks;

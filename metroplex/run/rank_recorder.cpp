@@ -16,6 +16,10 @@ int64_t group_bytes(const device::Operation& operation) {
   return operation.name == "batch_p2p" ? reads + writes : std::max(reads, writes);
 }
 
+void RankRecorder::joins(const std::string& group, const std::string& /*purpose*/, const std::vector<int>& ranks) {
+  groups_[group].ranks = ranks;
+}
+
 void RankRecorder::run(device::Operation operation) {
   const bool is_group_call = !operation.group.empty();
   if (!is_group_call && !observer_) return operation.run();
@@ -23,7 +27,9 @@ void RankRecorder::run(device::Operation operation) {
   operation.run();
   const Clock::time_point end = Clock::now();
   if (is_group_call) {
-    seconds_ += std::chrono::duration<double>(end - start).count();
+    const double seconds = std::chrono::duration<double>(end - start).count();
+    seconds_ += seconds;
+    groups_[operation.group].seconds += seconds;
     bytes_ += group_bytes(operation);
   }
   if (observer_) observer_(operation, start, end);

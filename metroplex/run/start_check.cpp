@@ -19,6 +19,7 @@
 #include "run/run_folders.h"
 #include "run/same_data.h"
 #include "run/state.h"
+#include "run/step_time_report.h"
 #include "run/step_trace.h"
 
 namespace metroplex::run {
@@ -75,6 +76,7 @@ void check_checkpoint(const config::Config& config, const TokenizerFacts& tokeni
 
 void check_start(const config::Config& config, const TokenizerFacts& tokenizer, int64_t world_size,
                  files::FileSystem& disk) {
+  check_machine(config.train);
   check_save_folder(config, disk);
   if (!config.checkpoint.save.empty()) {
     check_writable(config.checkpoint.save, disk);

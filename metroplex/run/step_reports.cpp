@@ -25,6 +25,7 @@ StepReports::StepReports(RunContext& run, std::unique_ptr<device::MemoryMeter> m
     if (run.world().device().is_cpu()) rank_timer_.emplace(*run.recorder);
     else run.warn("train.log_slowest_rank = true: ranks on GPUs are not compared; remove it");
   }
+  if (!run.config().train.machine.empty()) times_.emplace(run);
   interval_.begin();
   describe_run();
 }
@@ -57,6 +58,14 @@ bool StepReports::measure_memory() {
   memory_ = std::make_unique<forecast::MemoryReport>(*run_.assembly, *meter_);
   memory_->begin_step();
   return true;
+}
+
+void StepReports::begin_computation() {
+  if (times_) times_->timer().begin_step();
+}
+
+void StepReports::end_computation(size_t num_microbatches) {
+  if (times_) times_->add(times_->timer().end_step(), static_cast<int64_t>(num_microbatches));
 }
 
 void StepReports::memory_and_graphs(size_t num_microbatches) {
@@ -125,6 +134,7 @@ void StepReports::iteration_line() {
     const std::optional<SlowestRank> slowest = rank_timer_->report(run_.world(), last_.iteration);
     if (slowest && run_.metrics) run_.metrics->slowest(*slowest);
   }
+  if (times_) times_->report(last_.iteration);
   interval_.begin();
 }
 

@@ -12,6 +12,7 @@
 #include "run/intervals.h"
 #include "run/run_context.h"
 #include "run/slowest_rank.h"
+#include "run/step_time_report.h"
 
 namespace metroplex::run {
 
@@ -28,7 +29,9 @@ class StepReports {
   template <class Loader>
   auto load(const Loader& loader) {
     if (rank_timer_) rank_timer_->begin_loading();
+    if (times_) times_->timer().begin_loading();
     auto batches = loader();
+    if (times_) times_->timer().end_loading();
     if (rank_timer_) rank_timer_->end_loading();
     return batches;
   }
@@ -36,12 +39,15 @@ class StepReports {
   // the run. It must run eagerly, and no microbatches may be fetched in it.
   bool measure_memory();
   bool is_measuring() const { return memory_ != nullptr; }
+  // Call before and after the computation of a step of this many microbatches.
+  void begin_computation();
+  void end_computation(size_t num_microbatches);
   // Reports the memory that was measured in a step of this many microbatches, and newly captured graphs.
   void memory_and_graphs(size_t num_microbatches);
   // Reports a step after run.position has advanced. Collective if train.log_params_norm or expert loads are due.
   void step(const step::StepOutcome& outcome, int64_t global_batch_size);
-  // Writes the iteration line of the steps since the last one. Collective with train.timing_log_level and
-  // train.log_slowest_rank.
+  // Writes the iteration line of the steps since the last one. Collective with train.timing_log_level,
+  // train.log_slowest_rank and train.machine.
   void iteration_line();
   // Excludes `time` from the time per iteration.
   void exclude(Clock::duration time) { interval_.exclude(time); }
@@ -58,6 +64,7 @@ class StepReports {
   std::unique_ptr<forecast::MemoryReport> memory_;
   std::optional<ExpertLoads> experts_;
   std::optional<RankTimer> rank_timer_;  // with train.log_slowest_rank
+  std::optional<StepTimeReport> times_;  // with train.machine
   Interval interval_;                    // since the last iteration line
   LargestNorm norms_;
   StepMetrics last_;  // of the last step

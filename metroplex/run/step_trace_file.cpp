@@ -12,6 +12,7 @@ void check_trace_file(files::FileSystem& disk, const std::string& path) {
   if (path.empty()) return;
   MPX_CHECK(disk.is_directory(files::parent_directory(path)), "files", "train.trace_file = ", path,
             ": its folder does not exist; create it, or choose another path");
+  MPX_CHECK(!disk.is_directory(path), "files", "train.trace_file = ", path, " is a directory; choose another path");
   if (disk.file_size(path).value_or(0) == 0) return;
   const std::string start = base::TraceEvents().json().substr(0, 20);
   MPX_CHECK(disk.map(path).text().starts_with(start), "files", "train.trace_file = ", path,

@@ -15,6 +15,7 @@
 #include "run/run_lines.h"
 #include "run/run_saves.h"
 #include "run/step_reports.h"
+#include "run/step_time_report.h"
 #include "run/step_trace.h"
 #include "step/step.h"
 
@@ -44,7 +45,8 @@ RunContext make_context(const config::Config& config, const comm::World& world, 
 
 comm::World with_recorder(const config::Config& config, const comm::World& world, RankRecorder& recorder) {
   if (!config.train.trace_file.empty()) return world.recorded(recorder);
-  return config.train.log_slowest_rank ? world.with_recorded_groups(recorder) : world;
+  const bool measures = config.train.log_slowest_rank || (!config.train.machine.empty() && world.device().is_cpu());
+  return measures ? world.with_recorded_groups(recorder) : world;
 }
 
 class Job {
@@ -65,10 +67,12 @@ class Job {
     begin(eod);
     while (has_more_steps()) {
       const step::StepInput input = next_step();
+      reports_->begin_computation();
       const step::EnqueuedStep enqueued = trace("enqueue-step", [&] { return enqueue_step(assembly, input); });
       prefetch();
       const step::StepOutcome outcome =
           trace("read-outcome", [&] { return read_outcome(assembly, input, enqueued); });
+      reports_->end_computation(batches_.size());
       trace("finish-step", [&] { finish_step(outcome); });
       if (!run_due_actions(outcome)) break;
     }
@@ -263,6 +267,7 @@ RunSummary run_training(const config::Config& config, const comm::World& world, 
   if (config.train.skip_train) return run_evaluation(config, world, tokenizer, environment);
   std::optional<checkpoint::FolderLock> lock;
   if (world.rank() == 0) {
+    check_machine(config.train);
     check_save_folder(config, *environment.disk);
     // Runs first, so that a wrong path is reported at the start and not at the first save.
     if (!config.checkpoint.save.empty()) lock.emplace(*environment.disk, config.checkpoint.save);

@@ -96,7 +96,7 @@ def saves(bench, name):
 def metrics(bench, name):
     path = bench.folder / f"{name}.jsonl"
     lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-    return {(line.get("split", "train"), line["iteration"]): line for line in lines}
+    return {(line.get("split", "train"), line["iteration"]): line for line in lines if "iteration" in line}
 
 
 def finite(base):
@@ -280,7 +280,8 @@ def twin(base, rng):
     """Settings that must not change any bit: storage of activations, timing of buckets, prefetching, logging."""
     keys = base.case.keys
     ways = [{"data__num_workers": "3"}, {"train__timing_log_level": "2"},
-            {"train__trace_file": "twin.trace", "train__trace_step_start": "2", "train__trace_step_end": "4", "train__log_slowest_rank": "true"}]
+            {"train__trace_file": "twin.trace", "train__trace_step_start": "2", "train__trace_step_end": "4", "train__log_slowest_rank": "true",
+             "train__machine": "cpu"}]
     if keys.get("parallel.data_parallel_sharding_strategy") != "optim":  # with optim, buckets split the sum of a norm
         ways.append({"parallel__overlap_grad_reduce": "true" if "parallel.overlap_grad_reduce" in keys else "false"})
     if "parallel.align_param_gather" not in keys:

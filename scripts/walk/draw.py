@@ -29,7 +29,7 @@ NOT_DRAWN = {
     "captured by the checks, where it may be": [
         "train.cuda_graph_impl", "train.cuda_graph_modules", "train.cuda_graph_warmup_steps"],
     "traces and reports, which the check twin turns on": [
-        "train.trace_file", "train.trace_step_start", "train.trace_step_end", "train.log_slowest_rank"],
+        "train.trace_file", "train.trace_step_start", "train.trace_step_end", "train.log_slowest_rank", "train.machine"],
     "the machine's memory": ["memory.check_fit", "memory.device_memory_gib"],
 }
 

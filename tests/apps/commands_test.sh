@@ -6,7 +6,7 @@ make_corpus
 echo "--help of every command"
 run 0 --help
 commands=$(sed -n 's/^  \([a-z]*\)  .*/\1/p' out)
-[ "$(echo $commands)" = "train eval generate verify preprocess tokenizer ranks schedule experts report plot convert inspect" ] || fail "commands: $commands"
+[ "$(echo $commands)" = "train eval generate plan calibrate verify preprocess tokenizer ranks schedule experts report plot convert inspect" ] || fail "commands: $commands"
 for command in $commands; do
   run 0 "$command" --help
   [ ! -s err ] || fail "$command --help writes to stderr"

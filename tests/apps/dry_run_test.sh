@@ -100,6 +100,8 @@ for schedule in --optim.lr=0.5 --train.train_iters=16 --train.global_batch_size=
 done
 run 0 train "${tiny[@]}" "${save[@]}" --checkpoint.load=saved --optim.lr=0.5 --optim.override_opt_param_scheduler=true --dry-run
 refused_alike 3 --train.metrics_file=text/001.txt
+refused_alike 3 --train.trace_file=text --train.trace_step_start=1 --train.trace_step_end=2
+warns 'train.trace_file = text is a directory; choose another path'
 for way in --dry-run --quiet; do # the error has the free bytes, which change
   run 2 train "${tiny[@]}" --train.eval_iters=1000000000 --train.eval_interval=1 --data.split=90,10,0 $way
   warns "split valid of '.*corpus': the order of [0-9]+ samples of 16 tokens"

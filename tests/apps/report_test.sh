@@ -36,6 +36,14 @@ mkdir two && cp all/metrics.jsonl two/a.jsonl && cp all/metrics.jsonl two/b.json
 run 3 report two
 warns "'two' contains 2 metrics files, including 'two/a.jsonl' and 'two/b.jsonl'; pass the path"
 run 3 report all -o missing/page.html
+run 2 report all ./all/metrics.jsonl
+warns "'./all/metrics.jsonl' is the same file as 'all/metrics.jsonl'; pass each run once"
+cp cut.jsonl self.jsonl && ln self.jsonl hard.jsonl && ln -s self.jsonl soft.jsonl
+for output in self.jsonl ./self.jsonl hard.jsonl soft.jsonl; do
+  run 2 report self.jsonl -o $output
+  warns "--output = $output: must not be an input of the command; choose another path"
+  cmp -s cut.jsonl self.jsonl && held || fail "report replaced its input through $output"
+done
 holds "cut lines, other metrics, and files that are missing or ambiguous"
 
 mkdir grows && head -20 all/metrics.jsonl > grows/metrics.jsonl
@@ -54,6 +62,24 @@ for signal in TERM INT; do
 done
 [ ! -e follow.html.part ] && held || fail "follow.html.part is left"
 holds "a page follows a file that grows, until a signal"
+
+# The trainer moves the file of another run to .1; the next file may be longer.
+pages() { for _ in $(seq 100); do [ "$(wc -l < moved.out)" -lt "$1" ] || break; sleep 0.1; done; }
+mkdir moved && head -20 all/metrics.jsonl > moved/metrics.jsonl
+"$metroplex" report moved --follow -o moved.html > moved.out &
+follower=$!
+pages 1
+mv moved/metrics.jsonl moved/metrics.jsonl.1
+sleep 2.5
+kill -0 $follower && held || fail "metroplex report --follow ended with its file"
+has '"iteration":' moved.html
+cp other/metrics.jsonl moved/metrics.jsonl
+pages 2
+kill -TERM $follower
+wait $follower && held || fail "metroplex report --follow ended with $?"
+run 0 report moved -o whole.html
+cmp -s moved.html whole.html && held || fail "the followed page of a replaced file differs from its page"
+holds "a page waits for an absent file, and follows a longer one in its place"
 
 runs million big
 run 0 report big -o page.html

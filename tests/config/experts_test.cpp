@@ -145,6 +145,22 @@ TEST(StaticBufferSizes, AreMultiplesOfTheEvenLoadUpToAllThatCanCome) {
   }
 }
 
+TEST(ExpertFill, IsTheEvenPartOfABuffer) {
+  Model model;
+  model.num_moe_experts = 8;
+  model.moe_router_topk = 3;
+  model.moe_token_dispatcher_type = TokenDispatcher::alltoall;
+  EXPECT_EQ(expert_fill(model, 1, 4), 1);
+  // Two local experts: at most 2 of the 3 rows of a token arrive, 3/4 of one on average.
+  model.moe_token_dispatcher_type = TokenDispatcher::allgather;
+  EXPECT_DOUBLE_EQ(expert_fill(model, 1, 4), 3.0 / 4 / 2);
+  EXPECT_DOUBLE_EQ(expert_fill(model, 2, 4), 3.0 / 4 / 2);
+  EXPECT_EQ(expert_fill(model, 2, 1), 1);
+  model.moe_token_dispatcher_type = TokenDispatcher::static_buffer;
+  model.moe_expert_rank_capacity_factor = 1.5;
+  EXPECT_NEAR(expert_fill(model, 1, 4), 1 / 1.5, 1e-5);  // the capacity is rounded up to a row
+}
+
 TEST(ExpertDispatcher, IsLocalForOneRank) {
   Model model;
   EXPECT_EQ(token_dispatcher(model, 1), TokenDispatcher::local);

@@ -112,6 +112,18 @@ TEST(TextCurve, DrawsLineInAscii) {
             "   * a 3\n");
 }
 
+TEST(TextCurve, DrawsSeparatePoints) {
+  const Series series = make_series({0, 1, 2, 3});
+  EXPECT_EQ(draw_curves("t", {{"a", &series, false}}, {.columns = 30, .lines = 7, .ascii = true}),
+            "t\n"
+            "3 |                          *\n"
+            "  |                 *\n"
+            "1 |         *\n"
+            "0 |*\n"
+            "   1                         4\n"
+            "   * a 3\n");
+}
+
 TEST(TextCurve, StaysWithinColumns) {
   const Series series = random_series(5000), other = make_series({-1e300, 1e300});
   for (const int columns : {30, 57, 200}) {

@@ -2,11 +2,13 @@
 #include "page/run_file.h"
 
 #include <cmath>
+#include <fstream>
 
 #include <gtest/gtest.h>
 
 #include "files/memory_file_system.h"
 #include "support/error_of.h"
+#include "support/folder.h"
 
 namespace metroplex::page::run_file_test {
 namespace {
@@ -130,6 +132,42 @@ TEST(RunFile, RereadsShorterFile) {
   EXPECT_TRUE(reader.run().restarts.empty());
 }
 
+TEST(RunFile, RereadsReplacedFile) {
+  const test::Folder folder;
+  files::PosixFileSystem disk;
+  const std::string path = folder.at("m.jsonl");
+  const auto replace = [&](const std::string& text) {
+    std::ofstream(path + ".new") << text;
+    disk.rename(path + ".new", path);
+  };
+  replace(step(1, "9") + step(2, "8"));
+  RunReader reader(disk, path);
+  for (const std::string& more : {std::string(), step(9, "2")}) {  // a file of the same size, and a longer one
+    replace(step(7, "4") + step(8, "3") + more);
+    EXPECT_TRUE(reader.read_more());
+    EXPECT_EQ(reader.run().find("lm loss")->iterations.front(), 7);
+    EXPECT_FALSE(reader.read_more());
+  }
+  // Without an open map, the file system may give the inode of a removed file to the next one.
+  disk.remove(path);
+  std::ofstream(path) << step(5, "6") + step(6, "5") + step(7, "4") + step(8, "3");
+  EXPECT_TRUE(reader.read_more());
+  EXPECT_EQ(reader.run().find("lm loss")->iterations, (std::vector<int64_t>{5, 6, 7, 8}));
+}
+
+TEST(RunFile, KeepsStepsWhileFileIsAbsent) {
+  Disk disk;
+  disk.add("m.jsonl", step(1, "9"));
+  RunReader reader(disk, "m.jsonl");
+  disk.rename("m.jsonl", "m.jsonl.1");
+  EXPECT_FALSE(reader.read_more());
+  EXPECT_EQ(reader.run().find("lm loss")->values, std::vector<double>{9});
+  disk.rename("m.jsonl.1", "m.jsonl");
+  disk.add("m.jsonl", step(2, "8"));
+  EXPECT_TRUE(reader.read_more());
+  EXPECT_EQ(reader.run().find("lm loss")->values, (std::vector<double>{9, 8}));
+}
+
 TEST(RunFile, AcceptsFileWithoutSteps) {
   EXPECT_EQ(read("").find("lm loss"), nullptr);
   EXPECT_EQ(read("{\"run\": {\"iteration\": 0}}\n").find("lm loss"), nullptr);
@@ -154,6 +192,16 @@ TEST(RunFile, RejectsOtherFiles) {
   EXPECT_NE(test::catch_error([&] { RunReader(disk, "other.jsonl"); }).find("is not a metrics file"),
             std::string::npos);
   EXPECT_NE(test::catch_error([&] { RunReader(disk, "missing"); }).find("is not a file"), std::string::npos);
+}
+
+TEST(RunFile, RejectsRepeatedRun) {
+  Disk disk;
+  disk.make_directory("a");
+  disk.add("a/metrics.jsonl", step(1, "9"));
+  EXPECT_NE(test::catch_error([&] {
+              read_runs(disk, {"a", "a/metrics.jsonl"});
+            }).find("pass each run once"),
+            std::string::npos);
 }
 
 TEST(RunFile, EqualNamesBecomePaths) {

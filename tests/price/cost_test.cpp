@@ -1,4 +1,5 @@
 // Times of operators and collectives, computed by hand.
+#include <cmath>
 #include <gtest/gtest.h>
 
 #include <numeric>
@@ -38,12 +39,21 @@ TEST(OperatorCost, InterpolatesLogarithmically) {
 
 TEST(OperatorCost, PrefersMeasuredTimes) {
   Machine measured = machine();
-  measured.measured["mm bf16"] = {{10, 5}, {1000, 50}};
-  measured.measured["copy bf16"] = {{10, 5}, {1000, 50}};
-  EXPECT_DOUBLE_EQ(operator_seconds(measured, {"mm", "bf16", 1000, 0}), 20);
-  EXPECT_DOUBLE_EQ(operator_seconds(measured, {"mm", "bf16", 1, 0}), 2);         // as for 10: a fixed cost
-  EXPECT_DOUBLE_EQ(operator_seconds(measured, {"mm", "bf16", 2000, 0}), 40);     // the last rate
+  measured.measured["mm bf16"] = {{10, 0, 2}, {1000, 0, 20}};
+  measured.measured["copy bf16"] = {{0, 10, 2}, {0, 1000, 20}};
+  EXPECT_NEAR(operator_seconds(measured, {"mm", "bf16", 1000, 0}), 20, 1e-9);
+  EXPECT_DOUBLE_EQ(operator_seconds(measured, {"mm", "bf16", 1, 0}), 2);  // as for 10: a fixed cost
+  // Half way in the logarithm: the geometric mean of the rates 5 and 50.
+  EXPECT_NEAR(operator_seconds(measured, {"mm", "bf16", 100, 0}), 100 / std::sqrt(5.0 * 50.0), 1e-9);
   EXPECT_DOUBLE_EQ(operator_seconds(measured, {"copy", "bf16", 0, 2000}), 120);  // 20 + 1000 bytes / 10
+}
+
+TEST(OperatorCost, TellsProductsOfEqualWorkByTheirBytes) {
+  Machine measured = machine();
+  measured.measured["mm bf16"] = {{1000, 10, 1}, {1000, 1000, 5}, {10, 10, 0.5}};
+  EXPECT_NEAR(operator_seconds(measured, {"mm", "bf16", 1000, 10}), 1, 1e-9);
+  EXPECT_NEAR(operator_seconds(measured, {"mm", "bf16", 1000, 1000}), 5, 1e-9);
+  EXPECT_LT(operator_seconds(measured, {"mm", "bf16", 1000, 20}), std::sqrt(5.0));
 }
 
 TEST(OperatorCost, ChargesTheHostPerCall) {
@@ -53,6 +63,8 @@ TEST(OperatorCost, ChargesTheHostPerCall) {
   calibrated.library_call_s = 2, calibrated.own_call_s = 3;
   EXPECT_DOUBLE_EQ(issue_seconds(calibrated, {"aten::add", "bf16"}), 2);
   EXPECT_DOUBLE_EQ(issue_seconds(calibrated, {"norm_forward", "bf16"}), 3);
+  calibrated.byte_s = 0.5;
+  EXPECT_DOUBLE_EQ(issue_seconds(calibrated, {"norm_forward", "bf16", 0, 10}), 3 + 5);
 }
 
 std::vector<int> members(int count, int stride) {
@@ -66,6 +78,7 @@ TEST(CollectiveCost, CountsRingBytes) {
   EXPECT_DOUBLE_EQ(cluster.collective_seconds("all_gather", members(4, 1), 80), 0.5 + 6);
   EXPECT_DOUBLE_EQ(cluster.collective_seconds("reduce_scatter", members(4, 1), 80), 0.5 + 6);
   EXPECT_DOUBLE_EQ(cluster.collective_seconds("all_to_all", members(4, 1), 80), 0.5 + 6);
+  EXPECT_DOUBLE_EQ(cluster.collective_seconds("exchange_rows", members(4, 1), 80), 0.5 + 6);
   EXPECT_DOUBLE_EQ(cluster.collective_seconds("all_reduce", members(4, 1), 80), 0.5 + 12);
   EXPECT_DOUBLE_EQ(cluster.collective_seconds("broadcast", members(4, 1), 80), 0.5 + 8);
   EXPECT_DOUBLE_EQ(cluster.collective_seconds("barrier", members(4, 1), 0), 0.5);

@@ -79,12 +79,18 @@ TEST(StepTime, EqualsTheTimelineOfAPipeline) {
         for (int rank = 0; rank < stages; ++rank) one.groups["pp"].ranks.push_back(2 * rank);
       }
       const plan::PipelineTable pipeline = table(stages, microbatches);
-      const replay::StepTime time = replay::simulate_step({machine(), pipeline, traces});
+      const replay::StepTime time = replay::simulate_step({machine(), pipeline, traces, false, {}, true});
       const replay::Timeline timeline = replay::replay(pipeline, {.forward = 1, .backward = 2});
       EXPECT_DOUBLE_EQ(time.seconds, timeline.length) << stages << " " << microbatches;
       for (size_t rank = 0; rank < traces.size(); ++rank) {
         EXPECT_DOUBLE_EQ(time.ranks[rank].total(), time.seconds);
         EXPECT_DOUBLE_EQ(time.ranks[rank].compute(), timeline.busy[rank]);
+        ASSERT_EQ(time.timeline.ranks[rank].size(), timeline.ranks[rank].size());
+        for (size_t i = 0; i < timeline.ranks[rank].size(); ++i) {
+          EXPECT_EQ(time.timeline.ranks[rank][i].action, timeline.ranks[rank][i].action);
+          EXPECT_DOUBLE_EQ(time.timeline.ranks[rank][i].start, timeline.ranks[rank][i].start);
+          EXPECT_DOUBLE_EQ(time.timeline.ranks[rank][i].end, timeline.ranks[rank][i].end);
+        }
       }
       // Each border adds its time twice on the critical path of a single microbatch.
       for (StepTrace& one : traces) one.border_bytes.assign(static_cast<size_t>(stages - 1), 1);
@@ -121,7 +127,14 @@ TEST(StepTime, LaunchesLimitSmallOperators) {
 
 TEST(StepTime, ScalesOperatorsOfExperts) {
   std::vector<StepTrace> traces{trace({{"grouped_mm", "", 4, 0, "bf16"}, product(1)}, {product(1)})};
-  EXPECT_DOUBLE_EQ(replay::simulate_step({machine(), table(1, 1), traces, true, 1.5}).seconds, 6 + 1 + 1);
+  EXPECT_DOUBLE_EQ(replay::simulate_step({machine(), table(1, 1), traces, true, {1.5}}).seconds, 6 + 1 + 1);
+  // A quarter of the buffer holds rows: half of 1.5 * 4 bytes leaves the rank.
+  traces = {trace({collective("exchange_rows", 16, 1), wait(1)}, {product(1)})};
+  EXPECT_DOUBLE_EQ(replay::simulate_step({machine(), table(1, 1), traces, true, {1.5, 0.25}}).seconds, 3 + 1);
+  traces = {trace({{"expert_activation", "", 0, 16, "bf16"}}, {product(1)})};
+  EXPECT_DOUBLE_EQ(replay::simulate_step({machine(), table(1, 1), traces, true, {1.5, 0.25}}).seconds, 6 + 1);
+  traces = {trace({collective("fetch_rows", 16, 1), wait(1)}, {product(1)})};
+  EXPECT_DOUBLE_EQ(replay::simulate_step({machine(), table(1, 1), traces, true, {1.5, 0.25, 0.5}}).seconds, 8 + 1);
 }
 
 }  // namespace

@@ -11,7 +11,7 @@ sys.dont_write_bytecode = True
 sys.path.insert(0, str(ROOT / "scripts"))
 import mutant_switch  # noqa: E402
 
-TRACKED = ("scripts/mutants.py", "scripts/mutant_switch.py", "tests/mutants/table.py", "tests/mutants/drawn.py")
+TRACKED = ("scripts/mutants.py", "scripts/mutant_switch.py", "tests/mutants/table.py", "tests/mutants/drawn.py", "tests/mutants/price.py")
 
 CMAKE = """cmake_minimum_required(VERSION 3.25)
 project(small LANGUAGES CXX)

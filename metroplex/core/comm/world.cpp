@@ -55,6 +55,7 @@ Group observed(const Group& group, device::Recorder& recorder) {
   if (group.size() == 1) return group;
   const auto owner = std::make_shared<Group>(group);
   const std::shared_ptr<GroupBackend> backend(owner, &owner->backend());
+  recorder.joins(group.name(), to_string(group.purpose()), group.ranks());
   return Group({group.name(), group.purpose(), group.ranks()}, group.index(),
                make_observing_backend(group.name(), recorder, backend));
 }
@@ -145,6 +146,7 @@ World World::with_recorded_groups(device::Recorder& recorder) const {
   World world = *this;
   for (Group* group : list_step_groups(world.groups_)) *group = observed(*group, recorder);
   world.factory_ = [factory = factory_, &recorder](const GroupSpec& spec) {
+    recorder.joins(spec.name, to_string(spec.purpose), spec.ranks);
     return make_observing_backend(spec.name, recorder, factory(spec));
   };
   return world;

@@ -302,6 +302,16 @@ int64_t rank_pair_capacity(const Model& model, int64_t tokens, int64_t ep) {
 
 int64_t even_rows(const Model& model, int64_t tokens, int64_t etp) { return etp * tokens * model.moe_router_topk; }
 
+double expert_fill(const Model& model, int64_t etp, int64_t ep) {
+  const TokenDispatcher kind = token_dispatcher(model, etp * ep);
+  const bool gathers = kind == TokenDispatcher::allgather;
+  if (!gathers && kind != TokenDispatcher::static_buffer) return 1;
+  constexpr int64_t kTokens = int64_t{1} << 20;  // any large number: both counts are proportional to it
+  const int64_t most = gathers ? etp * ep * kTokens * std::min(model.moe_router_topk, model.num_moe_experts / ep)
+                               : rank_capacity(model, kTokens, etp, ep);
+  return std::min(1.0, static_cast<double>(even_rows(model, kTokens, etp)) / static_cast<double>(most));
+}
+
 bool is_stash_key(std::string_view name) { return name.rfind("moe_paged_stash", 0) == 0; }
 
 bool is_echo_key(std::string_view name) { return name.find("_echo") != std::string_view::npos; }

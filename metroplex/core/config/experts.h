@@ -81,6 +81,9 @@ bool echo_plans_on_device(const Model& model);
 // Resolves model.moe_token_dispatcher_type: auto is local for one rank, else alltoall. expert_ranks is etp * ep, the
 // ranks that share a layer's experts.
 TokenDispatcher token_dispatcher(const Model& model, int64_t expert_ranks);
+// Fraction of a rank's expert buffer that holds rows under even load: below 1 if the dispatcher's buffers have a
+// fixed or the largest possible size.
+double expert_fill(const Model& model, int64_t etp, int64_t ep);
 // True if that dispatcher reads the row counts per rank on the host in every step, because they set its message
 // lengths.
 bool dispatcher_reads_counts(const Model& model, int64_t expert_ranks);

@@ -14,6 +14,7 @@ void check_paths(Rules& rules) {
       {"memory.offload_directory", &config.memory.offload_directory},
       {"model.from", &config.model.from},
       {"train.expert_trace_file", &config.train.expert_trace_file},
+      {"train.machine", &config.train.machine},
       {"train.metrics_file", &config.train.metrics_file},
       {"train.tensorboard_dir", &config.train.tensorboard_dir},
       {"train.trace_file", &config.train.trace_file}};

@@ -25,8 +25,9 @@ void refuse_without(Rules& rules, const char* switched, bool (*belongs)(std::str
   Config here = rules.config, defaults;
   const std::vector<Field> given = fields(here), standard = fields(defaults);
   for (size_t i = 0; i < given.size(); ++i) {
-    rules.require_effect(!belongs(given[i].name) || to_text(given[i]) == to_text(standard[i]), given[i].key().c_str(),
-                         to_text(given[i]), base::concat("has no effect without ", switched),
+    if (!belongs(given[i].name)) continue;
+    rules.require_effect(to_text(given[i]) == to_text(standard[i]), given[i].key().c_str(), to_text(given[i]),
+                         base::concat("has no effect without ", switched),
                          base::concat("leave it out, or turn ", switched, " on"));
   }
 }

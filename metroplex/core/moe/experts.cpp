@@ -50,9 +50,10 @@ Experts::Experts(const std::string& name, const config::Model& model, const nn::
       scales_input_(model.moe_apply_probs_on_input),
       first_of_etp_(at.etp_rank() == 0),
       slots_(at.slots),
+      fill_(config::expert_fill(model, at.etp, at.ep)),
       buffers_(at.buffers),
       stash_(at.stash),
-      products_(context.target, at.local_groups(model.num_moe_experts)),
+      products_(context.target, at.local_groups(model.num_moe_experts), -1, fill_),
       rows_(nn::activation_spec(model, context.target)) {
   const Sizes sizes{model.num_moe_experts, model.hidden_size, config::expert_ffn_width(model),
                     model.gated_linear_unit};
@@ -113,7 +114,8 @@ Experts::Counts Experts::counts_of(const ExpertRows& in) const {
   if (grouped_) return counts;
   const int64_t experts = in.counts.numel(), all = in.x.size(0);
   if (target_.meta) {  // counts are unknown: assume an even load
-    for (int64_t e = 0; e < experts; ++e) counts.host.push_back(all * (e + 1) / experts - all * e / experts);
+    const auto rows = static_cast<int64_t>(fill_ * static_cast<double>(all));
+    for (int64_t e = 0; e < experts; ++e) counts.host.push_back(rows * (e + 1) / experts - rows * e / experts);
     return counts;
   }
   const at::Tensor host = device::read_on_host(target_, in.counts);

@@ -122,6 +122,7 @@ class Experts {
   nn::SavePolicy saving_;
   bool grouped_, scales_input_, first_of_etp_;
   int64_t slots_;
+  double fill_;  // config::expert_fill
   std::shared_ptr<const StaticBuffers> buffers_;
   std::shared_ptr<PagedStash> stash_;  // null: whole buffers are saved
   int number_ = 0;                     // layer number in the stash

@@ -55,14 +55,14 @@ std::string product_name(const GroupedCase& c) {
 }
 
 at::Tensor library_rows(const device::Target& target, GroupedOp op, const at::Tensor& rows,
-                        const GroupedWeights& of_groups, const at::Tensor& counts) {
+                        const GroupedWeights& of_groups, const at::Tensor& counts, double fill) {
   const bool forward = op == GroupedOp::forward;
   const int64_t n = rows.size(0), width = of_groups.home.size(forward ? 1 : 2);
   if (n == 0) return at::empty({n, width}, rows.options());
   const at::Tensor weights = joined(of_groups);
   const at::Tensor matrices = forward ? weights.transpose(1, 2) : weights;
   const at::Tensor out = multiplied(target, rows, matrices, expert_ends(counts, n), {n, width});
-  device::issued(target, {"grouped_mm", {&rows, &weights}, {&out}, {}, product_flops(n, weights)});
+  device::issued(target, {"grouped_mm", {&rows, &weights}, {&out}, {}, fill * product_flops(n, weights)});
   return out;
 }
 
@@ -77,7 +77,7 @@ void put_library_weight_gradient(const device::Target& target, const LibraryGrad
   }
   const at::Tensor product =
       multiplied(target, dy.t(), x, expert_ends(counts, n), {counts.numel(), gradient.size(1), gradient.size(2)});
-  device::issued(target, {"grouped_mm", {&dy, &x}, {&product}, {}, product_flops(n, gradient)});
+  device::issued(target, {"grouped_mm", {&dy, &x}, {&product}, {}, to.fill * product_flops(n, gradient)});
   if (to.zeros_empty) product.masked_fill_((counts == 0).view({-1, 1, 1}), 0);
   nn::put_product(target, gradient, product.narrow(0, 0, home), to.adds);
   if (of_replicas.defined())

@@ -32,10 +32,10 @@ bool library_multiplies(const GroupedCase& c);
 // Name of the implementation for the log: "libtorch's _grouped_mm", "own tiles, AMX", "own panels, AVX-512", ...
 std::string product_name(const GroupedCase& c);
 
-// counts [groups] int64. forward: x [R, in] to [R, out]; input_gradient: the reverse. With replicas, all weights are
-// copied temporarily.
+// counts [groups] int64. `fill`: see GroupedProduct. forward: x [R, in] to [R, out]; input_gradient: the reverse.
+// With replicas, all weights are copied temporarily.
 at::Tensor library_rows(const device::Target& target, kernels::GroupedOp op, const at::Tensor& rows,
-                        const GroupedWeights& weights, const at::Tensor& counts);
+                        const GroupedWeights& weights, const at::Tensor& counts, double fill = 1);
 
 // Gradient of local experts += dy^T x by group, for dy [R, out] and x [R, in]; overwrites if `adds` is false. The
 // gradient of replicas is always overwritten. Products are rounded to bf16, then added in one pass. `zeros_empty`:
@@ -43,6 +43,7 @@ at::Tensor library_rows(const device::Target& target, kernels::GroupedOp op, con
 struct LibraryGradient {
   GroupedWeights gradient;
   bool adds = true, zeros_empty = false;
+  double fill = 1;  // see GroupedProduct
 };
 void put_library_weight_gradient(const device::Target& target, const LibraryGradient& to, const at::Tensor& dy,
                                  const at::Tensor& x, const at::Tensor& counts);

@@ -36,11 +36,12 @@ int64_t* integers(const at::Tensor& x) { return static_cast<int64_t*>(x.mutable_
 
 }  // namespace
 
-GroupedProduct::GroupedProduct(const device::Target& target, int64_t groups, int capability)
+GroupedProduct::GroupedProduct(const device::Target& target, int64_t groups, int capability, double fill)
     : target_(target),
       capability_(capability >= 0 ? capability
                   : target.gpu()  ? device::compute_capability()
                                   : 0),
+      fill_(fill),
       arguments_(at::empty({kernels::kGroupedFields, groups},
                            at::TensorOptions().dtype(at::kLong).device(target.memory()))) {}
 
@@ -51,7 +52,7 @@ bool GroupedProduct::by_library(const at::Tensor& rows, const GroupedWeights& st
 
 at::Tensor GroupedProduct::rows(kernels::GroupedOp op, const at::Tensor& rows, const GroupedWeights& weights,
                                 const at::Tensor& counts) const {
-  if (by_library(rows, weights, true)) return library_rows(target_, op, rows, weights, counts);
+  if (by_library(rows, weights, true)) return library_rows(target_, op, rows, weights, counts, fill_);
   const int64_t width = weights.home.size(op == kernels::GroupedOp::forward ? 1 : 2);
   const at::Tensor out = at::empty({rows.size(0), width}, rows.options());
   run(op, rows, weights, out, counts);
@@ -71,7 +72,7 @@ void GroupedProduct::run(kernels::GroupedOp op, const GroupedWeights& of_a, cons
   check_stack(stack, groups);
   if (gradient && by_library(b, of_c, false)) {
     constexpr int kWritesAll = 100;  // below sm_100 the library also zeroes groups without rows
-    return put_library_weight_gradient(target_, {of_c, adds, capability_ >= kWritesAll}, a, b, counts);
+    return put_library_weight_gradient(target_, {of_c, adds, capability_ >= kWritesAll, fill_}, a, b, counts);
   }
   const int64_t out = stack.home.size(1), in = stack.home.size(2);
   kernels::GroupedSource source{operand(of_a), operand(of_b), operand(of_c), groups, rows, replica_count(stack)};
@@ -79,7 +80,7 @@ void GroupedProduct::run(kernels::GroupedOp op, const GroupedWeights& of_a, cons
   device::launch(target_, {"grouped_arguments", {&counts}, {&arguments_}}, kernels::grouped_arguments,
                  kernels::grouped_arguments_cuda, integers(counts), source, integers(arguments_));
   const kernels::GroupedShape shape{op, groups, rows, in, out, sum == nn::acc_type(type)};
-  const double flops = 2.0 * static_cast<double>(rows) * static_cast<double>(in) * static_cast<double>(out);
+  const double flops = 2.0 * fill_ * static_cast<double>(rows) * static_cast<double>(in) * static_cast<double>(out);
   nn::dispatch_element(type, [&](auto zero) {
     using T = decltype(zero);
     device::launch(target_,

@@ -24,8 +24,9 @@ struct GroupedWeights {
 
 class GroupedProduct {
  public:
-  // `capability`: of the GPU that runs the products; -1: detect.
-  GroupedProduct(const device::Target& target, int64_t groups, int capability = -1);
+  // `capability`: of the GPU that runs the products; -1: detect. `fill`: fraction of the buffers that holds rows
+  // under even load, for the FLOPs that a recorder sees.
+  GroupedProduct(const device::Target& target, int64_t groups, int capability = -1, double fill = 1);
 
   // Returns y or dx of forward or input_gradient, by libtorch if that is faster.
   at::Tensor rows(kernels::GroupedOp op, const at::Tensor& rows, const GroupedWeights& weights,
@@ -43,6 +44,7 @@ class GroupedProduct {
 
   device::Target target_;
   int capability_;
+  double fill_;
   at::Tensor arguments_;  // see kernels/grouped_product.h
 };
 

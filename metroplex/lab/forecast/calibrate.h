@@ -7,17 +7,38 @@
 #include <string>
 #include <vector>
 
+#include "comm/world.h"
 #include "config/config.h"
 #include "nn/microbatch.h"
 #include "price/machine.h"
+#include "replay/rank_trace.h"
 
 namespace metroplex::forecast {
 
 struct CalibrateOptions {
-  std::vector<config::ParamsDtype> dtypes{config::ParamsDtype::fp32, config::ParamsDtype::bf16};
-  int steps = 5;  // of each model, and as many without a recorder
+  std::vector<config::Config> models = {};  // of one rank; empty: calibration_models of fp32 and bf16
+  // Threads that measure at the same time, since ranks share memory bandwidth and caches; 0: one per core.
+  int ranks = 0;
+  int steps = 5;  // of each model, and as many without a recorder; large models: at least 3
   std::function<void(const std::string& line)> progress;
 };
+
+// Operators of the steps of one rank with their CPU times, and the median time of a step without a recorder.
+struct MeasuredStep {
+  std::vector<replay::TraceOperation> operators;  // of `steps` steps
+  double step_s = 0;
+  int steps = 0;
+};
+// At most `steps` steps on a single rank; exactly three on every rank of `world` if `steps` is 3.
+MeasuredStep measure_step(const config::Config& config, int steps);
+MeasuredStep measure_step(const config::Config& config, const comm::World& world, const nn::Microbatch& batch,
+                          int steps);
+
+// Host time of a step: what its operators do not take. Least squares with costs of at least 0, relative to the steps.
+struct HostCosts {
+  double library_call_s = 0, own_call_s = 0, byte_s = 0;
+};
+HostCosts fit_host_costs(const std::vector<MeasuredStep>& steps);
 
 // Single-rank models of the calibration: dense and MoE, in several sizes.
 std::vector<config::Config> calibration_models(config::ParamsDtype dtype);

@@ -5,30 +5,30 @@
 
 #include "base/error.h"
 #include "config/validate.h"
+#include "forecast/host_traffic.h"
 #include "plan/layout.h"
 
 namespace metroplex::forecast {
 namespace {
 
-constexpr int kLayerMicrobatches = 3;
-
-// The layer's part of the layout: a model of `layers` layers on the ranks that share a microbatch.
+// The layer's part of the layout: a model of one layer on the ranks that share a microbatch.
 struct LayerRun {
   config::Config config;
   int world = 1;
 };
 
-LayerRun layer_run(const PlanRequest& request, Layout layout, int64_t layers) {
+LayerRun layer_run(const PlanRequest& request, Layout layout) {
   LayerRun run;
   run.world = static_cast<int>(std::lcm(layout.tp * layout.cp, layout.ep * layout.etp));
   layout.pp = layout.vpp = 1;
   layout.schedule = config::Schedule::automatic;
   layout.sharding = config::ShardingStrategy::no_shard;
+  layout.offloads_activations = layout.offloads_optimizer = false;
   run.config = layout.apply(request.run.config);
-  run.config.model.num_layers = layers;
+  run.config.model.num_layers = 1;
   run.config.model.moe_layer_freq = "1";
   run.config.model.mtp_num_layers = 0;
-  run.config.train.global_batch_size = kLayerMicrobatches * layout.micro_batch * layout.dp(run.world);
+  run.config.train.global_batch_size = layout.micro_batch * layout.dp(run.world);
   run.config.train.rampup_batch_size.clear();
   const auto problems = config::violations(run.config, run.world);
   MPX_CHECK(problems.empty(), "cost", "a layer of this layout is refused");
@@ -36,42 +36,55 @@ LayerRun layer_run(const PlanRequest& request, Layout layout, int64_t layers) {
   return run;
 }
 
-// Sums over one rank of the run.
-struct LayerSums {
-  double forward_s = 0, backward_s = 0, activations = 0, params = 0, expert_params = 0;
+// Seconds of a microbatch, with exposed communication of the layers.
+struct PassTimes {
+  double forward = 0, backward = 0;
 };
 
-LayerSums measure_layers(const PlanRequest& request, const LayerRun& run) {
-  const RankRequest rank{run.config,
-                         run.world,
-                         0,
-                         request.run.vocab_size,
-                         kLayerMicrobatches,
-                         request.run.domains.gpu ? at::Device(at::kCUDA, 0) : at::Device(at::kCPU)};
-  LayerSums sums;
-  const replay::StepTime time = price_step(trace_run(rank), run.config, request.machine, request.imbalance);
+PassTimes measure_passes(const PlanRequest& request, const LayerRun& run, const TracedRun& traced) {
+  const replay::StepTime time = price_step(traced, run.config, request.machine, request.imbalance);
   const replay::RankTimes& times = time.ranks[0];
   double exposed = 0;
   for (const auto& [purpose, seconds] : times.exposed)
     exposed += purpose == "layers" || purpose == "experts" || purpose == "replicas" ? seconds : 0;
-  const double compute = times.forward + times.backward;
-  sums.forward_s = (times.forward + exposed * times.forward / compute) / kLayerMicrobatches;
-  sums.backward_s = (times.backward + exposed * times.backward / compute) / kLayerMicrobatches;
-  const replay::RankTrace trace = trace_rank(rank);
-  const replay::ChunkTrace& chunk = trace.chunks.at(0);
-  sums.activations = static_cast<double>(chunk.forward.added);
-  for (const replay::TraceParam& param : trace.params)
-    (param.name.find(".experts.") != std::string::npos ? sums.expert_params : sums.params) +=
-        static_cast<double>(param.numel());
-  return sums;
+  const double compute = std::max(times.forward + times.backward, 1e-12);
+  return {times.forward * (1 + exposed / compute), times.backward * (1 + exposed / compute)};
 }
 
+// Removes the regions of the layer from the trace; embedding, head and loss remain.
+TracedRun without_layer(TracedRun traced, int block) {
+  for (replay::TracedAction& action : traced.traces[0].actions)
+    std::erase_if(action.regions, [&](const replay::IslandTrace& region) { return region.block == block; });
+  return traced;
+}
+
+constexpr int kLayerBlock = 1;  // the block after the embedding
+
+double state_bytes(const config::Config& config) {
+  return config.precision.params_dtype == config::ParamsDtype::bf16 ||
+                 config.precision.params_dtype == config::ParamsDtype::fp16
+             ? 12
+             : 8;
+}
+
+// Device memory of a parameter, its gradient and its optimizer state.
 double bytes_per_param(const config::Config& config, double shards) {
   const bool half = config.precision.params_dtype == config::ParamsDtype::bf16 ||
                     config.precision.params_dtype == config::ParamsDtype::fp16;
-  const double value = half ? 2 : 4, gradient = 4, state = half ? 12 : 8;
+  const double value = half ? 2 : 4, gradient = 4,
+               state = config.optim.optimizer_cpu_offload ? 0 : state_bytes(config);
   const bool all = config.parallel.data_parallel_sharding_strategy == config::ShardingStrategy::optim_grads_params;
   return (all ? (value + gradient) / shards : value + gradient) + state / shards;
+}
+
+// Layers of a stage without embedding and head.
+double slowest_stage_layers(const config::Config& config) {
+  const config::Parallel& parallel = config.parallel;
+  const bool counts = parallel.pp() > 1;
+  const int64_t ends = counts ? (parallel.account_for_embedding_in_pipeline_split ? 1 : 0) +
+                                    (parallel.account_for_loss_in_pipeline_split ? 1 : 0)
+                              : 0;
+  return static_cast<double>(config.model.num_layers + ends) / static_cast<double>(parallel.pp());
 }
 
 // Microbatches whose activations rank 0 holds at once.
@@ -85,16 +98,22 @@ double live_microbatches(const Layout& layout, int64_t microbatches) {
 }  // namespace
 
 LayerCosts LayoutEstimator::measure(const Layout& layout) const {
-  const LayerSums one = measure_layers(request_, layer_run(request_, layout, 1)),
-                  two = measure_layers(request_, layer_run(request_, layout, 2));
+  const LayerRun run = layer_run(request_, layout);
+  const TracedRun traced = trace_run({run.config, run.world, 0, request_.run.vocab_size, 1,
+                                      request_.run.domains.gpu ? at::Device(at::kCUDA, 0) : at::Device(at::kCPU)});
+  const PassTimes all = measure_passes(request_, run, traced),
+                  ends = measure_passes(request_, run, without_layer(traced, kLayerBlock));
   LayerCosts costs;
-  costs.forward_s = two.forward_s - one.forward_s;
-  costs.backward_s = two.backward_s - one.backward_s;
-  costs.ends_s = std::max(0.0, 2 * one.forward_s - two.forward_s + 2 * one.backward_s - two.backward_s);
-  costs.activations = two.activations - one.activations;
-  costs.params = two.params - one.params;
-  costs.expert_params = two.expert_params - one.expert_params;
-  costs.ends_params = 2 * one.params - two.params;
+  costs.forward_s = all.forward - ends.forward;
+  costs.backward_s = all.backward - ends.backward;
+  costs.ends_s = ends.forward + ends.backward;
+  for (const replay::IslandTrace& region : traced.traces[0].find(plan::ActionKind::forward, 0, {}).regions)
+    costs.activations += region.block == kLayerBlock ? static_cast<double>(region.net()) : 0;
+  for (const replay::TraceParam& param : traced.traces[0].params) {
+    const bool expert = param.name.find(".experts.") != std::string::npos;
+    const bool layer = param.name.find("decoder.layers.") != std::string::npos;
+    (expert ? costs.expert_params : layer ? costs.params : costs.ends_params) += static_cast<double>(param.numel());
+  }
   const config::Config& config = request_.run.config;
   costs.border = static_cast<double>(layout.micro_batch * config.train.seq_length * config.model.hidden_size) * 2 /
                  static_cast<double>(layout.cp * layout.tp);
@@ -128,8 +147,12 @@ LayoutEstimate LayoutEstimator::estimate(const Layout& layout) {
   const auto microbatches = static_cast<double>(config.train.global_batch_size / (dp * layout.micro_batch));
   const auto pp = static_cast<double>(layout.pp), vpp = static_cast<double>(layout.vpp);
   const double layers = static_cast<double>(config.model.num_layers) / pp;
-  const double ends = layer.ends_s / (layout.pp > 1 ? 2 : 1);  // of the last stage
-  const double middle = layers * (layer.forward_s + layer.backward_s), slowest = middle + ends;
+  const double layer_s = layer.forward_s + layer.backward_s, middle = layers * layer_s;
+  const double slowest = slowest_stage_layers(config) * layer_s;
+  const double last =
+      (slowest_stage_layers(config) - (layout.pp > 1 && config.parallel.account_for_loss_in_pipeline_split ? 1 : 0)) *
+          layer_s +
+      layer.ends_s;
   const bool splits = config::splits_backward(layout.schedule);
   // The slowest stage works without pause; the first and last microbatches pass the other stages.
   const double bubble = (pp - 1) * middle / (splits ? 3 : vpp);
@@ -144,24 +167,38 @@ LayoutEstimate LayoutEstimator::estimate(const Layout& layout) {
   const double expert_shards = static_cast<double>(world / layout.pp / (layout.ep * layout.etp));
   const double params = layers * layer.params + layer.ends_params / (pp > 1 ? 2 : 1);
   const double expert_params = layers * layer.expert_params;
-  std::vector<int> members;
-  for (int64_t i = 0; i < dp * layout.cp; ++i) members.push_back(static_cast<int>(i * layout.tp));
   const bool sharded = layout.sharding != config::ShardingStrategy::no_shard;
-  const double reduce = cluster.collective_seconds(sharded ? "reduce_scatter" : "all_reduce", members, 4 * params),
-               gather = sharded ? cluster.collective_seconds("all_gather", members, 2 * params) : 0;
-  const double window = layers * layer.backward_s / vpp;
-  double exposed = std::max(0.1 * reduce, reduce - window) + std::max(0.0, gather - layers * layer.forward_s);
+  const auto collective = [&](const char* operation, double bytes_each) {
+    const auto of = [&](int64_t count, int64_t stride, double elements) {
+      std::vector<int> members;
+      for (int64_t i = 0; i < count; ++i) members.push_back(static_cast<int>(i * stride));
+      return cluster.collective_seconds(operation, members, bytes_each * elements);
+    };
+    return std::max(of(dp * layout.cp, layout.tp, params),
+                    of(static_cast<int64_t>(expert_shards), layout.ep * layout.etp, expert_params));
+  };
+  const double reduce = collective(sharded ? "reduce_scatter" : "all_reduce", 4),
+               gather = sharded ? collective("all_gather", 2) : 0;
+  // The chunks of a rank end one after another: pp microbatches of each pass between them.
+  const double passes = layers * ((vpp - 1) * pp + 1) / vpp;
+  double exposed = std::max(0.1 * reduce / vpp, reduce - passes * layer.backward_s) +
+                   std::max(0.0, gather - passes * layer.forward_s);
   if (layout.sharding == config::ShardingStrategy::optim_grads_params)
     exposed += microbatches * std::max(0.0, 2 * gather + reduce - middle);
   const double updated = params / (sharded ? shards : 1) + expert_params / (sharded ? expert_shards : 1);
   const double update =
       request_.machine.memory_bytes_per_s > 0 ? updated * 30 / (0.8 * request_.machine.memory_bytes_per_s) : 0;
   LayoutEstimate out;
-  out.seconds = microbatches * slowest + bubble + p2p + exposed + update;
+  const HostSeconds host =
+      host_seconds(request_.machine, layout.offloads_activations ? microbatches * layers * layer.activations : 0,
+                   layout.offloads_optimizer ? updated * state_bytes(config) : 0,
+                   microbatches * layers * layer.forward_s, microbatches * layers * layer.backward_s);
+  out.seconds =
+      microbatches * std::max(slowest, last) + bubble + p2p + exposed + update + host.activations + host.optimizer;
   const double live = live_microbatches(layout, static_cast<int64_t>(microbatches));
   out.bytes = params * bytes_per_param(config, sharded ? shards : 1) +
               expert_params * bytes_per_param(config, sharded ? expert_shards : 1) +
-              live * layers * layer.activations;
+              (layout.offloads_activations ? 0 : live * layers * layer.activations);
   return out;
 }
 

@@ -156,6 +156,7 @@ RankPrediction predict_traced(const RankRequest& request, const replay::RankTrac
   for (const replay::TraceParam& param : trace.params) out.num_params += param.numel();
   const auto count = static_cast<double>(count_microbatches(request));
   for (const replay::ChunkTrace& chunk : trace.chunks) {
+    out.stored_bytes += static_cast<double>(chunk.forward.added);
     out.forward_flops += count * sum_flops(chunk.forward);
     out.flops += count * (sum_flops(chunk.forward) + sum_flops(chunk.backward) + sum_flops(chunk.weight));
   }

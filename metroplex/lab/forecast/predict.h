@@ -29,6 +29,7 @@ struct RankPrediction {
   double flops = 0;
   double forward_flops = 0;                // included in `flops`: forward passes
   double model_flops = 0;                  // by the formula of plan/model_flops.h; basis of the reported throughput
+  double stored_bytes = 0;                 // for the backward pass of a microbatch, between actions
   std::vector<ContextExchange> exchanges;  // attention layers of this rank; empty without context parallelism
 };
 

@@ -10,6 +10,7 @@
 #include "base/trace_events.h"
 #include "config/derived.h"
 #include "config/validate.h"
+#include "forecast/host_traffic.h"
 #include "forecast/stage_traces.h"
 #include "plan/model_flops.h"
 #include "step/run_length.h"
@@ -35,19 +36,21 @@ double goodput(const PlanRequest& request, double step_s) {
   return 1 / (1 + per_s * lost);
 }
 
-}  // namespace
-
-RunPlan plan_run(const PlanRequest& request) {
+// The plan of a run that needs `memory`.
+RunPlan plan_time(const PlanRequest& request, Fit memory, bool events) {
   const config::Config& config = request.run.config;
   RunPlan plan;
-  plan.fit = fit(request.run, make_stage_predictor());
+  plan.fit = std::move(memory);
   const RankRequest rank{config,
                          request.run.world_size,
                          0,
                          request.run.vocab_size,
                          max_microbatches(config, request.run.world_size),
                          request.run.domains.gpu ? at::Device(at::kCUDA, 0) : at::Device(at::kCPU)};
-  plan.time = price_step(trace_run(rank), config, request.machine, request.imbalance, true);
+  TracedRun traced = trace_run(rank);
+  plan.time = price_step(traced, config, request.machine, request.imbalance, events);
+  plan.table = std::move(traced.table);
+  add_host_traffic(rank, request.machine, plan.fit, plan.time);
   plan.step_s = plan.time.seconds;
   plan.error = request.machine.error;
   const plan::MicrobatchSchedule schedule =
@@ -61,6 +64,24 @@ RunPlan plan_run(const PlanRequest& request) {
   plan.run_s = plan.step_s * static_cast<double>(length.samples) / static_cast<double>(length.full_batch_size);
   plan.goodput = goodput(request, plan.step_s);
   return plan;
+}
+
+}  // namespace
+
+RunPlan plan_run(const PlanRequest& request) {
+  return plan_time(request, fit(request.run, make_stage_predictor()), true);
+}
+
+std::optional<RunPlan> plan_fitting_run(const PlanRequest& request) {
+  const Predictor predict = make_stage_predictor();
+  const MemoryDomains& domains = request.run.domains;
+  // The first stage usually needs the most memory. Ranks of a GPU do not share it.
+  if (domains.bytes && domains.gpu && domains.ranks_each == 1 &&
+      predict_figures(request.run, 0, predict).peak > *domains.bytes)
+    return std::nullopt;
+  Fit memory = fit(request.run, predict);
+  if (!memory.fits()) return std::nullopt;
+  return plan_time(request, std::move(memory), false);
 }
 
 namespace {
@@ -137,17 +158,59 @@ std::string to_json(const PlanRequest& request, const RunPlan& plan) {
   return out.dump(2);
 }
 
+namespace {
+
+constexpr int kActionsThread = 0;
+
+std::string action_name(const plan::Action& action) {
+  return base::concat(plan::action_name(action.kind), " ", action.microbatch,
+                      action.chunk > 0 ? base::concat(" chunk ", action.chunk) : "");
+}
+
+// Memory at the start of each action, and its maximum within the action.
+void add_memory(base::TraceEvents& events, const RankFigures& rank, const std::vector<replay::TimedAction>& actions) {
+  const replay::MemoryPrediction& memory = rank.prediction.memory;
+  int64_t highest = 0;
+  std::map<size_t, std::pair<int64_t, int64_t>> by_action;  // bytes held before it, and most within it
+  for (const replay::ReplayMoment& moment : memory.moments) {
+    int64_t& most = by_action.try_emplace(moment.action, moment.held, moment.held).first->second.second;
+    most = std::max(most, moment.held + moment.most);
+    highest = std::max(highest, most);
+  }
+  const int64_t persistent = memory.peak - highest;
+  const auto add = [&](double at_s, int64_t bytes) {
+    events.counter(rank.pp, "memory", at_s, {{"MiB", static_cast<double>(persistent + bytes) / 1048576}});
+  };
+  for (const auto& [number, bytes] : by_action) {
+    const replay::TimedAction& timed = actions.at(number);
+    add(timed.start, bytes.first);
+    add((timed.start + timed.end) / 2, bytes.second);
+  }
+}
+
+}  // namespace
+
 std::string to_trace(const RunPlan& plan) {
   base::TraceEvents events;
-  std::map<std::string, int> tracks{{"step", 0}};
+  std::map<std::string, int> tracks{{"step", kActionsThread}};
   for (const replay::SimulatedEvent& event : plan.time.events)
     tracks.try_emplace(event.track, static_cast<int>(tracks.size()));
   for (size_t rank = 0; rank < plan.time.ranks.size(); ++rank) {
     events.name_process(static_cast<int>(rank), base::concat("pipeline rank ", rank));
     for (const auto& [track, thread] : tracks) events.name_thread(static_cast<int>(rank), thread, track);
+    for (const replay::TimedAction& timed : plan.time.timeline.ranks[rank]) {
+      if (!plan::is_compute(timed.action.kind)) continue;
+      events.span(static_cast<int>(rank), kActionsThread, action_name(timed.action), "step", timed.start,
+                  timed.end - timed.start);
+    }
   }
   for (const replay::SimulatedEvent& event : plan.time.events)
     events.span(event.rank, tracks.at(event.track), event.name, event.track, event.start, event.end - event.start);
+  int pp = -1;
+  for (const RankFigures& rank : plan.fit.ranks) {  // in order of pp: the first rank of each
+    if (rank.pp != pp) add_memory(events, rank, plan.time.timeline.ranks.at(static_cast<size_t>(rank.pp)));
+    pp = rank.pp;
+  }
   return events.json();
 }
 

@@ -14,7 +14,7 @@ namespace metroplex::forecast {
 struct PlanRequest {
   FitRequest run;
   price::Machine machine;
-  double imbalance = 1;  // rows of the busiest expert rank / mean
+  double imbalance = 1;  // rows of the busiest expert rank / mean, without expert replicas
   // Failures of one device per hour, and seconds of an interruption: detection, restart and load.
   double failures_per_hour = 0, restart_s = 0;
 };
@@ -22,6 +22,7 @@ struct PlanRequest {
 struct RunPlan {
   Fit fit;
   replay::StepTime time;
+  plan::PipelineTable table;
   double step_s = 0;
   double error = 0;        // relative error bar of step_s
   double step_tokens = 0;  // of the largest step
@@ -35,11 +36,13 @@ struct RunPlan {
 
 // The optimal checkpoint interval is not assumed: steps since the last save are lost, half an interval on average.
 RunPlan plan_run(const PlanRequest& request);
+// Returns nullopt, before the step is simulated, if the run does not fit. RunPlan::time has no events.
+std::optional<RunPlan> plan_fitting_run(const PlanRequest& request);
 
 // The human-readable report, and JSON.
 std::string to_text(const PlanRequest& request, const RunPlan& plan);
 std::string to_json(const PlanRequest& request, const RunPlan& plan);
-// Chrome trace of the simulated step, one process per pipeline rank. Requires events.
+// Chrome trace of the simulated step with its memory, one process per pipeline rank.
 std::string to_trace(const RunPlan& plan);
 
 }  // namespace metroplex::forecast

@@ -1,78 +1,29 @@
 #include "forecast/search.h"
 
 #include <algorithm>
-#include <atomic>
 #include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <map>
-#include <mutex>
 #include <optional>
 
-#include <nlohmann/json.hpp>
-
-#include "base/bytes_text.h"
 #include "base/error.h"
 #include "base/thread_pool.h"
-#include "config/load.h"
 #include "config/validate.h"
 #include "forecast/layout_estimate.h"
 
 namespace metroplex::forecast {
 namespace {
 
-constexpr double kMemoryMargin =
-    1.1;  // estimated bytes above this multiple of the device's are not predicted exactly
+// Estimated bytes above this multiple of the device's are not predicted exactly.
+constexpr double kMemoryMargin = 1.1;
 
 struct Estimated {
   Layout layout;
   LayoutEstimate estimate;
 };
 
-// Estimates all layouts, in parallel. Keeps those that the rules of one layer allow and whose memory may suffice.
-std::vector<Estimated> estimate_all(const PlanRequest& request, const std::vector<Layout>& layouts, int threads,
-                                    LayoutSearch& search) {
-  LayoutEstimator estimator(request);
-  // Layouts that share a layer's costs form a group, so that threads do not trace the same layer twice.
-  std::map<std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t, config::Recompute>, std::vector<size_t>> groups;
-  for (size_t i = 0; i < layouts.size(); ++i) {
-    const Layout& layout = layouts[i];
-    groups[{layout.tp, layout.cp, layout.ep, layout.etp, layout.micro_batch, layout.recompute}].push_back(i);
-  }
-  std::vector<const std::vector<size_t>*> order;
-  for (const auto& [key, group] : groups) order.push_back(&group);
-  std::vector<std::optional<LayoutEstimate>> estimates(layouts.size());
-  base::parallel_for(static_cast<int64_t>(order.size()), threads, [&](int64_t number) {
-    for (const size_t i : *order[static_cast<size_t>(number)]) {
-      try {
-        estimates[i] = estimator.estimate(layouts[i]);
-      } catch (const base::Error&) { return; }  // refused: all layouts of the group share the layer
-    }
-  });
-  std::vector<Estimated> kept;
-  const double have = request.run.domains.bytes ? static_cast<double>(*request.run.domains.bytes) : INFINITY;
-  const double each = request.run.domains.gpu ? have : have / request.run.world_size;
-  for (size_t i = 0; i < layouts.size(); ++i) {
-    if (!estimates[i]) ++search.refused;
-    else if (estimates[i]->bytes > kMemoryMargin * each) ++search.too_large;
-    else kept.push_back({layouts[i], *estimates[i]});
-  }
-  std::stable_sort(kept.begin(), kept.end(), [](const Estimated& left, const Estimated& right) {
-    return left.estimate.seconds < right.estimate.seconds;
-  });
-  return kept;
-}
-
-// The exact plan of a layout; nullopt if the rules or the memory refuse it.
-std::optional<RunPlan> plan_layout(const PlanRequest& request, const Layout& layout) {
-  PlanRequest one = request;
-  one.run.config = layout.apply(request.run.config);
-  if (!config::violations(one.run.config, one.run.world_size).empty()) return std::nullopt;
-  one.run.config = config::resolved(one.run.config, one.run.world_size);
-  RunPlan plan = plan_run(one);
-  if (!plan.fit.fits()) return std::nullopt;
-  return plan;
-}
+bool is_faster(const SearchResult& left, const SearchResult& right) { return left.plan.step_s < right.plan.step_s; }
 
 struct Part {
   const char* name;
@@ -121,98 +72,176 @@ std::vector<SearchResult> pareto(std::vector<SearchResult> all) {
   return front;
 }
 
+class Searcher {
+ public:
+  Searcher(const PlanRequest& request, const SearchLimits& limits)
+      : request_(request), limits_(limits), estimator_(request) {}
+
+  LayoutSearch run() {
+    const auto start = std::chrono::steady_clock::now();
+    const std::vector<Layout> layouts = list_layouts(request_);
+    out_.candidates = std::ssize(layouts);
+    estimate_all(layouts);
+    simulate_all();
+    if (found_.empty()) refuse(layouts);
+    for (int64_t i = 0; i < std::min<int64_t>(limits_.refined, std::ssize(found_)); ++i)
+      refine(found_[static_cast<size_t>(i)]);
+    std::stable_sort(found_.begin(), found_.end(), is_faster);
+    out_.pareto = pareto(found_);
+    if (std::ssize(found_) > limits_.results) found_.resize(static_cast<size_t>(limits_.results));
+    for (size_t i = 1; i < found_.size(); ++i) found_[i].loses_by = loses_by(found_[0].plan, found_[i].plan);
+    out_.results = std::move(found_);
+    out_.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    return std::move(out_);
+  }
+
+ private:
+  struct Planned {
+    std::optional<RunPlan> plan;
+    bool too_large = false;
+  };
+
+  [[noreturn]] void refuse(const std::vector<Layout>& layouts) const {
+    const config::Config& config = request_.run.config;
+    const int world = request_.run.world_size;
+    MPX_CHECK(
+        !layouts.empty(), "cost", "no layout of this model uses ", world,
+        " ranks: train.global_batch_size = ", config.train.global_batch_size,
+        ", model.num_layers and model.num_attention_heads must be divisible by the parallel sizes, whose product "
+        "is the number of ranks; choose another number of ranks or another batch size");
+    if (out_.too_large == 0) {
+      for (const Layout& layout : layouts) config::check(layout.apply(config), world);
+    }
+    base::throw_error(
+        "cost", base::concat("no layout of ", out_.candidates, " on ", world, " ranks of ", request_.machine.name,
+                             " fits: ", out_.refused, " are refused by the rules and ", out_.too_large,
+                             " are too large; use more ranks or a smaller batch"));
+  }
+
+  // Estimates all layouts, in parallel. Keeps those that the rules of one layer allow and whose memory may suffice.
+  void estimate_all(const std::vector<Layout>& layouts) {
+    // Layouts that share a layer's costs form a group, so that threads do not trace the same layer twice.
+    std::map<std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t, config::Recompute>, std::vector<size_t>> groups;
+    for (size_t i = 0; i < layouts.size(); ++i) {
+      const Layout& layout = layouts[i];
+      groups[{layout.tp, layout.cp, layout.ep, layout.etp, layout.micro_batch, layout.recompute}].push_back(i);
+    }
+    std::vector<const std::vector<size_t>*> order;
+    for (const auto& [key, group] : groups) order.push_back(&group);
+    std::vector<std::optional<LayoutEstimate>> estimates(layouts.size());
+    base::parallel_for(std::ssize(order), limits_.threads, [&](int64_t number) {
+      for (const size_t i : *order[static_cast<size_t>(number)]) {
+        try {
+          estimates[i] = estimator_.estimate(layouts[i]);
+        } catch (const base::Error&) { return; }  // refused: all layouts of the group share the layer
+      }
+    });
+    for (size_t i = 0; i < layouts.size(); ++i) {
+      if (!estimates[i]) ++out_.refused;
+      else add(layouts[i], *estimates[i]);
+    }
+    std::stable_sort(order_.begin(), order_.end(), is_sooner);
+  }
+
+  static bool is_sooner(const Estimated& left, const Estimated& right) {
+    return left.estimate.seconds < right.estimate.seconds;
+  }
+
+  void add(const Layout& layout, const LayoutEstimate& estimate) {
+    const MemoryDomains& domains = request_.run.domains;
+    const double have = domains.bytes ? static_cast<double>(*domains.bytes) : INFINITY;
+    const bool too_large = estimate.bytes > kMemoryMargin * (domains.gpu ? have : have / request_.run.world_size);
+    if (too_large) ++out_.too_large;
+    else order_.push_back({layout, estimate});
+    if (too_large) add_offloads(layout);
+  }
+  void add_offloads(const Layout& layout) {
+    for (const Layout& offload : list_offloads(request_, layout)) {
+      ++out_.candidates;
+      add(offload, estimator_.estimate(offload));
+    }
+  }
+
+  // Refuses first by the rules, then by memory.
+  Planned plan_layout(const Layout& layout) const {
+    PlanRequest one = request_;
+    one.run.config = layout.apply(request_.run.config);
+    if (!config::violations(one.run.config, one.run.world_size).empty()) return {};
+    one.run.config = config::resolved(one.run.config, one.run.world_size);
+    Planned out{plan_fitting_run(one)};
+    out.too_large = !out.plan;
+    return out;
+  }
+  std::vector<Planned> plan_layouts(const std::vector<Layout>& layouts) {
+    std::vector<Planned> plans(layouts.size());
+    base::parallel_for(std::ssize(layouts), limits_.threads, [&](int64_t i) {
+      plans[static_cast<size_t>(i)] = plan_layout(layouts[static_cast<size_t>(i)]);
+    });
+    out_.simulated += std::ssize(layouts);
+    return plans;
+  }
+
+  bool is_done(size_t next) const {
+    if (next == order_.size()) return true;
+    const bool proven = !found_.empty() &&
+                        order_[next].estimate.seconds * (1 - limits_.margin - excess_) > found_.front().plan.step_s;
+    return proven && (std::ssize(found_) >= limits_.results || out_.simulated >= limits_.max_simulated);
+  }
+
+  void simulate_all() {
+    for (size_t next = 0; !is_done(next);) {
+      const size_t end = std::min(order_.size(), next + static_cast<size_t>(limits_.threads));
+      std::vector<Layout> batch;
+      for (size_t i = next; i < end; ++i) batch.push_back(order_[i].layout);
+      std::vector<Planned> plans = plan_layouts(batch);
+      const size_t known = order_.size();
+      for (size_t i = next; i < end; ++i) {
+        Planned& one = plans[i - next];
+        if (one.plan) {
+          const double seconds = order_[i].estimate.seconds;
+          excess_ = std::max(excess_, seconds / one.plan->step_s - 1);
+          found_.push_back({order_[i].layout, std::move(*one.plan), seconds, ""});
+        }
+        if (one.too_large) add_offloads(batch[i - next]);
+      }
+      next = end;
+      if (order_.size() > known)
+        std::stable_sort(order_.begin() + static_cast<std::ptrdiff_t>(next), order_.end(), is_sooner);
+      std::stable_sort(found_.begin(), found_.end(), is_faster);
+    }
+  }
+
+  // Replaces the result by the fastest value of each further setting, one setting after another.
+  void refine(SearchResult& result) {
+    for (const Alternatives& alternatives : list_settings(request_, result.layout)) {
+      std::vector<Layout> layouts;
+      for (const std::vector<std::string>& settings : alternatives) {
+        Layout& layout = layouts.emplace_back(result.layout);
+        layout.settings.insert(layout.settings.end(), settings.begin(), settings.end());
+      }
+      out_.candidates += std::ssize(layouts);
+      std::vector<Planned> plans = plan_layouts(layouts);
+      for (size_t i = 0; i < plans.size(); ++i) {
+        if (!plans[i].plan || plans[i].plan->step_s >= result.plan.step_s) continue;
+        result.layout = layouts[i];
+        result.plan = std::move(*plans[i].plan);
+      }
+    }
+  }
+
+  const PlanRequest& request_;
+  const SearchLimits& limits_;
+  LayoutEstimator estimator_;
+  std::vector<Estimated> order_;
+  std::vector<SearchResult> found_;
+  double excess_ = 0;  // largest relative excess of an estimate over the simulated time
+  LayoutSearch out_;
+};
+
 }  // namespace
 
 LayoutSearch search_layouts(const PlanRequest& request, const SearchLimits& limits) {
-  const auto start = std::chrono::steady_clock::now();
-  LayoutSearch search;
-  const std::vector<Layout> layouts = list_layouts(request);
-  search.candidates = static_cast<int64_t>(layouts.size());
-  const std::vector<Estimated> order = estimate_all(request, layouts, limits.threads, search);
-  std::vector<SearchResult> found;
-  size_t next = 0;
-  while (next < order.size()) {
-    const bool proven =
-        !found.empty() && order[next].estimate.seconds * (1 - limits.margin) > found.front().plan.step_s;
-    if (proven && (std::ssize(found) >= limits.results || search.simulated >= limits.max_simulated)) break;
-    const size_t batch = std::min(order.size() - next, static_cast<size_t>(limits.threads));
-    std::vector<std::optional<RunPlan>> plans(batch);
-    base::parallel_for(static_cast<int64_t>(batch), limits.threads, [&](int64_t i) {
-      plans[static_cast<size_t>(i)] = plan_layout(request, order[next + static_cast<size_t>(i)].layout);
-    });
-    for (size_t i = 0; i < batch; ++i) {
-      ++search.simulated;
-      if (plans[i])
-        found.push_back({order[next + i].layout, std::move(*plans[i]), order[next + i].estimate.seconds, ""});
-    }
-    next += batch;
-    std::stable_sort(found.begin(), found.end(), [](const SearchResult& left, const SearchResult& right) {
-      return left.plan.step_s < right.plan.step_s;
-    });
-  }
-  MPX_CHECK(!found.empty(), "cost", "no layout of ", search.candidates, " on ", request.run.world_size, " ranks of ",
-            request.machine.name, " fits: ", search.refused, " are refused by the rules and ", search.too_large,
-            " are too large; use more ranks or a smaller batch");
-  search.pareto = pareto(found);
-  if (found.size() > static_cast<size_t>(limits.results)) found.resize(static_cast<size_t>(limits.results));
-  for (size_t i = 1; i < found.size(); ++i) found[i].loses_by = loses_by(found[0].plan, found[i].plan);
-  search.results = std::move(found);
-  search.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  return search;
-}
-
-namespace {
-
-std::string row(const PlanRequest& request, const SearchResult& result) {
-  char numbers[96];
-  std::snprintf(numbers, sizeof numbers, "%9.4g s %6.1f %% %9s  ", result.plan.step_s, 100 * result.plan.mfu,
-                base::bytes_text(static_cast<double>(result.plan.fit.need)).c_str());
-  return numbers + result.layout.to_string(request.run.world_size) +
-         (result.loses_by.empty() ? "" : "  (" + result.loses_by + ")") + "\n";
-}
-
-}  // namespace
-
-std::string to_text(const PlanRequest& request, const LayoutSearch& search) {
-  char head[160];
-  std::snprintf(head, sizeof head, "%lld layouts in %.1f s: %lld refused, %lld too large, %lld simulated\n",
-                static_cast<long long>(search.candidates), search.seconds, static_cast<long long>(search.refused),
-                static_cast<long long>(search.too_large), static_cast<long long>(search.simulated));
-  std::string out = head;
-  out += "       step     MFU    memory  layout (longest part against the first)\n";
-  for (const SearchResult& result : search.results) out += row(request, result);
-  out += "not beaten in both memory and time, of the simulated ones\n";
-  for (const SearchResult& result : search.pareto) out += row(request, result);
-  return out;
-}
-
-std::string to_json(const LayoutSearch& search) {
-  nlohmann::ordered_json out{{"candidates", search.candidates}, {"refused", search.refused},
-                             {"too_large", search.too_large},   {"simulated", search.simulated},
-                             {"seconds", search.seconds},       {"results", nlohmann::ordered_json::array()}};
-  for (const SearchResult& result : search.results) {
-    const Layout& layout = result.layout;
-    out["results"].push_back({{"tp", layout.tp},
-                              {"cp", layout.cp},
-                              {"pp", layout.pp},
-                              {"vpp", layout.vpp},
-                              {"ep", layout.ep},
-                              {"etp", layout.etp},
-                              {"micro_batch_size", layout.micro_batch},
-                              {"recompute", config::text_of(layout.recompute)},
-                              {"sharding", config::text_of(layout.sharding)},
-                              {"schedule", config::text_of(layout.schedule)},
-                              {"step_s", result.plan.step_s},
-                              {"estimate_s", result.estimate_s},
-                              {"mfu", result.plan.mfu},
-                              {"bytes", result.plan.fit.need},
-                              {"loses_by", result.loses_by}});
-  }
-  return out.dump(2) + "\n";
-}
-
-std::string best_yaml(const PlanRequest& request, const LayoutSearch& search) {
-  return config::dump(search.results.at(0).layout.apply(request.run.config));
+  return Searcher(request, limits).run();
 }
 
 }  // namespace metroplex::forecast

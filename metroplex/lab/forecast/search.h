@@ -1,8 +1,10 @@
-// Searches the layouts of a run: parallel sizes, schedule, sharding, recomputation and microbatch size. Three steps:
-//  1. Every combination that the rules allow gets an estimate of memory and time, from traces of one and two layers.
-//  2. Combinations whose estimated memory is far above the device's are dropped; the others are sorted by time.
-//  3. In this order, memory is predicted exactly and the step is simulated. The search ends when ten fit and the next
-//     estimate, less its error margin, exceeds the best time.
+// Searches the layouts of a run: parallel sizes, schedule, sharding, recomputation and microbatch size.
+//  1. Every combination that the rules allow gets an estimate of memory and time, from the trace of one layer.
+//  2. In the order of the estimated time, memory is predicted exactly and the step is simulated. The search ends when
+//     ten fit and the next estimate, less its error margin, exceeds the best time: exhaustive search has the same
+//     best. Combinations that need too much memory are tried again with offload, which never makes a step faster.
+//  3. Other settings of the best results are changed one after another: order of the axes, gradient buckets, sequence
+//     parallelism, token dispatcher, ECHO slots. Combinations of several such changes may be missed.
 #pragma once
 
 #include <cstdint>
@@ -16,9 +18,11 @@ namespace metroplex::forecast {
 struct SearchLimits {
   int threads = 2;
   int results = 10;
-  // Largest relative error of an estimate that step 3 assumes: with 1, every combination is simulated.
-  double margin = 0.1;
+  // Step 2 assumes that an estimate exceeds the simulated time by at most this fraction more than the estimates so
+  // far. With 1, every combination is simulated.
+  double margin = 0.02;
   int64_t max_simulated = 48;  // ends the search before `results` layouts fit, once the best is known
+  int refined = 2;             // number of results that step 3 changes
 };
 
 // The settings that the search varies.
@@ -27,6 +31,8 @@ struct Layout {
   config::Recompute recompute = config::Recompute::none;
   config::ShardingStrategy sharding = config::ShardingStrategy::no_shard;
   config::Schedule schedule = config::Schedule::automatic;
+  bool offloads_activations = false, offloads_optimizer = false;  // to host memory
+  std::vector<std::string> settings = {};                         // "parallel.order=tp-cp-ep-pp-dp"
 
   int64_t dp(int64_t world) const { return world / (tp * cp * pp); }
   config::Config apply(config::Config config) const;
@@ -43,13 +49,20 @@ struct SearchResult {
 struct LayoutSearch {
   std::vector<SearchResult> results;  // by time
   std::vector<SearchResult> pareto;   // those that no other beats in both memory and time, by memory
-  int64_t candidates = 0, refused = 0, too_large = 0, simulated = 0;
+  int64_t candidates = 0, refused = 0, too_large = 0, simulated = 0;  // too_large: by the estimate
   double seconds = 0;
 };
 
 // Every combination to consider for the model on `world_size` ranks, including some that the rules of the
 // configuration refuse.
 std::vector<Layout> list_layouts(const PlanRequest& request);
+
+// The layout with more offload: of activations or of the optimizer, or of the optimizer too. Empty on a CPU.
+std::vector<Layout> list_offloads(const PlanRequest& request, Layout layout);
+
+// Values of a setting other than the layout's, each a list for Layout::settings.
+using Alternatives = std::vector<std::vector<std::string>>;
+std::vector<Alternatives> list_settings(const PlanRequest& request, const Layout& layout);
 
 // request.run.config is not resolved; its parallel sizes are ignored. Throws base::Error("cost") if no combination
 // fits.

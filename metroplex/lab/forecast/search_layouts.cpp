@@ -5,6 +5,7 @@
 #include <functional>
 
 #include "base/error.h"
+#include "config/load.h"
 
 namespace metroplex::forecast {
 namespace {
@@ -104,16 +105,27 @@ config::Config Layout::apply(config::Config config) const {
   parallel.context_parallel_size = cp;
   parallel.pipeline_model_parallel_size = pp;
   parallel.virtual_pipeline_model_parallel_size = vpp;
+  // Other keys that fit only the layout of the given configuration get their defaults.
   parallel.pipeline_model_parallel_layout.clear();
+  parallel.decoder_first_pipeline_num_layers = parallel.decoder_last_pipeline_num_layers = 0;
+  parallel.num_distributed_optimizer_instances = 1;
+  parallel.overlap_p2p_comm = parallel.overlap_p2p_comm && vpp > 1;
+  if (parallel.cp_comm_type.find('+') != std::string::npos) parallel.cp_comm_type = "p2p";
+  parallel.hierarchical_context_parallel_sizes.clear();
   parallel.expert_model_parallel_size = ep;
   if (config.model.num_moe_experts > 0) parallel.expert_tensor_parallel_size = etp;
   parallel.data_parallel_sharding_strategy = sharding;
   parallel.pipeline_schedule = schedule;
+  // Otherwise each stage starts its gather when the first microbatch arrives, and the delays of all stages add up.
+  parallel.align_param_gather = pp > 1 && sharding == ShardingStrategy::optim && parallel.overlap_param_gather;
   config.train.micro_batch_size = micro_batch;
   config.memory.recompute_granularity = recompute;
   const bool full = recompute == Recompute::full;
   config.memory.recompute_method = full ? config::RecomputeMethod::uniform : config::RecomputeMethod::none;
   config.memory.recompute_num_layers = full ? 1 : 0;
+  if (offloads_activations) config.memory.offload_activations = config::Offload::host;
+  if (offloads_optimizer) config.optim.optimizer_cpu_offload = true;
+  if (!settings.empty()) config = config::parse(config::dump(config), settings);
   return config;
 }
 
@@ -127,12 +139,57 @@ std::string Layout::to_string(int64_t world) const {
   if (sharding != ShardingStrategy::no_shard) text += base::concat(", ", config::text_of(sharding));
   if (recompute != Recompute::none) text += base::concat(", ", config::text_of(recompute), " recomputation");
   if (schedule != Schedule::automatic) text += base::concat(", ", config::text_of(schedule));
+  if (offloads_activations) text += ", activations in host memory";
+  if (offloads_optimizer) text += ", optimizer in host memory";
+  for (const std::string& setting : settings) text += ", " + setting;
   return text;
 }
 
 std::vector<Layout> list_layouts(const PlanRequest& request) {
   const int64_t inner = request.machine.cluster.domains.front().ranks, world = request.run.world_size;
   return Lister(request.run.config, world, inner > 0 ? inner : world).run();
+}
+
+std::vector<Layout> list_offloads(const PlanRequest& request, Layout layout) {
+  const config::Config& config = request.run.config;
+  if (!request.run.domains.gpu || layout.offloads_optimizer ||
+      config.memory.offload_activations != config::Offload::none || config.optim.optimizer_cpu_offload)
+    return {};
+  Layout optimizer = layout;
+  optimizer.offloads_optimizer = true;
+  if (layout.offloads_activations) return {optimizer};
+  layout.offloads_activations = true;
+  return {layout, optimizer};
+}
+
+std::vector<Alternatives> list_settings(const PlanRequest& request, const Layout& layout) {
+  const config::Config& config = request.run.config;
+  const int64_t world = request.run.world_size, dp = layout.dp(world), expert_ranks = layout.ep * layout.etp,
+                node = request.machine.cluster.domains.front().ranks;
+  std::vector<Alternatives> all;
+  if (dp > 1 && (layout.pp > 1 || layout.cp > 1)) {
+    Alternatives& orders = all.emplace_back();
+    const bool same_dp = (config.model.num_moe_experts > 0 ? expert_ranks : layout.tp) == layout.tp * layout.cp;
+    if (layout.pp > 1 && same_dp) orders.push_back({"parallel.order=tp-cp-ep-pp-dp"});
+    if (layout.cp > 1) orders.push_back({"parallel.order=tp-ep-dp-cp-pp"});
+  }
+  if (dp * layout.cp > 1) {
+    const int64_t bucket = std::max<int64_t>(40'000'000, 1'000'000 * dp);
+    all.push_back({{base::concat("parallel.ddp_bucket_size=", bucket / 4)},
+                   {base::concat("parallel.ddp_bucket_size=", bucket * 4)}});
+  }
+  if (layout.tp > 1 && config.model.num_moe_experts == 0) all.push_back({{"parallel.sequence_parallel=false"}});
+  if (expert_ranks == 1) return all;
+  all.push_back({{"model.moe_token_dispatcher_type=allgather"}});
+  if (node > 1 && expert_ranks > node && expert_ranks % node == 0)
+    all.back().push_back(
+        {"model.moe_token_dispatcher_type=hierarchical", base::concat("parallel.expert_ranks_per_node=", node)});
+  if (layout.ep > 1 && request.imbalance > 1 && !config.model.moe_enable_echo) {
+    Alternatives& slots = all.emplace_back();
+    for (const int64_t each : {1, 2})
+      slots.push_back({"model.moe_enable_echo=true", base::concat("model.moe_num_echo_experts=", each * layout.ep)});
+  }
+  return all;
 }
 
 }  // namespace metroplex::forecast

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "forecast/count_microbatches.h"
+#include "forecast/expert_balance.h"
 #include "forecast/stage_traces.h"
 #include "forecast/trace_step.h"
 #include "plan/layout.h"
@@ -71,7 +72,7 @@ TracedRun trace_run(const RankRequest& request) {
 replay::StepTime price_step(const TracedRun& run, const config::Config& config, const price::Machine& machine,
                             double imbalance, bool events) {
   const bool graphs = machine.gpu && config.train.cuda_graph_impl != config::CudaGraphImpl::none;
-  return replay::simulate_step({machine, run.table, run.traces, graphs, imbalance, events});
+  return replay::simulate_step({machine, run.table, run.traces, graphs, expert_load(config, imbalance), events});
 }
 
 replay::StepTime price_step(const RankRequest& request, const price::Machine& machine, double imbalance) {

@@ -18,7 +18,7 @@ struct TracedRun {
 // Ignores request.rank.
 TracedRun trace_run(const RankRequest& request);
 
-// `imbalance`: rows of the busiest expert rank / mean.
+// `imbalance`: rows of the busiest expert rank / mean, without expert replicas.
 replay::StepTime price_step(const RankRequest& request, const price::Machine& machine, double imbalance = 1);
 replay::StepTime price_step(const TracedRun& run, const config::Config& config, const price::Machine& machine,
                             double imbalance = 1, bool events = false);

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "comm/launch.h"
-#include "config/parallel.h"
+#include "config/derived.h"
 #include "forecast/count_microbatches.h"
 #include "forecast/trace_inputs.h"
 #include "forecast/trace_recorder.h"
@@ -100,6 +100,8 @@ replay::StepTrace trace_step(const RankRequest& request) {
   const pipeline::BorderShape border = step::border_shape(assembly->process, assembly->model, batches[0]);
   for (size_t stage = 0; stage + 1 < assembly->model.layers.size(); ++stage)
     out.border_bytes.push_back(border.bytes(static_cast<int>(stage)));
+  for (const nn::Param* param : assembly->model.params)
+    out.params.push_back({param->name, param->local_shape, param->uses_per_microbatch});
   return out;
 }
 

@@ -123,24 +123,32 @@ void RunReader::read_description() {
     add_line(std::string_view(description_).substr(begin, end - begin), line);
 }
 
+void RunReader::clear() {
+  RunData empty;
+  std::swap(empty.path, run_.path);
+  std::swap(empty.name, run_.name);
+  run_ = std::move(empty);
+  position_ = 0;
+  last_step_ = -1;
+  description_.clear();
+}
+
 bool RunReader::read_more() {
-  const files::Bytes bytes = disk_.map(run_.path);
+  // The id is read first: after a replacement between the two calls, the next read has another id.
+  const std::optional<files::FileId> id = files::file_id(run_.path);
+  try {
+    bytes_ = disk_.map(run_.path);
+  } catch (const base::Error&) { return false; }
+  const bool replaced = id != id_ || bytes_.size < position_;
   const size_t before = position_;
-  if (bytes.size < position_) {
-    RunData empty;
-    std::swap(empty.path, run_.path);
-    std::swap(empty.name, run_.name);
-    run_ = std::move(empty);
-    position_ = 0;
-    last_step_ = -1;
-    description_.clear();
-  }
+  if (replaced) clear();
+  id_ = id;
   read_description();
-  const std::string_view text = bytes.text();
+  const std::string_view text = bytes_.text();
   RunLine line;
   for (size_t end; (end = text.find('\n', position_)) != std::string_view::npos; position_ = end + 1)
     add_line(text.substr(position_, end - position_), line);
-  return position_ != before;
+  return position_ != before || (replaced && before > 0);
 }
 
 void RunReader::add_line(std::string_view text, RunLine& line) {
@@ -211,7 +219,12 @@ std::vector<RunReader> read_runs(files::FileSystem& disk, const std::vector<std:
   std::vector<RunReader> readers;
   std::map<std::string, int> uses;
   for (const std::string& run : runs) {
-    RunReader& reader = readers.emplace_back(disk, find_metrics_file(disk, run));
+    const std::string metrics_file = find_metrics_file(disk, run);
+    for (const RunReader& reader : readers) {
+      MPX_CHECK(!files::is_same_file(disk, metrics_file, reader.run().path), "config", "'", run,
+                "' is the same file as '", reader.run().path, "'; pass each run once");
+    }
+    RunReader& reader = readers.emplace_back(disk, metrics_file);
     const std::string path = disk.canonical(reader.run().path), file = files::base_name(path);
     reader.rename(file == "metrics.jsonl" ? files::base_name(files::parent_directory(path))
                                           : file.substr(0, file.rfind(".jsonl")));

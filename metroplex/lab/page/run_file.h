@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "files/file_system.h"
+#include "files/same_file.h"
 #include "page/run_line.h"
 
 namespace metroplex::page {
@@ -67,7 +68,8 @@ class RunReader {
  public:
   // Throws base::Error("files") if there is no file or it begins with another kind of line.
   RunReader(files::FileSystem& disk, const std::string& path);
-  // Returns false if the file has no new line. Reads a file that became shorter from its beginning.
+  // Returns false if the file has no new line, or cannot be opened because it is being replaced. Reads a file that
+  // was replaced or became shorter from its beginning.
   bool read_more();
   const RunData& run() const { return run_; }
   void rename(const std::string& name) { run_.name = name; }
@@ -80,12 +82,15 @@ class RunReader {
   // For lines with lists or objects.
   void add_nested(const Json& json);
   void restart_at(int64_t iteration);
+  void clear();
 
   files::FileSystem& disk_;
   RunData run_;
   std::string description_;  // as last read
-  size_t position_ = 0;      // bytes read, up to the end of a line
-  int64_t last_step_ = -1;   // iteration
+  files::Bytes bytes_;       // as last read; the open map keeps its inode from a new file
+  std::optional<files::FileId> id_;
+  size_t position_ = 0;     // bytes read, up to the end of a line
+  int64_t last_step_ = -1;  // iteration
 };
 
 // Reads the runs of a command line. They are named after their directories or files; equal names become paths.

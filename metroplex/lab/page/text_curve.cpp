@@ -90,10 +90,11 @@ class Canvas {
   std::vector<Cell> cells_;
 };
 
-void draw_curve(Canvas& canvas, const Limits& limits, const Series& series, size_t curve) {
+void draw_curve(Canvas& canvas, const Limits& limits, const TextCurve& drawn, size_t curve) {
+  const Series& series = *drawn.series;
   const double x_scale = (canvas.width() - 1) / static_cast<double>(std::max<int64_t>(1, limits.last - limits.first)),
                y_scale = (canvas.height() - 1) / (limits.high - limits.low);
-  const Series points = shorten(series, static_cast<size_t>(canvas.width()) * 6);
+  const Series points = drawn.connected ? shorten(series, static_cast<size_t>(canvas.width()) * 6) : series;
   bool connected = false;
   int last_x = 0, last_y = 0;
   for (size_t i = 0; i < points.values.size(); ++i) {
@@ -114,7 +115,7 @@ void draw_curve(Canvas& canvas, const Limits& limits, const Series& series, size
     }
     last_x = x;
     last_y = y;
-    connected = true;
+    connected = drawn.connected;
   }
 }
 
@@ -144,7 +145,7 @@ std::string draw_curves(const std::string& title, const std::vector<TextCurve>& 
   for (const int row : {0, rows / 2, rows - 1}) margin = std::max(margin, value_at(row).size());
   const int columns = std::max(options.columns, kLeastColumns) - static_cast<int>(margin) - 2;
   Canvas canvas(columns, rows, marks);
-  for (size_t i = 0; i < curves.size(); ++i) draw_curve(canvas, limits, *curves[i].series, i);
+  for (size_t i = 0; i < curves.size(); ++i) draw_curve(canvas, limits, curves[i], i);
   std::string text = base::escape_controls(title) + "\n";
   for (int row = 0; row < rows; ++row) {
     const bool labelled = row == 0 || row == rows / 2 || row == rows - 1;

@@ -1,4 +1,4 @@
-// Draws curves for the terminal, with braille dots or ASCII marks.
+// Draws curves and points for the terminal, with braille dots or ASCII marks.
 #pragma once
 
 #include <string>
@@ -11,6 +11,7 @@ namespace metroplex::page {
 struct TextCurve {
   std::string label;
   const Series* series = nullptr;
+  bool connected = true;  // by lines; false: only points
 };
 
 struct TextChartOptions {

@@ -22,13 +22,15 @@ std::vector<int64_t> count_per_domain(const std::vector<int>& members, int64_t r
   return counts;
 }
 
+bool exchanges(const std::string& operation) { return operation == "all_to_all" || operation == "exchange_rows"; }
+
 double rounds(size_t domains) { return std::max(1.0, std::ceil(std::log2(static_cast<double>(domains)))); }
 
 }  // namespace
 
 double link_bytes(const std::string& operation, int64_t ranks, double bytes) {
   const double others = static_cast<double>(ranks - 1) / static_cast<double>(ranks);
-  if (operation == "all_gather" || operation == "reduce_scatter" || operation == "all_to_all") return others * bytes;
+  if (operation == "all_gather" || operation == "reduce_scatter" || exchanges(operation)) return others * bytes;
   if (operation == "all_reduce") return 2 * others * bytes;
   return operation == "barrier" ? 0 : bytes;
 }
@@ -52,7 +54,7 @@ double Cluster::collective_seconds(const std::string& operation, const std::vect
     const std::vector<int64_t> counts = count_per_domain(members, domain.ranks);
     const int64_t here = *std::max_element(counts.begin(), counts.end());
     if (here == inner) continue;  // no pair of members uses this level
-    const double whole = operation == "all_to_all" || operation == "exchange_rows"
+    const double whole = exchanges(operation)
                              ? bytes * static_cast<double>(here - inner) / static_cast<double>(all)
                              : link_bytes(operation, (here + inner - 1) / inner, bytes) / static_cast<double>(inner);
     const double level = inner == 1 && here == all ? moved : whole;

@@ -18,8 +18,8 @@ struct LinkCost {
 };
 
 // Bytes that a member sends, and receives, in a collective of `ranks` members. `bytes` is the larger of the input and
-// the output of a member. For ring algorithms: all_gather, reduce_scatter, and all_to_all move (n - 1) / n of it,
-// all_reduce twice that. Other operations move `bytes`.
+// the output of a member. all_gather and reduce_scatter as a ring, all_to_all and exchange_rows move (n - 1) / n of
+// it, all_reduce twice that. Other operations move `bytes`.
 double link_bytes(const std::string& operation, int64_t ranks, double bytes);
 
 // Links between consecutive global ranks. A domain holds `ranks` consecutive ranks; 0: all ranks.

@@ -20,6 +20,11 @@ struct CurvePoint {
 using Curve = std::vector<CurvePoint>;  // ascending sizes
 double interpolate(const Curve& curve, double size);
 
+// One operator as it was measured.
+struct MeasuredOperator {
+  double flops = 0, bytes = 0, seconds = 0;
+};
+
 struct Machine {
   std::string name;
   bool gpu = false;
@@ -30,18 +35,21 @@ struct Machine {
   // Fraction of the peak that operators achieve, by class and size. Classes: matmul, grouped_matmul, attention (sizes
   // in FLOPs) and memory (bytes).
   std::map<std::string, Curve> shares;
-  // Measured operators: work per second by work, which is FLOPs, or bytes of an operator without FLOPs. The key is
-  // name and dtype: "mm bf16".
-  std::map<std::string, Curve> measured;
-  // Host seconds per libtorch operator, own operator, and autograd region. Only of a calibrated machine.
-  double library_call_s = 0, own_call_s = 0, region_s = 0, step_s = 0;
+  // Measured operators. The key is name and dtype: "mm bf16".
+  std::map<std::string, std::vector<MeasuredOperator>> measured;
+  // Host seconds per libtorch operator and own operator, and per byte that an operator reads or writes, for memory
+  // that is taken and returned between operators. Only of a calibrated machine.
+  double library_call_s = 0, own_call_s = 0, byte_s = 0;
   Cluster cluster;
   double host_bytes_per_s = 0, file_bytes_per_s = 0;
   double error = 0.15;                         // relative error bar of a predicted step
   std::map<std::string, std::string> sources;  // of a figure, by its key path: "device.peak_flops.bf16"
+  std::string origin;                          // file or built-in name that it was read from; not written
 };
 
-// Throws base::Error("cost") that names `origin`, the key, and the rule.
+// Requires memory_bytes_per_s and links. Rates are 1 to 1e30 per second, times at most 1e6 s, shares and `error` at
+// most 1. The ranks of a link are a multiple of those of the link before. Throws base::Error("cost") that names
+// `origin`, the key, the value, the rule, and a fix.
 Machine read_machine(std::string_view yaml, const std::string& origin);
 std::string write_machine(const Machine& machine);
 
@@ -53,11 +61,14 @@ struct Operator {
   std::string_view name, dtype;  // "mm", "bf16"
   double flops = 0, bytes = 0;
 };
-// Time of one operator on the device. Measured operators: work / rate. Others: the larger of
-// flops / (peak * share) and bytes / (bandwidth * share), the roofline model (Williams et al. 2009). Excludes host
-// time.
+// Time of one operator on the device, without host time. Measured operators: work / rate. Work is FLOPs, or bytes of
+// an operator without FLOPs. The logarithm of the rate is the mean over the measured ones, weighted by the distance
+// in log(flops) and log(bytes) to the power of -4 (Shepard 1968): products of equal FLOPs and other shapes have other
+// rates. Others: the larger of flops / (peak * share) and bytes / (bandwidth * share), the roofline model (Williams
+// et al. 2009).
 double operator_seconds(const Machine& machine, const Operator& one);
-// Host time to issue it: library_call_s for names with "::", own_call_s otherwise; launch_s if both are 0.
+// Host time to issue it: library_call_s for names with "::", own_call_s otherwise, and byte_s of its bytes; launch_s
+// if the machine is not calibrated.
 double issue_seconds(const Machine& machine, const Operator& one);
 
 }  // namespace metroplex::price

@@ -21,14 +21,42 @@ double share(const Machine& machine, const std::string& kind, double size) {
 
 double peak(const Machine& machine, std::string_view dtype) {
   const auto found = machine.peak_flops.find(std::string(dtype));
-  MPX_CHECK(found != machine.peak_flops.end(), "cost", machine.name, ": device.peak_flops has no '", dtype,
-            "', which the run computes in; add it");
+  MPX_CHECK(found != machine.peak_flops.end(), "cost", machine.origin.empty() ? machine.name : machine.origin,
+            ": device.peak_flops has no '", dtype, "', which the run computes in; add it");
   return found->second;
 }
 
 double memory_seconds(const Machine& machine, double bytes) {
   if (machine.memory_bytes_per_s <= 0 || bytes <= 0) return 0;
   return bytes / (machine.memory_bytes_per_s * share(machine, "memory", bytes));
+}
+
+double work(double flops, double bytes) { return flops > 0 ? flops : bytes; }
+
+double square(double x) { return x * x; }
+
+// Squared distance of two positive figures in the logarithm; 0 if one of them is unknown.
+double log_distance2(double left, double right) { return left > 0 && right > 0 ? square(std::log(left / right)) : 0; }
+
+// Below the least measured work the time is constant. Above the most, more bytes take the time of a copy.
+double measured_seconds(const Machine& machine, const std::vector<MeasuredOperator>& all, const Operator& one) {
+  const auto by_work = [](const MeasuredOperator& left, const MeasuredOperator& right) {
+    return work(left.flops, left.bytes) < work(right.flops, right.bytes);
+  };
+  const auto [least, most] = std::minmax_element(all.begin(), all.end(), by_work);
+  const double wanted = work(one.flops, one.bytes), largest = work(most->flops, most->bytes);
+  if (wanted <= work(least->flops, least->bytes)) return least->seconds;
+  if (one.flops <= 0 && wanted > largest)
+    return most->seconds + memory_seconds(machine, wanted) - memory_seconds(machine, largest);
+  double weights = 0, sum = 0;
+  for (const MeasuredOperator& known : all) {
+    constexpr double kSame = 1e-12;  // keeps a measured operator's own weight finite
+    const double distance2 = log_distance2(one.flops, known.flops) + log_distance2(one.bytes, known.bytes);
+    const double weight = 1 / square(distance2 + kSame);
+    weights += weight;
+    sum += weight * std::log(work(known.flops, known.bytes) / known.seconds);
+  }
+  return wanted / std::exp(sum / weights);
 }
 
 }  // namespace
@@ -45,20 +73,11 @@ double interpolate(const Curve& curve, double size) {
 }
 
 double operator_seconds(const Machine& machine, const Operator& one) {
-  const double work = one.flops > 0 ? one.flops : one.bytes;
-  if (work <= 0) return 0;
+  if (one.flops <= 0 && one.bytes <= 0) return 0;
   std::string key(one.name);
   key.append(" ").append(one.dtype);
-  if (const auto measured = machine.measured.find(key); measured != machine.measured.end()) {
-    // Below the smallest measured size the time is constant. Above the largest one, more bytes take the time of a
-    // copy.
-    const Curve& curve = measured->second;
-    const double known = std::clamp(work, curve.front().size, curve.back().size);
-    const double seconds = known / interpolate(curve, known);
-    if (work <= known) return seconds;
-    return one.flops > 0 ? seconds * work / known
-                         : seconds + memory_seconds(machine, work) - memory_seconds(machine, known);
-  }
+  if (const auto measured = machine.measured.find(key); measured != machine.measured.end())
+    return measured_seconds(machine, measured->second, one);
   double seconds = 0;
   if (one.flops > 0)
     seconds = one.flops / (peak(machine, one.dtype) * share(machine, operator_class(one), one.flops));
@@ -67,7 +86,8 @@ double operator_seconds(const Machine& machine, const Operator& one) {
 
 double issue_seconds(const Machine& machine, const Operator& one) {
   if (machine.library_call_s == 0 && machine.own_call_s == 0) return machine.launch_s;
-  return one.name.find("::") != std::string_view::npos ? machine.library_call_s : machine.own_call_s;
+  const double call = one.name.find("::") != std::string_view::npos ? machine.library_call_s : machine.own_call_s;
+  return call + machine.byte_s * one.bytes;
 }
 
 }  // namespace metroplex::price

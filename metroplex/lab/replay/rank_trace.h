@@ -113,6 +113,7 @@ struct ReplayMoment {
   int block = 0;
   bool backward = false;
   int64_t most = 0;  // maximum bytes above those held before the action
+  int64_t held = 0;  // bytes held before the action
 };
 
 // Bytes above those held before the first action.

@@ -129,7 +129,7 @@ class TraceReplay {
       if (step.end == TraceStep::End::used) buckets_.use(step.param);
       held += buckets_.held() - buckets;
     }
-    if (what.block >= 0) peaks_.moments.push_back({at_, what.block, what.backward, most - before_});
+    if (what.block >= 0) peaks_.moments.push_back({at_, what.block, what.backward, most - before_, before_});
     peaks_.most = std::max(peaks_.most, most);
     return held;
   }

@@ -47,6 +47,7 @@ class Simulation {
     }
     for (size_t rank = 0; rank < ranks_.size(); ++rank) ranks_[rank].after = compile(rank, in_.traces[rank].after);
     out_.ranks.resize(ranks_.size());
+    out_.timeline.ranks.resize(ranks_.size());
   }
 
   StepTime run() {
@@ -59,11 +60,10 @@ class Simulation {
     for (size_t rank = 0; rank < ranks_.size(); ++rank) {
       MPX_CHECK(ranks_[rank].finished, "plan", "pipeline table '", in_.table.name, "': rank ", rank,
                 " never gets past action ", ranks_[rank].action);
-      ranks_[rank].now += in_.machine.step_s;
-      out_.ranks[rank].optimizer += in_.machine.step_s;
       out_.seconds = std::max(out_.seconds, ranks_[rank].now);
     }
     for (size_t rank = 0; rank < ranks_.size(); ++rank) out_.ranks[rank].idle += out_.seconds - ranks_[rank].now;
+    if (in_.events) summarize(in_.table, out_.timeline);
     return std::move(out_);
   }
 
@@ -100,9 +100,11 @@ class Simulation {
   }
 
   double scale(const TraceOperation& operation) const {
-    const bool experts =
-        operation.name.starts_with("grouped") || operation.name == "all_to_all" || operation.name == "exchange_rows";
-    return experts ? in_.expert_imbalance : 1;
+    const std::string& name = operation.name;
+    if (name == "fetch_rows" || name == "return_rows") return in_.experts.replicas;
+    if (name == "exchange_rows" || name == "permute_rows" || name.starts_with("expert_"))
+      return in_.experts.imbalance * in_.experts.fill;
+    return name.starts_with("grouped") || name == "all_to_all" ? in_.experts.imbalance : 1;
   }
 
   double seconds(const TraceOperation& operation) const {
@@ -121,7 +123,6 @@ class Simulation {
       items.back().seconds += time;
     };
     for (const IslandTrace& region : regions) {
-      if (region.block >= 0) add_compute(in_.machine.region_s);
       for (const TraceOperation& operation : region.operations) {
         if (operation.group.empty()) {
           add_compute(seconds(operation));
@@ -163,12 +164,9 @@ class Simulation {
       return true;
     }
     const plan::Action& action = actions[rank.action];
-    if (plan::is_p2p(action.kind)) {
-      if (plan::is_send(action.kind)) send(index, action);
-      ++rank.action;
-      return true;
-    }
     if (!plan::is_compute(action.kind)) {
+      const double sent = plan::is_send(action.kind) ? send(index, action) : 0;
+      record(index, action, rank.now, rank.now + sent);
       ++rank.action;
       return true;
     }
@@ -190,20 +188,18 @@ class Simulation {
       ++rank.item;
       return true;
     }
-    const bool tail = rank.action == in_.table.ranks[index].size();
-    if (in_.events)
-      out_.events.push_back({static_cast<int>(index), "step",
-                             tail ? "gradients and update" : name(in_.table.ranks[index][rank.action]),
-                             rank.action_start, rank.now});
     rank.items = nullptr;
-    if (tail) rank.finished = true;
-    else ++rank.action;
+    rank.finished = rank.action == in_.table.ranks[index].size();
+    if (!rank.finished) {
+      record(index, in_.table.ranks[index][rank.action++], rank.action_start, rank.now);
+    } else if (in_.events) {
+      out_.events.push_back({static_cast<int>(index), "step", "gradients and update", rank.action_start, rank.now});
+    }
     return true;
   }
 
-  static std::string name(const plan::Action& action) {
-    return base::concat(plan::action_name(action.kind), " ", action.microbatch, action.chunk > 0 ? " chunk " : "",
-                        action.chunk > 0 ? base::concat(action.chunk) : "");
+  void record(size_t index, const plan::Action& action, double start, double end) {
+    if (in_.events) out_.timeline.ranks[index].push_back({action, start, end});
   }
 
   double& part(size_t index) {
@@ -250,7 +246,8 @@ class Simulation {
     return true;
   }
 
-  void send(size_t index, const plan::Action& action) {
+  // Returns the seconds until the tensor arrives.
+  double send(size_t index, const plan::Action& action) {
     const plan::PipelineTable& table = in_.table;
     const auto number = static_cast<size_t>(border(table, static_cast<int>(index), action));
     const double bytes = static_cast<double>(in_.traces[index].border_bytes.at(number));
@@ -258,6 +255,7 @@ class Simulation {
     const double seconds =
         peer == index ? 0 : in_.machine.cluster.between(global_[index], global_[peer]).seconds(bytes);
     arrival_[plan::transfer_id(table, static_cast<int>(index), action)] = ranks_[index].now + seconds;
+    return seconds;
   }
 
   bool wait_for_inputs(size_t index, const plan::Action& action) {

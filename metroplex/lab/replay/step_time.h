@@ -14,17 +14,24 @@
 #include "plan/pipeline_table.h"
 #include "price/machine.h"
 #include "replay/step_trace.h"
+#include "replay/timeline.h"
 
 namespace metroplex::replay {
+
+// How full the experts' buffers and replicas are.
+struct ExpertLoad {
+  double imbalance = 1;  // rows of the busiest rank / mean
+  double fill = 1;       // fraction of the buffers that holds rows (config::expert_fill)
+  double replicas = 1;   // fraction of the replica slots in use
+};
 
 struct StepTimeRequest {
   const price::Machine& machine;
   const plan::PipelineTable& table;
   const std::vector<StepTrace>& traces;  // [pp rank]
   bool graphs = false;                   // the device replays captured graphs: operators need no launch
-  // Rows of the busiest rank / mean rows, for operators and exchanges of experts.
-  double expert_imbalance = 1;
-  bool events = false;  // fill StepTime::events
+  ExpertLoad experts = {};
+  bool events = false;  // fill StepTime::events and timeline
 };
 
 // Times of one rank; their sum is the length of the step.
@@ -38,6 +45,7 @@ struct RankTimes {
   double total() const { return compute() + communication() + idle; }
 };
 
+// A collective, or the work after the last action.
 struct SimulatedEvent {
   int rank = 0;       // pipeline rank
   std::string track;  // "step" or the purpose of a communicator
@@ -49,6 +57,7 @@ struct StepTime {
   double seconds = 0;
   std::vector<RankTimes> ranks;
   std::vector<SimulatedEvent> events;
+  Timeline timeline;  // of all actions
 
   const RankTimes& slowest() const;  // the rank with the longest compute time
 };

@@ -32,6 +32,7 @@ struct StepTrace {
   std::vector<IslandTrace> after;             // the last action: gradients, norm, update, parameters
   std::vector<TracedAction> actions;
   std::vector<int64_t> border_bytes;  // between stages i and i + 1 of the model
+  std::vector<TraceParam> params;     // as in RankTrace
 
   // A step with a single microbatch has only `first`, and with two no `middle`: the nearest position is returned.
   const TracedAction& find(plan::ActionKind kind, int chunk, Position position) const;

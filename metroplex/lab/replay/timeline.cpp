@@ -33,7 +33,7 @@ class Replay {
       MPX_CHECK(at_[rank] == table_.ranks[rank].size(), "plan", "pipeline table '", table_.name, "': rank ", rank,
                 " never gets past action ", at_[rank]);
     }
-    summarize();
+    summarize(table_, result_);
     return std::move(result_);
   }
 
@@ -115,25 +115,6 @@ class Replay {
     return true;
   }
 
-  void summarize() {
-    double busy_sum = 0;
-    for (const auto& actions : result_.ranks) {
-      double busy = 0;
-      for (const TimedAction& timed : actions) {
-        result_.length = std::max(result_.length, timed.end);
-        if (is_compute(timed.action.kind)) busy += timed.end - timed.start;
-      }
-      result_.busy.push_back(busy);
-      busy_sum += busy;
-    }
-    for (const double busy : result_.busy) {
-      result_.bubble_share.push_back(result_.length > 0 ? 1 - busy / result_.length : 0);
-    }
-    const double all = result_.length * static_cast<double>(result_.ranks.size());
-    result_.total_bubble_share = all > 0 ? 1 - busy_sum / all : 0;
-    result_.peak_live_activations = inspect_table(table_).peak_live_activations;
-  }
-
   const plan::PipelineTable& table_;
   const TimelineCosts& costs_;
   std::vector<size_t> at_;
@@ -145,6 +126,25 @@ class Replay {
 };
 
 }  // namespace
+
+void summarize(const plan::PipelineTable& table, Timeline& timeline) {
+  double busy_sum = 0;
+  for (const auto& actions : timeline.ranks) {
+    double busy = 0;
+    for (const TimedAction& timed : actions) {
+      timeline.length = std::max(timeline.length, timed.end);
+      if (is_compute(timed.action.kind)) busy += timed.end - timed.start;
+    }
+    timeline.busy.push_back(busy);
+    busy_sum += busy;
+  }
+  for (const double busy : timeline.busy) {
+    timeline.bubble_share.push_back(timeline.length > 0 ? 1 - busy / timeline.length : 0);
+  }
+  const double all = timeline.length * static_cast<double>(timeline.ranks.size());
+  timeline.total_bubble_share = all > 0 ? 1 - busy_sum / all : 0;
+  timeline.peak_live_activations = inspect_table(table).peak_live_activations;
+}
 
 Timeline replay(const plan::PipelineTable& table, const TimelineCosts& costs) {
   constexpr double kLongest = 1e15;  // keeps all sums finite

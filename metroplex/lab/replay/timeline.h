@@ -35,6 +35,9 @@ struct Timeline {
   std::vector<int> peak_live_activations;  // 0 for forward-only tables
 };
 
+// Computes the figures of a timeline from its actions.
+void summarize(const plan::PipelineTable& table, Timeline& timeline);
+
 // Throws base::Error("plan") if a cost is negative or the table deadlocks (see verify.h).
 Timeline replay(const plan::PipelineTable& table, const TimelineCosts& costs);
 
