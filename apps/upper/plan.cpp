@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <filesystem>
 #include <iostream>
 
 #include "base/error.h"
@@ -43,14 +42,6 @@ that the layers issue, the pipeline table and the collectives, on a description 
 --json       prints JSON
 )";
 
-void check_output(const std::string& path) {
-  if (path.empty()) return;
-  const std::filesystem::path folder = std::filesystem::path(path).parent_path();
-  MPX_CHECK(!std::filesystem::is_directory(path), "files", "cannot write to '", path, "': it is a directory");
-  MPX_CHECK(folder.empty() || std::filesystem::is_directory(folder), "files", "cannot write to '", path,
-            "': there is no directory '", folder.string(), "'; create it");
-}
-
 struct PlanFlags {
   std::string gpus, cluster, output, imbalance, failures, restart, trace, svg;
   bool search = false, json = false;
@@ -61,14 +52,13 @@ struct PlanFlags {
             {.name = "--trace", .value = &trace},       {.name = "--svg", .value = &svg},
             {.name = "--search", .given = &search},     {.name = "--json", .given = &json}};
   }
-  // Refuses flags without effect, and outputs that cannot be written.
+  // Refuses flags without effect.
   void check(bool has_experts) const {
     MPX_CHECK(search || output.empty(), "config", "--output is the result of --search; add --search or remove it");
     MPX_CHECK(!search || (trace.empty() && svg.empty()), "config",
               "--trace and --svg show one layout; use them without --search, for the file of --output");
     MPX_CHECK(restart.empty() || !failures.empty(), "config", "--restart only applies with --failures");
     MPX_CHECK(imbalance.empty() || has_experts, "config", "--imbalance: the model has no experts; remove it");
-    for (const std::string* path : {&output, &trace, &svg}) check_output(*path);
   }
 };
 
@@ -104,7 +94,7 @@ std::string draw_pareto(const forecast::LayoutSearch& search) {
   };
   const page::Series results = points(search.results), front = points(search.pareto);
   return page::draw_curves("step time in s (up), memory in MiB (right)",
-                           {{"results, slowest memory", &results, false}, {"not beaten", &front, false}},
+                           {{"results", &results, false}, {"not beaten", &front, false}},
                            {.columns = 80, .lines = 18, .ascii = true});
 }
 
@@ -113,7 +103,7 @@ void write_file(const std::string& path, const std::string& text) {
   disk.write_output(path, text);
 }
 
-// Throws base::Error if an output is another output, or a file that the command reads.
+// Throws base::Error if an output cannot be written, or is another output or a file that the command reads.
 void check_plan_outputs(const PlanFlags& flags, const std::vector<std::string>& arguments) {
   const std::vector<files::Output> outputs{
       {"--output", flags.output}, {"--trace", flags.trace}, {"--svg", flags.svg}};
@@ -189,7 +179,8 @@ int run_calibrate(const std::vector<std::string>& arguments) {
     std::cout << kCalibrateUsage;
     return parsed.help ? kExitOk : kExitConfig;
   }
-  check_output(output);
+  files::PosixFileSystem disk;
+  files::check_outputs(disk, {{"--output", output}}, {});
   forecast::CalibrateOptions options;
   options.progress = [](const std::string& line) { std::cout << line << std::endl; };
   const price::Machine machine = forecast::calibrate(options);

@@ -3,6 +3,7 @@
 #include "base/error.h"
 #include "comm/collectives.h"
 #include "comm/failure.h"
+#include "files/same_file.h"
 #include "run/clock_offset.h"
 #include "run/run_folders.h"
 
@@ -10,9 +11,7 @@ namespace metroplex::run {
 
 void check_trace_file(files::FileSystem& disk, const std::string& path) {
   if (path.empty()) return;
-  MPX_CHECK(disk.is_directory(files::parent_directory(path)), "files", "train.trace_file = ", path,
-            ": its folder does not exist; create it, or choose another path");
-  MPX_CHECK(!disk.is_directory(path), "files", "train.trace_file = ", path, " is a directory; choose another path");
+  files::check_output(disk, {"train.trace_file", path});
   if (disk.file_size(path).value_or(0) == 0) return;
   const std::string start = base::TraceEvents().json().substr(0, 20);
   MPX_CHECK(disk.map(path).text().starts_with(start), "files", "train.trace_file = ", path,

@@ -11,7 +11,7 @@
 #include "base/error.h"
 #include "config/load.h"
 #include "config/validate.h"
-#include "forecast/expert_balance.h"
+#include "forecast/expert_load.h"
 #include "forecast/stage_traces.h"
 
 namespace metroplex::test::search_test {

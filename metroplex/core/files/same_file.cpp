@@ -17,10 +17,19 @@ bool is_same_file(FileSystem& disk, const std::string& left, const std::string& 
   return disk.canonical(left) == disk.canonical(right) || (id && id == file_id(right));
 }
 
+void check_output(FileSystem& disk, const Output& output) {
+  const auto& [option, path] = output;
+  if (path.empty()) return;
+  MPX_CHECK(disk.is_directory(parent_directory(path)), "files", option, " = ", path,
+            ": its folder does not exist; create it, or choose another path");
+  MPX_CHECK(!disk.is_directory(path), "files", option, " = ", path, " is a directory; choose another path");
+}
+
 void check_outputs(FileSystem& disk, const std::vector<Output>& outputs, const std::vector<std::string>& inputs) {
   for (size_t i = 0; i < outputs.size(); ++i) {
     const auto& [option, path] = outputs[i];
     if (path.empty()) continue;
+    check_output(disk, outputs[i]);
     for (const std::string& input : inputs) {
       MPX_CHECK(!is_same_file(disk, path, input), "config", option, " = ", path,
                 ": must not be an input of the command; choose another path");

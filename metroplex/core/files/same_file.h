@@ -1,4 +1,4 @@
-// Identity of files on a real disk, and the check that an output replaces no input.
+// Identity of files on a real disk, and checks of outputs before a command works for them.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +24,9 @@ bool is_same_file(FileSystem& disk, const std::string& left, const std::string& 
 struct Output {
   std::string option, path;  // path empty: not requested
 };
-// Throws base::Error("config") if an output would replace an input or another output.
+// Throws base::Error("files") if the folder of `path` does not exist, or `path` is a directory.
+void check_output(FileSystem& disk, const Output& output);
+// The same for all, and base::Error("config") if an output would replace an input or another output.
 void check_outputs(FileSystem& disk, const std::vector<Output>& outputs, const std::vector<std::string>& inputs);
 
 }  // namespace metroplex::files

@@ -1,8 +1,9 @@
 // Searches the layouts of a run: parallel sizes, schedule, sharding, recomputation and microbatch size.
 //  1. Every combination that the rules allow gets an estimate of memory and time, from the trace of one layer.
 //  2. In the order of the estimated time, memory is predicted exactly and the step is simulated. The search ends when
-//     ten fit and the next estimate, less its error margin, exceeds the best time: exhaustive search has the same
-//     best. Combinations that need too much memory are tried again with offload, which never makes a step faster.
+//     ten fit and the next estimate, less its error margin, exceeds the best time. Tests compare the best of small
+//     clusters with exhaustive search; larger searches are not proven. Combinations that need too much memory are
+//     tried again with offload, which never makes a step faster.
 //  3. Other settings of the best results are changed one after another: order of the axes, gradient buckets, sequence
 //     parallelism, token dispatcher, ECHO slots. Combinations of several such changes may be missed.
 #pragma once

@@ -5,7 +5,7 @@
 #include <string>
 
 #include "forecast/count_microbatches.h"
-#include "forecast/expert_balance.h"
+#include "forecast/expert_load.h"
 #include "forecast/stage_traces.h"
 #include "forecast/trace_step.h"
 #include "plan/layout.h"

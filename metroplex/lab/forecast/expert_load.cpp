@@ -1,4 +1,4 @@
-#include "forecast/expert_balance.h"
+#include "forecast/expert_load.h"
 
 #include <algorithm>
 #include <cmath>
