@@ -16,20 +16,22 @@ ls > before
 run 0 plan run.yaml --gpus 8 --cluster h100 --pp 2
 for word in "h100, 8 ranks" "memory +[0-9.]+ MiB .* of 79.6 GiB" "step +[0-9.]+ (ms|s) \+- [0-9]+ %" "tokens/s" "MFU" "GPU hours" "forward" \
   "waits for other stages"; do prints "$word"; done
-[ "$(ls | grep -v '^before$')" = "$(grep -v '^before$' before)" ] && holds "plan writes nothing"
+[ "$(ls | grep -vxE 'before|out|err')" = "$(grep -vxE 'before|out|err' before)" ]
+holds "plan writes nothing"
 run 0 plan run.yaml --gpus 8 --cluster h100 --pp 2 --json --trace trace.json --svg step.svg
 cp out plan.json
-[ "$(json plan.json 'len(d["stages"]), d["ranks"], 0 < d["mfu"] < 1')" = "(2, 8, True)" ] && holds "the JSON has a stage per pipeline rank"
+[ "$(json plan.json 'len(d["stages"]), d["ranks"], 0 < d["mfu"] < 1')" = "(2, 8, True)" ]
+holds "the JSON has a stage per pipeline rank"
 # All parts of a stage add up to the step: times have 15 digits.
-[ "$(json plan.json 'all(abs(sum(v for k, v in s.items() if k != "exposed") + sum(s.get("exposed", {}).values()) - d["step_s"]) < 1e-9 for s in d["stages"])')" = True ] &&
-  holds "the parts add up to the step"
-[ "$(json trace.json 'sum(e["ph"] == "X" and e["name"].startswith("forward") for e in d["traceEvents"])')" = 16 ] &&
-  holds "the trace has 8 forwards per stage"
+[ "$(json plan.json 'all(abs(sum(v for k, v in s.items() if k != "exposed") + sum(s.get("exposed", {}).values()) - d["step_s"]) < 1e-9 for s in d["stages"])')" = True ]
+holds "the parts add up to the step"
+[ "$(json trace.json 'sum(e["ph"] == "X" and e["name"].startswith("forward") for e in d["traceEvents"])')" = 16 ]
+holds "the trace has 8 forwards per stage"
 # Bytes / 2^20 are exact.
-[ "$(json trace.json "max(e['args']['MiB'] for e in d['traceEvents'] if e['ph'] == 'C') * 2**20 == $(json plan.json 'd["memory"]["need"]')")" = True ] &&
-  holds "the highest memory of the trace is the predicted peak"
-[ "$(python3 -c 'import xml.etree.ElementTree as x; print(sum("rect" in e.tag for e in x.parse("step.svg").iter()) > 2 * 16)')" = True ] &&
-  holds "the picture has the forwards and backwards of both stages"
+[ "$(json trace.json "max(e['args']['MiB'] for e in d['traceEvents'] if e['ph'] == 'C') * 2**20 == $(json plan.json 'd["memory"]["need"]')")" = True ]
+holds "the highest memory of the trace is the predicted peak"
+[ "$(python3 -c 'import xml.etree.ElementTree as x; print(sum("rect" in e.tag for e in x.parse("step.svg").iter()) > 2 * 16)')" = True ]
+holds "the picture has the forwards and backwards of both stages"
 run 0 plan run.yaml --gpus 8 --pp 2 --failures 5 --checkpoint.save_interval=100 --checkpoint.save=ck
 prints "goodput 9[0-9.]+ %|goodput 100.0 %"
 
@@ -41,7 +43,8 @@ prints "step time in s .up., memory in MiB .right."
 run 0 plan best.yaml --gpus 4 --cluster h100 --json
 cp out best.json
 run 0 plan run.yaml --gpus 4 --cluster h100 --search --json
-[ "$(json out 'd["results"][0]["step_s"]')" = "$(json best.json 'd["step_s"]')" ] && holds "the written file has the price of the first result"
+[ "$(json out 'd["results"][0]["step_s"]')" = "$(json best.json 'd["step_s"]')" ]
+holds "the written file has the price of the first result"
 run 0 train best.yaml --nproc 4 --run.device=cpu --train.train_iters=1 --train.eval_iters=0 --memory.check_fit=off --dry-run
 holds "the first result is a configuration for train"
 
@@ -69,7 +72,8 @@ holds "a plan for GPUs has one for each rank, also if the file says threads"
 run 0 plan run.yaml --gpus 2 --pp 2 --cluster cpu --json
 cp out two.json
 run 0 plan run.yaml --gpus 4 --pp 2 --cluster cpu --json
-[ "$(json out "d['memory']['need'] > 1.5 * $(json two.json 'd["memory"]["need"]')")" = True ] && holds "the ranks of a CPU share its memory"
+[ "$(json out "d['memory']['need'] > 1.5 * $(json two.json 'd["memory"]["need"]')")" = True ]
+holds "the ranks of a CPU share its memory"
 run 0 plan run.yaml --gpus 4 --cluster h100 --search --pp 2 --vpp 2 --parallel.overlap_p2p_comm=true --parallel.num_distributed_optimizer_instances=2
 holds "keys of the layout of the file do not restrict the search"
 
@@ -93,9 +97,11 @@ run 2 plan run.yaml --gpus 1.5
 warns "gpus '1.5' is not an integer"
 run 3 plan run.yaml --gpus 4 --search --output nowhere/best.yaml
 warns "output = nowhere/best.yaml: its folder does not exist"
-[ ! -s out ] && holds "an output without a directory is refused before the search"
+[ ! -s out ]
+holds "an output without a directory is refused before the search"
 run 3 calibrate --output nowhere/machine.yaml
-[ ! -s out ] && holds "calibrate too"
+[ ! -s out ]
+holds "calibrate too"
 run 2 plan run.yaml --gpus 7 --search
 warns "no layout of this model uses 7 ranks: train.global_batch_size"
 run 2 plan run.yaml --gpus 4 --search --parallel.expert_ranks_per_node=2
@@ -107,12 +113,14 @@ for output in output trace svg; do
   run 2 plan self.yaml --gpus 4 --search --$output ./self.yaml
   warns "--$output = ./self.yaml: must not be an input of the command; choose another path"
 done
-cmp -s run.yaml self.yaml && holds "plan keeps its configuration"
+cmp -s run.yaml self.yaml
+holds "plan keeps its configuration"
 run 2 plan run.yaml --gpus 4 --trace both --svg=./both
 warns "--svg = ./both: must differ from --trace; choose another path"
 run 2 plan run.yaml --gpus 4 --search --output both --svg both
 warns "--svg = both: must differ from --output; choose another path"
-[ ! -e both ] && holds "plan writes no file that two options name"
+[ ! -e both ]
+holds "plan writes no file that two options name"
 
 echo "A run with train.machine"
 train=(train "${tiny[@]}" "${mock[@]}" --nproc 2)
@@ -125,6 +133,8 @@ holds "the page has the parts of a step"
 for machine in h1000 bad.yaml; do
   run 2 "${train[@]}" --train.machine=$machine --train.metrics_file=none.jsonl --checkpoint.save=none
   warns "train.machine = $machine: .*; metroplex calibrate --output FILE writes a file for this machine"
-  [ ! -e none.jsonl ] && [ ! -e none ] && holds "a run with a wrong machine writes nothing"
+  [ ! -e none.jsonl ]
+  [ ! -e none ]
+  holds "a run with a wrong machine writes nothing"
   run 2 "${train[@]}" --train.machine=$machine --dry-run
 done
