@@ -29,20 +29,20 @@ PROGRAMS = {
     "DGX Cloud benchmarking (NeMo)": (NEMO, "NeMo's performance mode: gradients in bf16, buckets of 128 Mi elements, overlapped messages, aligned gathers"),
     "Megatron-Bridge performance summary": (NEMO, "NeMo's performance mode as above"),
     "Megatron-Bridge documentation": ({}, "partial graphs count as eager"),
-    "torchtitan": ({}, "H100 with 2.4 TB/s and a limit of 500 W (torchtitan's page); selective per op counts as norms and activations"),
+    "torchtitan": ({}, "H100 with 2.4 TB/s and a limit of 500 W (torchtitan's page); selective per op, which repeats every second product, counts as MLPs and norms"),
     "LLMQ": ({"precision.main_grads_dtype": "params", "optim.main_params_dtype": "bf16", "optim.exp_avg_dtype": "bf16",
               "optim.exp_avg_sq_dtype": "bf16"}, "optimizer in bf16 (its flags); recomputed FFN counts as module mlp"),
     "llm.c": ({"precision.main_grads_dtype": "params", "model.activation": "gelu_tanh"}, "gradients in bf16"),
     "SimuMax B200 measurements": ({"parallel.overlap_grad_reduce": "false", "parallel.overlap_param_gather": "false"},
                                   "no overlap, all-to-all context parallelism (its reproduction guide)"),
 }
-RECOMPUTE = {"selective": "core_attn", "selective (torchtitan policy: op)": "layernorm,activation",
-             "selective (per op)": "layernorm,activation", "selective: --recompute-ffn": "mlp",
+RECOMPUTE = {"selective": "core_attn", "selective (torchtitan policy: op)": "mlp,layernorm",
+             "selective (per op)": "mlp,layernorm", "selective: --recompute-ffn": "mlp",
              "selective: --recompute-ffn --recompute-norm": "mlp,layernorm"}
 # Devices that differ from a built-in machine: base, published figures, and the fitted factor of matmul and attention.
-VARIANTS = {"h100_500w": ("h100", {"memory_bytes_per_s": 2.4e12, "memory_bytes": 1.02e11}, {"clock": 0.4999})}
+VARIANTS = {"h100_500w": ("h100", {"memory_bytes_per_s": 2.4e12, "memory_bytes": 1.02e11}, {"clock": 0.5788})}
 # Devices without enough rows, and the relative whose factors they take. Their rows are not fitted.
-BORROWED = {"h200": "h100", "mi300x": "h100"}
+BORROWED = {"mi300x": "h100"}
 SOURCES = {"matmul": "operators.matmul", "memory": "operators.memory", "attention": "operators.attention",
            "inner": r"links\.(?:nvlink|xgmi)\.share", "latency": r"links\.(?:nvlink|xgmi)\.latency_s"}
 # Fitted factors, the most important first. "inner" and "latency" are of the innermost link.
@@ -128,8 +128,8 @@ def machine_text(device, constants):
         if "share:" in line and line.lstrip().startswith("-"):
             if "name:" in line and "ranks: 0" not in line:
                 factor = constants.get("inner", 1)
-                line = re.sub(r"latency_s: ([0-9.e+-]+)",
-                              lambda found: f"latency_s: {float(found[1]) * constants.get('latency', 1):.3g}", line)
+                line = re.sub(r"(latency_s|step_s): ([0-9.e+-]+)",
+                              lambda found: f"{found[1]}: {float(found[2]) * constants.get('latency', 1):.3g}", line)
             elif section in ("matmul", "attention"):
                 factor = constants.get(section, 1) * constants.get("clock", 1)
             elif section == "memory":
@@ -224,16 +224,23 @@ def fit_device(predictor, device, rows, passes=2):
     return constants if score < best[0] else best[1]
 
 
+FITTED = r" Times ([0-9]+\.[0-9]+): fitted[^\"]*"
+
+
+def remove_factors(device):
+    """Divides the shares in the device's machine file by the factors of an earlier fit."""
+    path = MACHINES / f"{device}.yaml"
+    found = {name: re.search(rf'(?m)^  {SOURCES[name]}: ".*{FITTED}"$', path.read_text()) for name in CONSTANTS}
+    text = machine_text(device, {name: 1 / float(one[1]) for name, one in found.items() if one})
+    path.write_text(re.sub(FITTED, "", text))
+
+
 def write_machine(device, constants, origin):
     """Multiplies the shares in the device's machine file by the constants and adds them to the figures' sources."""
     text = machine_text(device, constants)
     for name, factor in constants.items():
-        def add(line):
-            before = re.search(r" Times ([0-9]+\.[0-9]+): fitted.*$", line[2])
-            product = factor * (float(before[1]) if before else 1)
-            source = (line[2][:before.start()] if before else line[2]).rstrip(".")
-            return f'{line[1]}{source}. Times {product:.3f}: fitted on {origin}."'
-        text = re.sub(rf'(?m)^(  {SOURCES[name]}: ")(.*)"$', add, text)
+        text = re.sub(rf'(?m)^(  {SOURCES[name]}: ".*?)\.?"$',
+                      lambda line: f'{line[1]}. Times {factor:.3f}: fitted on {origin}."', text)
     (MACHINES / f"{device}.yaml").write_text(text)
 
 
@@ -241,6 +248,10 @@ def fit_and_write(predictor, device, every, fitted):
     rows = [row for row in every if row["device"] == device and row["name"] in fitted]
     if not rows:
         return
+    relatives = [name for name, relative in BORROWED.items() if relative == device]
+    if device not in VARIANTS:
+        for name in [device, *relatives]:
+            remove_factors(name)
     constants = fit_device(predictor, device, rows)
     print(device, {name: round(value, 4) for name, value in constants.items()})
     if device in VARIANTS:
@@ -248,7 +259,7 @@ def fit_and_write(predictor, device, every, fitted):
     groups = ", ".join(dict.fromkeys(row["group"] for row in rows))
     origin = f"{len(rows)} rows of bench/published_runs.json ({groups}; bench/published.py --fit)"
     write_machine(device, constants, origin)
-    for other in (name for name, relative in BORROWED.items() if relative == device):
+    for other in relatives:
         write_machine(other, constants, f"the rows of {device}, its relative (bench/published.py --fit)")
 
 

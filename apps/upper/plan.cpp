@@ -1,6 +1,8 @@
 // metroplex plan: memory, time and cost of a run, and the best layouts for it.
 #include "upper/commands.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cmath>
 #include <iostream>
@@ -8,6 +10,7 @@
 #include "base/error.h"
 #include "config/load.h"
 #include "draw/schedule.h"
+#include "files/expert_trace.h"
 #include "files/file_system.h"
 #include "files/same_file.h"
 #include "forecast/calibrate.h"
@@ -37,20 +40,27 @@ that the layers issue, the pipeline table and the collectives, on a description 
              ECHO slots of the best; prints the ten fastest that fit, and a picture of memory and time
 --output F   with --search: writes the fastest configuration to F
 --imbalance X  rows of the busiest expert rank / mean, without ECHO (default 1)
+--expert-trace F  expert loads from train.expert_trace_file, in place of --imbalance
 --failures X   failures per GPU and 1,000 days, and --restart S seconds of an interruption: adds goodput
 --trace F    writes the simulated step as a Chrome trace, with its memory; --svg F as a picture
 --json       prints JSON
 )";
 
 struct PlanFlags {
-  std::string gpus, cluster, output, imbalance, failures, restart, trace, svg;
+  std::string gpus, cluster, output, imbalance, expert_trace, failures, restart, trace, svg;
   bool search = false, json = false;
   std::vector<CommandFlag> own_flags() {
-    return {{.name = "--gpus", .value = &gpus},         {.name = "--cluster", .value = &cluster},
-            {.name = "--output", .value = &output},     {.name = "--imbalance", .value = &imbalance},
-            {.name = "--failures", .value = &failures}, {.name = "--restart", .value = &restart},
-            {.name = "--trace", .value = &trace},       {.name = "--svg", .value = &svg},
-            {.name = "--search", .given = &search},     {.name = "--json", .given = &json}};
+    return {{.name = "--gpus", .value = &gpus},
+            {.name = "--cluster", .value = &cluster},
+            {.name = "--output", .value = &output},
+            {.name = "--imbalance", .value = &imbalance},
+            {.name = "--expert-trace", .value = &expert_trace},
+            {.name = "--failures", .value = &failures},
+            {.name = "--restart", .value = &restart},
+            {.name = "--trace", .value = &trace},
+            {.name = "--svg", .value = &svg},
+            {.name = "--search", .given = &search},
+            {.name = "--json", .given = &json}};
   }
   // Refuses flags without effect.
   void check(bool has_experts) const {
@@ -59,6 +69,8 @@ struct PlanFlags {
               "--trace and --svg show one layout; use them without --search, for the file of --output");
     MPX_CHECK(restart.empty() || !failures.empty(), "config", "--restart only applies with --failures");
     MPX_CHECK(imbalance.empty() || has_experts, "config", "--imbalance: the model has no experts; remove it");
+    MPX_CHECK(expert_trace.empty() || imbalance.empty(), "config",
+              "--expert-trace replaces --imbalance; remove one of them");
   }
 };
 
@@ -118,6 +130,11 @@ void check_plan_outputs(const PlanFlags& flags, const std::vector<std::string>& 
   files::check_outputs(disk, outputs, inputs);
 }
 
+// Writes a line over the last one, if a person reads it.
+void show_progress(const std::string& line) {
+  if (isatty(STDERR_FILENO) != 0) std::cerr << "\r\033[K" << line << std::flush;
+}
+
 }  // namespace
 
 int run_plan(const std::vector<std::string>& arguments) {
@@ -142,13 +159,20 @@ int run_plan(const std::vector<std::string>& arguments) {
   // A given size needs no tokenizer.
   const int64_t vocab_size =
       config.model.vocab_size > 0 ? config.model.vocab_size : tokenizer_facts(config).vocab_size;
-  request.imbalance = number_or("--imbalance", flags.imbalance, 1, 1);
+  request.experts.imbalance = number_or("--imbalance", flags.imbalance, 1, 1);
+  if (!flags.expert_trace.empty()) {
+    files::PosixFileSystem disk;
+    request.experts = forecast::recorded_demand(
+        files::read_expert_trace(disk, files::find_expert_trace(disk, flags.expert_trace)), config.model);
+  }
   request.failures_per_hour = number_or("--failures", flags.failures, 0, 0) / 24000;
   request.restart_s = number_or("--restart", flags.restart, 600, 0);
   request.run = {config, static_cast<int>(world_size), vocab_size,
                  memory_domains(config, world_size, request.machine)};
   if (flags.search) {
+    request.progress = show_progress;
     const forecast::LayoutSearch search = forecast::search_layouts(request);
+    show_progress("");
     std::cout << (flags.json ? forecast::to_json(search) : forecast::to_text(request, search) + draw_pareto(search));
     if (!flags.output.empty()) write_file(flags.output, forecast::best_yaml(request, search));
     return kExitOk;

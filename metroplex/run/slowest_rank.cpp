@@ -2,12 +2,11 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <cstring>
 #include <utility>
 
 #include "base/core_wait.h"
 #include "base/error.h"
-#include "comm/collectives.h"
+#include "run/gather_values.h"
 
 namespace metroplex::run {
 namespace {
@@ -90,12 +89,8 @@ void RankTimer::end_loading() {
 }
 
 std::optional<SlowestRank> RankTimer::report(const comm::World& world, int64_t iteration) {
-  const std::string mine(reinterpret_cast<const char*>(&times_), sizeof times_);
+  const std::vector<RankTimes> ranks = gather_values(std::exchange(times_, {}), world.groups().world);
   const int64_t steps = std::exchange(steps_, 0);
-  times_ = {};
-  std::vector<RankTimes> ranks;
-  for (const std::string& bytes : comm::gather_strings(mine, world.groups().world))
-    std::memcpy(&ranks.emplace_back(), bytes.data(), sizeof(RankTimes));
   if (world.rank() != 0 || steps == 0) return std::nullopt;
   SlowestRank slowest = find_slowest(ranks, steps);
   slowest.from = iteration - steps + 1;

@@ -2,12 +2,12 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <cstring>
 #include <utility>
 
 #include "base/error.h"
 #include "comm/collectives.h"
 #include "forecast/step_price.h"
+#include "run/gather_values.h"
 
 namespace metroplex::run {
 namespace {
@@ -90,12 +90,8 @@ void StepTimeReport::report(int64_t iteration) {
 }
 
 std::optional<StepComparison> StepTimeReport::compare(int64_t iteration) {
-  const std::string mine(reinterpret_cast<const char*>(&sum_), sizeof sum_);
+  const std::vector<StepParts> ranks = gather_values(std::exchange(sum_, {}), run_.groups().world);
   const int64_t steps = std::exchange(steps_, 0);
-  sum_ = {};
-  std::vector<StepParts> ranks;
-  for (const std::string& bytes : comm::gather_strings(mine, run_.groups().world))
-    std::memcpy(&ranks.emplace_back(), bytes.data(), sizeof(StepParts));
   if (!run_.first_rank() || steps == 0) return std::nullopt;
   const replay::StepTime* const predicted = predict(num_microbatches_);
   if (predicted == nullptr) return std::nullopt;

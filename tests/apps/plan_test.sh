@@ -62,6 +62,18 @@ grep -q "moe_num_echo_experts: [1-9]" experts_best.yaml
 holds "the file has the replica slots"
 run 0 train experts_best.yaml --nproc 8 --run.device=cpu --memory.check_fit=off
 prints "iteration +1/"
+run 0 train experts.yaml --nproc 1 --run.device=cpu --memory.check_fit=off --train.expert_trace_file=loads.jsonl
+run 0 plan experts.yaml --gpus 8 --ep 8 --cluster h100 --json
+cp out even.json
+run 0 plan experts.yaml --gpus 8 --ep 8 --cluster h100 --json --expert-trace loads.jsonl
+[ "$(json out "d['step_s'] > $(json even.json 'd["step_s"]')")" = True ]
+holds "recorded loads slow a step down"
+run 2 plan experts.yaml --gpus 8 --expert-trace loads.jsonl --imbalance 2
+warns "expert-trace replaces --imbalance"
+run 2 plan run.yaml --gpus 8 --expert-trace loads.jsonl
+warns "the expert trace has 8 experts per layer: must be model.num_moe_experts .0."
+run 3 plan experts.yaml --gpus 8 --expert-trace run.yaml
+warns "run.yaml"
 run 0 plan run.yaml --gpus 4 --cluster h100 --search --json --memory.device_memory_gib=0.09
 [ "$(json out 'any(r["offloads_activations"] or r["offloads_optimizer"] for r in d["results"])')" = True ]
 holds "offload lets more layouts fit"

@@ -13,6 +13,8 @@
 #include "config/validate.h"
 #include "forecast/expert_load.h"
 #include "forecast/stage_traces.h"
+#include "support/error_of.h"
+#include "support/notes.h"
 
 namespace metroplex::test::search_test {
 namespace {
@@ -160,7 +162,7 @@ TEST(Search, RefinesTheBestLayout) {
     config.model.hidden_size = 2048;
     config.model.ffn_hidden_size = 8192;
     PlanRequest one = request(config, 16, "h100");
-    one.imbalance = 4;
+    one.experts.imbalance = 4;
     const LayoutSearch plain = forecast::search_layouts(one, kFast), refined = forecast::search_layouts(one);
     EXPECT_LT(refined.results[0].plan.step_s, plain.results[0].plan.step_s) << experts;
     EXPECT_FALSE(refined.results[0].layout.settings.empty());
@@ -220,16 +222,65 @@ TEST(HostTraffic, LengthensTheStep) {
 TEST(ExpertBalance, DependsOnReplicaSlots) {
   config::Config config = small_model(1, 8, 8, 32);
   config.parallel.expert_model_parallel_size = 4;
-  EXPECT_EQ(forecast::expert_load(config, 2).imbalance, 2);
+  EXPECT_DOUBLE_EQ(forecast::expert_load(config, {2}).imbalance, 2);
   config.model.moe_enable_echo = true;
   config.model.moe_num_echo_experts = 4;
-  const double one_slot = forecast::expert_load(config, 2).imbalance;
+  const double one_slot = forecast::expert_load(config, {2}).imbalance;
   EXPECT_GE(one_slot, 1);
   EXPECT_LT(one_slot, 1.02);  // capfill accepts 1 % above the mean
-  EXPECT_GT(forecast::expert_load(config, 2).replicas, 0);
-  EXPECT_LE(forecast::expert_load(config, 2).replicas, 1);
-  EXPECT_EQ(forecast::expert_load(config, 1).imbalance, 1);
-  EXPECT_EQ(forecast::expert_load(config, 1).replicas, 0);
+  EXPECT_GT(forecast::expert_load(config, {2}).replicas, 0);
+  EXPECT_LE(forecast::expert_load(config, {2}).replicas, 1);
+  EXPECT_EQ(forecast::expert_load(config, {1}).imbalance, 1);
+  EXPECT_EQ(forecast::expert_load(config, {1}).replicas, 0);
+}
+
+// Two layers of 8 experts on 4 ranks: the busiest rank has 3 of 8 rows, then 2 of 8.
+TEST(ExpertBalance, FollowsARecordedTrace) {
+  config::Config config = small_model(1, 8, 8, 32);
+  config.parallel.expert_model_parallel_size = 4;
+  files::ExpertTrace trace{{.num_experts = 8, .topk = 1, .ep = 1, .etp = 1, .layers = {0, 1}},
+                           {{1, {1, 1, 1, 2, 1, 1, 1, 0, 1, 1, 1, 1, 1, 1, 1, 1}, {}}}};
+  const forecast::ExpertDemand demand = forecast::recorded_demand(trace, config.model);
+  EXPECT_FALSE(demand.is_even());
+  EXPECT_DOUBLE_EQ(forecast::expert_load(config, demand).imbalance, (1.5 + 1) / 2);
+  config.parallel.expert_model_parallel_size = 8;
+  EXPECT_DOUBLE_EQ(forecast::expert_load(config, demand).imbalance, (2.0 + 1) / 2);
+  config.parallel.expert_model_parallel_size = 1;
+  EXPECT_DOUBLE_EQ(forecast::expert_load(config, demand).imbalance, 1);
+  config.parallel.expert_model_parallel_size = 8;
+  config.model.moe_enable_echo = true;
+  config.model.moe_num_echo_experts = 8;
+  const replay::ExpertLoad replicated = forecast::expert_load(config, demand);
+  EXPECT_LT(replicated.imbalance, 1.02);
+  EXPECT_GT(replicated.replicas, 0);
+  // Many steps: evenly spaced samples.
+  trace.steps.resize(100, trace.steps[0]);
+  EXPECT_EQ(forecast::recorded_demand(trace, config.model).counts.size(), 64U);
+  trace.steps.clear();
+  expect_contains(catch_error([&] { forecast::recorded_demand(trace, config.model); }), "has no step");
+  trace.head.num_experts = 4;
+  expect_contains(catch_error([&] { forecast::recorded_demand(trace, config.model); }),
+                  "has 4 experts per layer: must be model.num_moe_experts (8)");
+}
+
+// Reading the batch only counts if it takes longer than the step.
+TEST(Loader, IsExposedBeyondTheStep) {
+  PlanRequest one = request(small_model(1, 0, 8, 32), 1, "h100");
+  one.run.config = config::resolved(one.run.config, 1);
+  one.run.config.data.mock_data = false;
+  const forecast::RunPlan plain = forecast::plan_run(one);
+  EXPECT_FALSE(plain.time.ranks[0].exposed.contains("loader"));
+  const auto is_loader = [](const replay::SimulatedEvent& event) { return event.track == "loader"; };
+  EXPECT_TRUE(std::any_of(plain.time.events.begin(), plain.time.events.end(), is_loader));
+  const config::Train& train = one.run.config.train;
+  const double bytes = 4 * static_cast<double>(train.global_batch_size * train.seq_length);
+  one.machine.file_bytes_per_s = bytes / 10;
+  one.machine.host_bytes_per_s = 0;
+  const forecast::RunPlan slow = forecast::plan_run(one);
+  EXPECT_DOUBLE_EQ(slow.step_s, 10);
+  EXPECT_DOUBLE_EQ(slow.time.ranks[0].exposed.at("loader"), 10 - plain.step_s);
+  one.run.config.data.mock_data = true;
+  EXPECT_DOUBLE_EQ(forecast::plan_run(one).step_s, plain.step_s);
 }
 
 TEST(Search, ProposesLayoutsThatRun) {

@@ -75,27 +75,44 @@ std::vector<int> members(int count, int stride) {
 
 TEST(CollectiveCost, CountsRingBytes) {
   const Cluster cluster{{{"link", 0, {0.5, 10}}}};
-  EXPECT_DOUBLE_EQ(cluster.collective_seconds("all_gather", members(4, 1), 80), 0.5 + 6);
-  EXPECT_DOUBLE_EQ(cluster.collective_seconds("reduce_scatter", members(4, 1), 80), 0.5 + 6);
-  EXPECT_DOUBLE_EQ(cluster.collective_seconds("all_to_all", members(4, 1), 80), 0.5 + 6);
-  EXPECT_DOUBLE_EQ(cluster.collective_seconds("exchange_rows", members(4, 1), 80), 0.5 + 6);
-  EXPECT_DOUBLE_EQ(cluster.collective_seconds("all_reduce", members(4, 1), 80), 0.5 + 12);
-  EXPECT_DOUBLE_EQ(cluster.collective_seconds("broadcast", members(4, 1), 80), 0.5 + 8);
-  EXPECT_DOUBLE_EQ(cluster.collective_seconds("barrier", members(4, 1), 0), 0.5);
-  EXPECT_DOUBLE_EQ(cluster.collective_seconds("all_gather", members(1, 1), 80), 0);
+  EXPECT_DOUBLE_EQ(cluster.collective_cost("all_gather", members(4, 1), 80).seconds(), 0.5 + 6);
+  EXPECT_DOUBLE_EQ(cluster.collective_cost("reduce_scatter", members(4, 1), 80).seconds(), 0.5 + 6);
+  EXPECT_DOUBLE_EQ(cluster.collective_cost("all_to_all", members(4, 1), 80).seconds(), 0.5 + 6);
+  EXPECT_DOUBLE_EQ(cluster.collective_cost("exchange_rows", members(4, 1), 80).seconds(), 0.5 + 6);
+  EXPECT_DOUBLE_EQ(cluster.collective_cost("all_reduce", members(4, 1), 80).seconds(), 0.5 + 12);
+  EXPECT_DOUBLE_EQ(cluster.collective_cost("broadcast", members(4, 1), 80).seconds(), 0.5 + 8);
+  EXPECT_DOUBLE_EQ(cluster.collective_cost("barrier", members(4, 1), 0).seconds(), 0.5);
+  EXPECT_DOUBLE_EQ(cluster.collective_cost("all_gather", members(1, 1), 80).seconds(), 0);
+}
+
+// Nodes of 4 ranks: 1 s and 2 s a step inside, 10 s and 20 s between.
+TEST(CollectiveCost, AddsTheLatencyOfEveryStep) {
+  const Cluster cluster{{{"nvlink", 4, {1, 1}, 2}, {"network", 0, {10, 1}, 20}}};
+  const auto latency = [&](const char* operation, int count, int stride) {
+    return cluster.collective_cost(operation, members(count, stride), 0).seconds();
+  };
+  EXPECT_DOUBLE_EQ(latency("all_gather", 2, 1), 1);
+  EXPECT_DOUBLE_EQ(latency("all_gather", 4, 1), 1 + 2 * 2);             // 3 steps of a ring
+  EXPECT_DOUBLE_EQ(latency("reduce_scatter", 3, 1), 1 + 2);             // 2 steps
+  EXPECT_DOUBLE_EQ(latency("all_reduce", 4, 1), 1 + 3 * 2);             // 2 trees of 2 steps
+  EXPECT_DOUBLE_EQ(latency("all_to_all", 4, 1), 1);                     // all at once
+  EXPECT_DOUBLE_EQ(latency("broadcast", 4, 1), 1 + 2);                  // 2 doublings
+  EXPECT_DOUBLE_EQ(latency("all_gather", 8, 4), 10 + 2 * 20);           // 8 nodes: 3 doublings
+  EXPECT_DOUBLE_EQ(latency("all_gather", 12, 1), 1 + 2 * 2 + 10 + 20);  // 3 nodes of 4: 2 doublings
+  EXPECT_DOUBLE_EQ(latency("exchange_rows", 12, 1), 1 + 10);
 }
 
 // Nodes of 4 ranks: 100 bytes/s inside, 10 bytes/s between.
 TEST(CollectiveCost, CrossesNodesOverEveryLink) {
   const Cluster cluster{{{"nvlink", 4, {0, 100}}, {"network", 0, {0, 10}}}};
   // One member per node: 7/8 of the tensor over one link.
-  EXPECT_DOUBLE_EQ(cluster.collective_seconds("all_gather", members(8, 4), 800), 70);
+  EXPECT_DOUBLE_EQ(cluster.collective_cost("all_gather", members(8, 4), 800).seconds(), 70);
   // Four members per node, two nodes: each link carries a quarter of the other node's half.
-  EXPECT_DOUBLE_EQ(cluster.collective_seconds("all_gather", members(8, 1), 800), 10);
+  EXPECT_DOUBLE_EQ(cluster.collective_cost("all_gather", members(8, 1), 800).seconds(), 10);
   // In a node.
-  EXPECT_DOUBLE_EQ(cluster.collective_seconds("all_gather", members(4, 1), 800), 6);
+  EXPECT_DOUBLE_EQ(cluster.collective_cost("all_gather", members(4, 1), 800).seconds(), 6);
   // All-to-all: half of the rows leave the node, over each rank's own link.
-  EXPECT_DOUBLE_EQ(cluster.collective_seconds("all_to_all", members(8, 1), 800), 40);
+  EXPECT_DOUBLE_EQ(cluster.collective_cost("all_to_all", members(8, 1), 800).seconds(), 40);
   EXPECT_DOUBLE_EQ(cluster.between(0, 3).bytes_per_s, 100);
   EXPECT_DOUBLE_EQ(cluster.between(3, 4).bytes_per_s, 10);
 }

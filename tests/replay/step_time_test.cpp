@@ -69,6 +69,16 @@ TEST(StepTime, SerializesCollectivesOfACommunicator) {
   EXPECT_DOUBLE_EQ(replay::simulate_step({machine(), table(1, 1), traces}).seconds, 8 + 1);
 }
 
+TEST(StepTime, SharesLinksBetweenCommunicators) {
+  StepTrace shared =
+      trace({collective("all_gather", 8, 1), {"all_gather", "dp", 0, 4, "", 2}, wait(1)}, {product(1)});
+  shared.groups["dp"] = {"gradients", {0, 1}};
+  // 4 s and 2 s on one link: the second ends after 4 s, the first after 6 s.
+  const replay::StepTime time = replay::simulate_step({machine(), table(1, 1), {shared}});
+  EXPECT_DOUBLE_EQ(time.seconds, 6 + 1);
+  EXPECT_DOUBLE_EQ(time.ranks[0].exposed.at("layers"), 6);
+}
+
 TEST(StepTime, EqualsTheTimelineOfAPipeline) {
   for (const int stages : {2, 3, 4}) {
     for (const int microbatches : {1, 2, 5, 8}) {
@@ -123,6 +133,14 @@ TEST(StepTime, LaunchesLimitSmallOperators) {
   const std::vector<StepTrace> traces{trace({product(1), product(6)}, {product(1)})};
   EXPECT_DOUBLE_EQ(replay::simulate_step({slow, table(1, 1), traces}).seconds, 4 + 6 + 4);
   EXPECT_DOUBLE_EQ(replay::simulate_step({slow, table(1, 1), traces, true}).seconds, 1 + 6 + 1);
+}
+
+TEST(StepTime, LaunchesCapturedRegionsOnce) {
+  price::Machine slow = machine();
+  slow.launch_s = 4;
+  std::vector<StepTrace> traces{trace({product(1), product(1)}, {product(1)})};
+  for (replay::TracedAction& one : traces[0].actions) one.regions[0].captured = one.kind == ActionKind::forward;
+  EXPECT_DOUBLE_EQ(replay::simulate_step({slow, table(1, 1), traces}).seconds, 4 + 1 + 1 + 4);
 }
 
 TEST(StepTime, ScalesOperatorsOfExperts) {

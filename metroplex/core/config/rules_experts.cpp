@@ -108,12 +108,6 @@ void check_expert_ranks(Rules& rules) {
     rules.require(edp % instances == 0, "parallel.num_distributed_optimizer_instances", instances,
                   concat("must divide the ", edp, " ranks that share an expert's gradient (with ", both, ")"),
                   concat("choose a divisor of ", edp));
-    const bool pp_last =
-        parallel.order.size() >= 2 && parallel.order.compare(parallel.order.size() - 2, 2, "pp") == 0;
-    rules.require(
-        pp_last || parallel.pp() == 1 || layer == parallel.tp() * parallel.cp(), "parallel.order", parallel.order,
-        concat("must end with pp where etp * ep (", both, ") is not tp * cp = ", parallel.tp() * parallel.cp()),
-        "use tp-cp-ep-dp-pp");
   }
   const Choice<TokenDispatcher> dispatcher = m.moe_token_dispatcher_type;
   rules.require(dispatcher != TokenDispatcher::local || layer == 1, "model.moe_token_dispatcher_type", dispatcher,

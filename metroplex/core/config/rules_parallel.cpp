@@ -34,6 +34,12 @@ void check_ranks(Rules& rules) {
   rules.require(known && complete, "parallel.order", parallel.order,
                 "must name tp, cp, ep, dp and pp once each, with - between (those of size 1 may be left out)",
                 "use tp-cp-ep-dp-pp or tp-cp-ep-pp-dp");
+  const bool pp_last = parallel.pp() == 1 || axes.empty() || axes.back() == "pp";
+  const int64_t expert_ranks = parallel.etp() * parallel.ep(), layer_ranks = parallel.tp() * parallel.cp();
+  rules.require(pp_last || expert_ranks == layer_ranks, "parallel.order", parallel.order,
+                concat("must end with pp if etp * ep (", expert_ranks, ") is not tp * cp (", layer_ranks,
+                       "), also in a model without experts"),
+                "use tp-cp-ep-dp-pp");
 }
 
 static void check_even_split(Rules& rules) {

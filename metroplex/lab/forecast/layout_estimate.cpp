@@ -42,7 +42,7 @@ struct PassTimes {
 };
 
 PassTimes measure_passes(const PlanRequest& request, const LayerRun& run, const TracedRun& traced) {
-  const replay::StepTime time = price_step(traced, run.config, request.machine, request.imbalance);
+  const replay::StepTime time = price_step(traced, run.config, request.machine, request.experts);
   const replay::RankTimes& times = time.ranks[0];
   double exposed = 0;
   for (const auto& [purpose, seconds] : times.exposed)
@@ -172,7 +172,7 @@ LayoutEstimate LayoutEstimator::estimate(const Layout& layout) {
     const auto of = [&](int64_t count, int64_t stride, double elements) {
       std::vector<int> members;
       for (int64_t i = 0; i < count; ++i) members.push_back(static_cast<int>(i * stride));
-      return cluster.collective_seconds(operation, members, bytes_each * elements);
+      return cluster.collective_cost(operation, members, bytes_each * elements).seconds();
     };
     return std::max(of(dp * layout.cp, layout.tp, params),
                     of(static_cast<int64_t>(expert_shards), layout.ep * layout.etp, expert_params));

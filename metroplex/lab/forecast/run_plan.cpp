@@ -48,7 +48,7 @@ RunPlan plan_time(const PlanRequest& request, Fit memory, bool events) {
                          max_microbatches(config, request.run.world_size),
                          request.run.domains.gpu ? at::Device(at::kCUDA, 0) : at::Device(at::kCPU)};
   TracedRun traced = trace_run(rank);
-  plan.time = price_step(traced, config, request.machine, request.imbalance, events);
+  plan.time = price_step(traced, config, request.machine, request.experts, events);
   plan.table = std::move(traced.table);
   add_host_traffic(rank, request.machine, plan.fit, plan.time);
   plan.step_s = plan.time.seconds;

@@ -1,6 +1,7 @@
 // The price of a run before it starts: memory, step time, throughput, and the time of the whole run.
 #pragma once
 
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -14,9 +15,10 @@ namespace metroplex::forecast {
 struct PlanRequest {
   FitRequest run;
   price::Machine machine;
-  double imbalance = 1;  // rows of the busiest expert rank / mean, without expert replicas
+  ExpertDemand experts = {};
   // Failures of one device per hour, and seconds of an interruption: detection, restart and load.
   double failures_per_hour = 0, restart_s = 0;
+  std::function<void(const std::string& line)> progress = {};  // of a search
 };
 
 struct RunPlan {

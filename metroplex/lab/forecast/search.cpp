@@ -81,7 +81,9 @@ class Searcher {
     const auto start = std::chrono::steady_clock::now();
     const std::vector<Layout> layouts = list_layouts(request_);
     out_.candidates = std::ssize(layouts);
+    report("estimating ", layouts.size(), " layouts");
     estimate_all(layouts);
+    report("simulating the fastest of ", order_.size(), " layouts");
     simulate_all();
     if (found_.empty()) refuse(layouts);
     for (int64_t i = 0; i < std::min<int64_t>(limits_.refined, std::ssize(found_)); ++i)
@@ -96,6 +98,11 @@ class Searcher {
   }
 
  private:
+  template <class... Parts>
+  void report(const Parts&... parts) const {
+    if (request_.progress) request_.progress(base::concat(parts...));
+  }
+
   struct Planned {
     std::optional<RunPlan> plan;
     bool too_large = false;
@@ -208,6 +215,8 @@ class Searcher {
       if (order_.size() > known)
         std::stable_sort(order_.begin() + static_cast<std::ptrdiff_t>(next), order_.end(), is_sooner);
       std::stable_sort(found_.begin(), found_.end(), is_faster);
+      report("simulated ", next, ", ", found_.size(), " fit",
+             found_.empty() ? "" : base::concat(", fastest ", found_.front().plan.step_s, " s"));
     }
   }
 

@@ -169,8 +169,7 @@ std::vector<Alternatives> list_settings(const PlanRequest& request, const Layout
   std::vector<Alternatives> all;
   if (dp > 1 && (layout.pp > 1 || layout.cp > 1)) {
     Alternatives& orders = all.emplace_back();
-    const bool same_dp = (config.model.num_moe_experts > 0 ? expert_ranks : layout.tp) == layout.tp * layout.cp;
-    if (layout.pp > 1 && same_dp) orders.push_back({"parallel.order=tp-cp-ep-pp-dp"});
+    if (layout.pp > 1) orders.push_back({"parallel.order=tp-cp-ep-pp-dp"});
     if (layout.cp > 1) orders.push_back({"parallel.order=tp-ep-dp-cp-pp"});
   }
   if (dp * layout.cp > 1) {
@@ -184,7 +183,7 @@ std::vector<Alternatives> list_settings(const PlanRequest& request, const Layout
   if (node > 1 && expert_ranks > node && expert_ranks % node == 0)
     all.back().push_back(
         {"model.moe_token_dispatcher_type=hierarchical", base::concat("parallel.expert_ranks_per_node=", node)});
-  if (layout.ep > 1 && request.imbalance > 1 && !config.model.moe_enable_echo) {
+  if (layout.ep > 1 && !request.experts.is_even() && !config.model.moe_enable_echo) {
     Alternatives& slots = all.emplace_back();
     for (const int64_t each : {1, 2})
       slots.push_back({"model.moe_enable_echo=true", base::concat("model.moe_num_echo_experts=", each * layout.ep)});

@@ -5,7 +5,6 @@
 #include <string>
 
 #include "forecast/count_microbatches.h"
-#include "forecast/expert_load.h"
 #include "forecast/stage_traces.h"
 #include "forecast/trace_step.h"
 #include "plan/layout.h"
@@ -70,13 +69,13 @@ TracedRun trace_run(const RankRequest& request) {
 }
 
 replay::StepTime price_step(const TracedRun& run, const config::Config& config, const price::Machine& machine,
-                            double imbalance, bool events) {
-  const bool graphs = machine.gpu && config.train.cuda_graph_impl != config::CudaGraphImpl::none;
-  return replay::simulate_step({machine, run.table, run.traces, graphs, expert_load(config, imbalance), events});
+                            const ExpertDemand& experts, bool events) {
+  const bool graphs = machine.gpu && config.train.cuda_graph_impl == config::CudaGraphImpl::full_iteration;
+  return replay::simulate_step({machine, run.table, run.traces, graphs, expert_load(config, experts), events});
 }
 
-replay::StepTime price_step(const RankRequest& request, const price::Machine& machine, double imbalance) {
-  return price_step(trace_run(request), request.config, machine, imbalance);
+replay::StepTime price_step(const RankRequest& request, const price::Machine& machine, const ExpertDemand& experts) {
+  return price_step(trace_run(request), request.config, machine, experts);
 }
 
 }  // namespace metroplex::forecast

@@ -3,6 +3,7 @@
 
 #include <vector>
 
+#include "forecast/expert_load.h"
 #include "forecast/trace.h"
 #include "plan/pipeline_table.h"
 #include "price/machine.h"
@@ -18,9 +19,9 @@ struct TracedRun {
 // Ignores request.rank.
 TracedRun trace_run(const RankRequest& request);
 
-// `imbalance`: rows of the busiest expert rank / mean, without expert replicas.
-replay::StepTime price_step(const RankRequest& request, const price::Machine& machine, double imbalance = 1);
+replay::StepTime price_step(const RankRequest& request, const price::Machine& machine,
+                            const ExpertDemand& experts = {});
 replay::StepTime price_step(const TracedRun& run, const config::Config& config, const price::Machine& machine,
-                            double imbalance = 1, bool events = false);
+                            const ExpertDemand& experts = {}, bool events = false);
 
 }  // namespace metroplex::forecast

@@ -1,6 +1,7 @@
 #include "forecast/trace_step.h"
 
 #include <algorithm>
+#include <memory>
 #include <utility>
 #include <vector>
 
@@ -10,6 +11,7 @@
 #include "forecast/trace_inputs.h"
 #include "forecast/trace_recorder.h"
 #include "graph/tape_recorder.h"
+#include "pipeline/stage_graphs.h"
 #include "step/step.h"
 
 namespace metroplex::forecast {
@@ -22,23 +24,36 @@ replay::Position position(int microbatch, int count) {
   return microbatch == 0 ? replay::Position::first : replay::Position::middle;
 }
 
+// Assigns the recorded operations of a stage to its autograd regions.
+class RegionTracer final : public nn::StageObserver {
+ public:
+  RegionTracer(pipeline::Stage& stage, TraceRecorder& recorder) : stage_(stage), recorder_(recorder) {
+    stage.add_observer(kStepListener, *this);
+  }
+  ~RegionTracer() override { stage_.remove_observer(kStepListener); }
+  void before(const nn::RegionEvent& event) override {
+    replay::IslandTrace region{event.block, event.segment, event.pass == nn::Pass::backward};
+    for (const pipeline::StageRegions::Entry& entry : stage_.regions().entries)
+      region.captured |= entry.block == event.block && entry.segment == event.segment && entry.graph >= 0;
+    recorder_.begin_region(std::move(region));
+  }
+  void after(const nn::RegionEvent& /*event*/) override { recorder_.begin_region({}); }
+
+ private:
+  pipeline::Stage& stage_;
+  TraceRecorder& recorder_;
+};
+
 // Assigns the recorded operations to the actions of the step.
-class ActionTracer final : public nn::StageObserver {
+class ActionTracer {
  public:
   ActionTracer(step::RankModel& model, TraceRecorder& recorder, int microbatches)
       : model_(model), recorder_(recorder), microbatches_(microbatches) {
-    for (const auto& stage : model.stages) stage->add_observer(kStepListener, *this);
+    for (const auto& stage : model.stages) stages_.push_back(std::make_unique<RegionTracer>(*stage, recorder));
     model.executor->observers().add(kStepListener,
                                     [this](const plan::Action& action, double) { after_action(action); });
   }
-  ~ActionTracer() override {
-    model_.executor->observers().remove(kStepListener);
-    for (const auto& stage : model_.stages) stage->remove_observer(kStepListener);
-  }
-  void before(const nn::RegionEvent& event) override {
-    recorder_.begin_region({event.block, event.segment, event.pass == nn::Pass::backward, {}, {}});
-  }
-  void after(const nn::RegionEvent& /*event*/) override { recorder_.begin_region({}); }
+  ~ActionTracer() { model_.executor->observers().remove(kStepListener); }
 
   std::vector<replay::TracedAction> actions;
 
@@ -64,8 +79,19 @@ class ActionTracer final : public nn::StageObserver {
   step::RankModel& model_;
   TraceRecorder& recorder_;
   int microbatches_;
+  std::vector<std::unique_ptr<RegionTracer>> stages_;
   std::vector<replay::IslandTrace> early_;
 };
+
+// Forms the regions of graphs of modules, so that the trace marks them. They run eagerly here.
+void form_captured_regions(const step::ProcessContext& process, step::RankModel& model, MetaGraphs& device) {
+  const config::Train& train = process.config.train;
+  if (train.cuda_graph_impl == config::CudaGraphImpl::none ||
+      train.cuda_graph_impl == config::CudaGraphImpl::full_iteration)
+    return;
+  const auto instances = std::make_shared<pipeline::GraphInstances>(device, process.world->device());
+  for (const auto& stage : model.stages) stage->enable_capture(instances, pipeline::graph_scope(train));
+}
 
 }  // namespace
 
@@ -76,6 +102,8 @@ replay::StepTrace trace_step(const RankRequest& request) {
   const comm::World world = comm::make_meta_world(request.rank, grid, request.device, &recorder);
   const device::MetaMemory meter(recorder);
   const auto assembly = step::assemble(config, world, request.vocab_size, false, request.build);
+  MetaGraphs graphs(recorder);
+  form_captured_regions(assembly->process, assembly->model, graphs);
   const int count = static_cast<int>(std::min<int64_t>(3, count_microbatches(request)));
   const bool splits = config::splits_backward(config.parallel);
   assembly->model.set_table(own_actions(assembly->process, {count, false, splits}));

@@ -1,8 +1,6 @@
 #include "price/link.h"
 
 #include <algorithm>
-#include <cmath>
-#include <set>
 
 #include "base/error.h"
 
@@ -24,7 +22,11 @@ std::vector<int64_t> count_per_domain(const std::vector<int>& members, int64_t r
 
 bool exchanges(const std::string& operation) { return operation == "all_to_all" || operation == "exchange_rows"; }
 
-double rounds(size_t domains) { return std::max(1.0, std::ceil(std::log2(static_cast<double>(domains)))); }
+int64_t doublings(int64_t count) {
+  int64_t doublings = 0;
+  for (int64_t reached = 1; reached < count; reached *= 2) ++doublings;
+  return doublings;
+}
 
 }  // namespace
 
@@ -35,6 +37,17 @@ double link_bytes(const std::string& operation, int64_t ranks, double bytes) {
   return operation == "barrier" ? 0 : bytes;
 }
 
+int64_t count_steps(const std::string& operation, int64_t count, bool innermost) {
+  if (exchanges(operation)) return 1;
+  if (operation == "all_reduce") return 2 * doublings(count);
+  const bool ring = operation == "all_gather" || operation == "reduce_scatter";
+  return ring && innermost ? count - 1 : doublings(count);
+}
+
+double CollectiveCost::transfer_s() const {
+  return link_s.empty() ? 0 : *std::max_element(link_s.begin(), link_s.end());
+}
+
 const LinkCost& Cluster::between(int64_t rank, int64_t peer) const {
   for (const Domain& domain : domains) {
     if (domain.ranks == 0 || rank / domain.ranks == peer / domain.ranks) return domain.link;
@@ -42,27 +55,27 @@ const LinkCost& Cluster::between(int64_t rank, int64_t peer) const {
   return domains.back().link;
 }
 
-double Cluster::collective_seconds(const std::string& operation, const std::vector<int>& members,
-                                   double bytes) const {
+CollectiveCost Cluster::collective_cost(const std::string& operation, const std::vector<int>& members,
+                                        double bytes) const {
   MPX_ASSERT(!domains.empty(), "a cluster without links");
-  if (members.size() < 2) return 0;
+  CollectiveCost cost{0, std::vector<double>(domains.size())};
+  if (members.size() < 2) return cost;
   const auto all = static_cast<int64_t>(members.size());
-  const double moved = link_bytes(operation, all, bytes);
-  double seconds = 0, latency_s = 0;
   int64_t inner = 1;  // members in the largest domain of the previous level, which share its outgoing bytes
-  for (const Domain& domain : domains) {
+  for (size_t level = 0; level < domains.size(); ++level) {
+    const Domain& domain = domains[level];
     const std::vector<int64_t> counts = count_per_domain(members, domain.ranks);
     const int64_t here = *std::max_element(counts.begin(), counts.end());
     if (here == inner) continue;  // no pair of members uses this level
-    const double whole = exchanges(operation)
-                             ? bytes * static_cast<double>(here - inner) / static_cast<double>(all)
-                             : link_bytes(operation, (here + inner - 1) / inner, bytes) / static_cast<double>(inner);
-    const double level = inner == 1 && here == all ? moved : whole;
-    seconds = std::max(seconds, level / domain.link.bytes_per_s);
-    latency_s += domain.link.latency_s * (inner == 1 ? 1 : rounds(static_cast<size_t>((here + inner - 1) / inner)));
+    const int64_t count = (here + inner - 1) / inner;
+    const double moved = exchanges(operation) ? bytes * static_cast<double>(here - inner) / static_cast<double>(all)
+                                              : link_bytes(operation, count, bytes) / static_cast<double>(inner);
+    cost.link_s[level] = moved / domain.link.bytes_per_s;
+    cost.latency_s +=
+        domain.link.latency_s + static_cast<double>(count_steps(operation, count, level == 0) - 1) * domain.step_s;
     inner = here;
   }
-  return latency_s + seconds;
+  return cost;
 }
 
 }  // namespace metroplex::price

@@ -26,7 +26,22 @@ double link_bytes(const std::string& operation, int64_t ranks, double bytes);
 struct Domain {
   std::string name;  // "nvlink"
   int64_t ranks = 0;
-  LinkCost link;  // of one rank, per direction, as achieved by large transfers
+  LinkCost link = {};  // of one rank, per direction, as achieved by large transfers
+  double step_s = 0;   // latency of every step of a collective after the first
+  bool shared = true;  // collectives of one rank that overlap in time share the bandwidth (shared_links.h)
+};
+
+// Steps of a collective, one after another, between `count` members of a domain or domains. In the innermost domain,
+// all_gather and reduce_scatter run as a ring of count - 1 steps. Between domains, they take one step per doubling.
+// all_reduce runs as two trees, all_to_all and exchange_rows in one step. Others take one step per doubling.
+int64_t count_steps(const std::string& operation, int64_t count, bool innermost);
+
+// Time of a collective without other traffic.
+struct CollectiveCost {
+  double latency_s = 0;
+  std::vector<double> link_s;  // time on the links of each domain of the cluster, at the full bandwidth
+  double transfer_s() const;   // of the slowest domain; the domains work at the same time
+  double seconds() const { return latency_s + transfer_s(); }
 };
 
 // Domains from the innermost to the outermost, which holds all ranks.
@@ -34,10 +49,9 @@ struct Cluster {
   std::vector<Domain> domains{{"link", 0, {}}};
 
   const LinkCost& between(int64_t rank, int64_t peer) const;
-  // Time of a collective without other traffic. `members`: global ranks. The members in a domain exchange their
-  // share over its links, while each sends an equal part of the remaining bytes over the next links: the slowest
-  // level counts. The outer latency counts once per doubling of the number of domains.
-  double collective_seconds(const std::string& operation, const std::vector<int>& members, double bytes) const;
+  // `members`: global ranks. The members in a domain exchange their share over its links, while each sends an equal
+  // part of the remaining bytes over the next links. The latencies of the domains add up.
+  CollectiveCost collective_cost(const std::string& operation, const std::vector<int>& members, double bytes) const;
 };
 
 }  // namespace metroplex::price

@@ -174,7 +174,7 @@ void read_links(const Reader& reader, Machine& machine) {
     const YAML::Node& link = links[i];
     const std::string key = base::concat("links[", i, "]");
     if (!link.IsMap()) reader.refuse(key, "", "must be a map");
-    reader.check_keys(link, key + ".", {"name", "ranks", "latency_s", "bytes_per_s", "share"});
+    reader.check_keys(link, key + ".", {"name", "ranks", "latency_s", "step_s", "bytes_per_s", "share", "shared"});
     Domain domain;
     domain.name = link["name"] ? link["name"].as<std::string>("") : "";
     const double ranks = reader.number(link, key, "ranks", kRanks, 0);
@@ -182,6 +182,8 @@ void read_links(const Reader& reader, Machine& machine) {
       reader.refuse(key + ".ranks", base::concat(ranks), "must be a whole number; correct it");
     domain.ranks = static_cast<int64_t>(ranks);
     domain.link.latency_s = reader.number(link, key, "latency_s", kTime, 0);
+    domain.step_s = reader.number(link, key, "step_s", kTime, 0);
+    domain.shared = reader.boolean(link, key, "shared", true);
     domain.link.bytes_per_s =
         reader.number(link, key, "bytes_per_s", kRate) * reader.number(link, key, "share", kShare, 1);
     const bool last = i + 1 == links.size();
@@ -288,7 +290,8 @@ std::string write_machine(const Machine& machine) {
   for (const Domain& domain : machine.cluster.domains)
     out << YAML::Flow << YAML::BeginMap << YAML::Key << "name" << YAML::Value << domain.name << YAML::Key << "ranks"
         << YAML::Value << domain.ranks << YAML::Key << "latency_s" << YAML::Value << domain.link.latency_s
-        << YAML::Key << "bytes_per_s" << YAML::Value << domain.link.bytes_per_s << YAML::EndMap;
+        << YAML::Key << "step_s" << YAML::Value << domain.step_s << YAML::Key << "shared" << YAML::Value
+        << domain.shared << YAML::Key << "bytes_per_s" << YAML::Value << domain.link.bytes_per_s << YAML::EndMap;
   out << YAML::EndSeq;
   out << YAML::Key << "host" << YAML::Value;
   write_numbers(out, {{"bytes_per_s", machine.host_bytes_per_s}, {"file_bytes_per_s", machine.file_bytes_per_s}});

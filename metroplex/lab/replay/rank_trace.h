@@ -43,8 +43,9 @@ struct TraceOperation {
 struct IslandTrace {
   int block = -1, segment = 0;  // -1: between two regions
   bool backward = false;
-  std::vector<TraceStep> steps;
-  std::vector<TraceOperation> operations;
+  std::vector<TraceStep> steps = {};
+  std::vector<TraceOperation> operations = {};
+  bool captured = false;  // one graph replays it (train.cuda_graph_impl: local, transformer_engine)
 
   int64_t net() const;
   int64_t most() const;  // above the bytes at its start

@@ -2,12 +2,14 @@
 
 #include <algorithm>
 #include <memory>
+#include <optional>
 #include <tuple>
 #include <unordered_map>
 #include <utility>
 
 #include "base/error.h"
 #include "price/link_timeline.h"
+#include "price/shared_links.h"
 
 namespace metroplex::replay {
 namespace {
@@ -16,14 +18,22 @@ namespace {
 struct Communicator {
   std::string purpose;
   std::vector<int> members;  // simulated ranks, by pp
-  // Its operations have given seconds: one "byte" is one second.
+  // Exists for several members. Its operations have given seconds: one "byte" is one second.
   std::unique_ptr<price::LinkTimeline> timeline;
+};
+
+// A collective in flight. The transfers of a group with one simulated member share the links of this rank. Groups
+// that span stages do not, since the times of their members are not known in order.
+struct InFlight {
+  price::SharedTransferPtr transfer;
+  price::TimedOperationPtr operation;
 };
 
 // Consecutive operators become one item.
 struct Item {
   enum class Kind { compute, issue, wait } kind = Kind::compute;
-  double seconds = 0;  // of the operators, or of the collective
+  double seconds = 0;  // of the operators
+  price::CollectiveCost cost;
   Communicator* communicator = nullptr;
   int call = 0;
   std::string name;
@@ -45,7 +55,10 @@ class Simulation {
       const auto pp = trace.groups.find("pp");
       global_.push_back(pp == trace.groups.end() ? 0 : pp->second.ranks.at(global_.size()));
     }
-    for (size_t rank = 0; rank < ranks_.size(); ++rank) ranks_[rank].after = compile(rank, in_.traces[rank].after);
+    for (size_t rank = 0; rank < ranks_.size(); ++rank) {
+      ranks_[rank].links.emplace(request.machine.cluster);
+      ranks_[rank].after = compile(rank, in_.traces[rank].after);
+    }
     out_.ranks.resize(ranks_.size());
     out_.timeline.ranks.resize(ranks_.size());
   }
@@ -75,8 +88,9 @@ class Simulation {
     size_t item = 0;
     double action_start = 0;
     bool finished = false;
-    std::unordered_map<int, price::TimedOperationPtr> open;  // collectives by call number
-    std::map<const Communicator*, int64_t> issued;           // number of collectives
+    std::optional<price::SharedLinks> links;
+    std::unordered_map<int, InFlight> open;         // collectives by call number
+    std::map<const Communicator*, int64_t> issued;  // number of collectives of groups that span stages
     Items after;
   };
 
@@ -93,8 +107,8 @@ class Simulation {
         const bool in = global_.size() == 1 || std::find(all.begin(), all.end(), global_[pp]) != all.end();
         if (in || pp == rank) made->members.push_back(static_cast<int>(pp));
       }
-      made->timeline =
-          std::make_unique<price::LinkTimeline>(price::LinkCost{0, 1}, static_cast<int>(made->members.size()));
+      const auto members = static_cast<int>(made->members.size());
+      if (members > 1) made->timeline = std::make_unique<price::LinkTimeline>(price::LinkCost{0, 1}, members);
     }
     return made.get();
   }
@@ -107,11 +121,11 @@ class Simulation {
     return name.starts_with("grouped") || name == "all_to_all" ? in_.experts.imbalance : 1;
   }
 
-  double seconds(const TraceOperation& operation) const {
+  double seconds(const TraceOperation& operation, bool in_graph) const {
     const price::Operator one{operation.name, operation.dtype, operation.flops * scale(operation),
                               static_cast<double>(operation.bytes) * scale(operation)};
     const double device = price::operator_seconds(in_.machine, one);
-    if (in_.graphs) return device;
+    if (in_graph) return device;
     const double host = price::issue_seconds(in_.machine, one);
     return in_.machine.gpu ? std::max(device, host) : device + host;
   }
@@ -123,20 +137,23 @@ class Simulation {
       items.back().seconds += time;
     };
     for (const IslandTrace& region : regions) {
+      if (region.captured) add_compute(in_.machine.launch_s);
       for (const TraceOperation& operation : region.operations) {
         if (operation.group.empty()) {
-          add_compute(seconds(operation));
+          add_compute(seconds(operation, in_.graphs || region.captured));
           continue;
         }
         Communicator* const on = communicator(rank, operation.group);
         const bool wait = operation.name == "wait";
-        const double time = wait || operation.name == "recv"
-                                ? 0
-                                : in_.machine.cluster.collective_seconds(
-                                      operation.name, in_.traces[rank].groups.at(operation.group).ranks,
-                                      static_cast<double>(operation.bytes) * scale(operation));
         if (operation.name == "recv") continue;  // received while the own tensor is sent
-        items.push_back({wait ? Item::Kind::wait : Item::Kind::issue, time, on, operation.call, operation.name});
+        Item& item = items.emplace_back(wait ? Item::Kind::wait : Item::Kind::issue);
+        item.communicator = on;
+        item.call = operation.call;
+        item.name = operation.name;
+        if (!wait)
+          item.cost =
+              in_.machine.cluster.collective_cost(operation.name, in_.traces[rank].groups.at(operation.group).ranks,
+                                                  static_cast<double>(operation.bytes) * scale(operation));
       }
     }
     return items;
@@ -227,18 +244,26 @@ class Simulation {
     const int member = static_cast<int>(std::find(on.members.begin(), on.members.end(), static_cast<int>(index)) -
                                         on.members.begin());
     if (item.kind == Item::Kind::issue) {
-      rank.open[item.call] = on.timeline->issue(rank.issued[&on]++, member, rank.now, {item.seconds});
-      if (item.call == 0) rank.open.erase(0);  // no wait follows
+      InFlight issued;
+      if (on.timeline) {
+        issued.operation = on.timeline->issue(rank.issued[&on]++, member, rank.now, {item.cost.seconds()});
+      } else {
+        issued.transfer = rank.links->issue(&on, rank.now, item.cost);
+      }
+      if (item.call != 0) rank.open[item.call] = issued;  // 0: no wait follows
       return true;
     }
     const auto open = rank.open.find(item.call);
     if (open == rank.open.end()) return true;
-    if (open->second->missing > 0) return false;
-    const price::LinkUse use = on.timeline->link_use(*open->second, member);
+    const InFlight& pending = open->second;
+    if (pending.operation && pending.operation->missing > 0) return false;
+    const price::LinkUse use =
+        pending.operation ? on.timeline->link_use(*pending.operation, member) : rank.links->finish(*pending.transfer);
     if (in_.events)
       out_.events.push_back({static_cast<int>(index), on.purpose, "collective", use.start_s, use.end_s});
+    const double until = std::max(rank.now, use.end_s);
     // Before the start, other simulated ranks are late: idle time.
-    const double until = std::max(rank.now, use.end_s), late = std::max(0.0, std::min(use.start_s, until) - rank.now);
+    const double late = pending.operation ? std::max(0.0, std::min(use.start_s, until) - rank.now) : 0;
     out_.ranks[index].idle += late;
     out_.ranks[index].exposed[on.purpose] += until - rank.now - late;
     rank.now = until;

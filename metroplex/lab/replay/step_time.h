@@ -3,8 +3,9 @@
 // contain ranks with equal times.
 //
 // A rank executes its operators one after another. A collective starts when the simulated members of its group have
-// issued it and the previous one of the same communicator has ended; it ends after Cluster::collective_seconds. A
-// tensor between stages arrives LinkCost::seconds after its producer ends.
+// issued it and the previous one of the same communicator has ended. It takes CollectiveCost::seconds, longer if
+// other collectives of the rank use the same links (price/shared_links.h). A tensor between stages arrives
+// LinkCost::seconds after its producer ends.
 #pragma once
 
 #include <map>
@@ -29,7 +30,7 @@ struct StepTimeRequest {
   const price::Machine& machine;
   const plan::PipelineTable& table;
   const std::vector<StepTrace>& traces;  // [pp rank]
-  bool graphs = false;                   // the device replays captured graphs: operators need no launch
+  bool graphs = false;                   // one graph replays the step: operators need no launch
   ExpertLoad experts = {};
   bool events = false;  // fill StepTime::events and timeline
 };

@@ -1,0 +1,43 @@
+// Traced steps of graphs of modules.
+#include "forecast/step_price.h"
+
+#include <gtest/gtest.h>
+
+#include "config/validate.h"
+
+namespace metroplex::test::step_price_test {
+namespace {
+
+using replay::IslandTrace;
+
+std::vector<IslandTrace> forward_regions(const config::Config& config) {
+  const forecast::TracedRun run =
+      forecast::trace_run({.config = config::resolved(config, 1), .world_size = 1, .vocab_size = 300});
+  return run.traces[0].find(plan::ActionKind::forward, 0, replay::Position::first).regions;
+}
+
+TEST(TracedRun, MarksTheCapturedRegions) {
+  config::Config config;
+  config.model.num_layers = 2;
+  config.model.hidden_size = 16;
+  config.model.num_attention_heads = 2;
+  config.model.vocab_size = 300;
+  config.train.train_iters = 4;
+  config.train.seq_length = 8;
+  config.train.micro_batch_size = config.train.global_batch_size = 2;
+  for (const IslandTrace& region : forward_regions(config)) EXPECT_FALSE(region.captured);
+  config.train.cuda_graph_impl = config::CudaGraphImpl::transformer_engine;
+  config.train.cuda_graph_modules = {"attn"};
+  int attention = 0, other = 0;
+  for (const IslandTrace& region : forward_regions(config)) {
+    if (region.operations.empty() || region.block < 0) continue;
+    const bool is_attention = region.segment == 0 && region.block > 0 && region.block <= 2;
+    EXPECT_EQ(region.captured, is_attention) << region.block << " " << region.segment;
+    ++(region.captured ? attention : other);
+  }
+  EXPECT_EQ(attention, 2);
+  EXPECT_EQ(other, 2 + 2);  // two MLPs, embedding, head
+}
+
+}  // namespace
+}  // namespace metroplex::test::step_price_test
