@@ -39,6 +39,7 @@ LayerRun layer_run(const PlanRequest& request, Layout layout) {
 // Seconds of a microbatch, with exposed communication of the layers.
 struct PassTimes {
   double forward = 0, backward = 0;
+  double exposed = 0;  // included
 };
 
 PassTimes measure_passes(const PlanRequest& request, const LayerRun& run, const TracedRun& traced) {
@@ -48,7 +49,7 @@ PassTimes measure_passes(const PlanRequest& request, const LayerRun& run, const 
   for (const auto& [purpose, seconds] : times.exposed)
     exposed += purpose == "layers" || purpose == "experts" || purpose == "replicas" ? seconds : 0;
   const double compute = std::max(times.forward + times.backward, 1e-12);
-  return {times.forward * (1 + exposed / compute), times.backward * (1 + exposed / compute)};
+  return {times.forward * (1 + exposed / compute), times.backward * (1 + exposed / compute), exposed};
 }
 
 // Removes the regions of the layer from the trace; embedding, head and loss remain.
@@ -59,6 +60,36 @@ TracedRun without_layer(TracedRun traced, int block) {
 }
 
 constexpr int kLayerBlock = 1;  // the block after the embedding
+
+void add(std::vector<double>& sum, const price::CollectiveCost& cost, double times) {
+  for (size_t domain = 0; domain < sum.size(); ++domain) sum[domain] += times * cost.link_s[domain];
+}
+
+// Link seconds of the layer's collectives in a forward and a backward.
+std::vector<double> layer_link_s(const price::Cluster& cluster, const replay::StepTrace& trace) {
+  std::vector<double> sum(cluster.domains.size());
+  for (const plan::ActionKind kind : {plan::ActionKind::forward, plan::ActionKind::backward}) {
+    for (const replay::IslandTrace& region : trace.find(kind, 0, {}).regions) {
+      for (const replay::TraceOperation& one : region.operations) {
+        if (region.block != kLayerBlock || one.group.empty() || one.name == "wait" || one.name == "recv") continue;
+        add(sum, cluster.collective_cost(one.name, trace.groups.at(one.group).ranks, static_cast<double>(one.bytes)),
+            1);
+      }
+    }
+  }
+  return sum;
+}
+
+// Seconds by which transfers of `hidden` link seconds, spread over `passes` seconds, slow down exposed collectives of
+// the layers on the same links.
+double sharing_s(const std::vector<double>& hidden, double passes, const LayerCosts& layer) {
+  const double layer_s = layer.forward_s + layer.backward_s;
+  double most = 0;
+  for (size_t domain = 0; domain < hidden.size(); ++domain)
+    most =
+        std::max(most, std::min(hidden[domain], passes) * std::min(layer.link_s[domain], layer.exposed_s) / layer_s);
+  return most;
+}
 
 double state_bytes(const config::Config& config) {
   return config.precision.params_dtype == config::ParamsDtype::bf16 ||
@@ -106,6 +137,8 @@ LayerCosts LayoutEstimator::measure(const Layout& layout) const {
   LayerCosts costs;
   costs.forward_s = all.forward - ends.forward;
   costs.backward_s = all.backward - ends.backward;
+  costs.exposed_s = all.exposed - ends.exposed;
+  costs.link_s = layer_link_s(request_.machine.cluster, traced.traces[0]);
   costs.ends_s = ends.forward + ends.backward;
   for (const replay::IslandTrace& region : traced.traces[0].find(plan::ActionKind::forward, 0, {}).regions)
     costs.activations += region.block == kLayerBlock ? static_cast<double>(region.net()) : 0;
@@ -172,19 +205,25 @@ LayoutEstimate LayoutEstimator::estimate(const Layout& layout) {
     const auto of = [&](int64_t count, int64_t stride, double elements) {
       std::vector<int> members;
       for (int64_t i = 0; i < count; ++i) members.push_back(static_cast<int>(i * stride));
-      return cluster.collective_cost(operation, members, bytes_each * elements).seconds();
+      return cluster.collective_cost(operation, members, bytes_each * elements);
     };
-    return std::max(of(dp * layout.cp, layout.tp, params),
-                    of(static_cast<int64_t>(expert_shards), layout.ep * layout.etp, expert_params));
+    const price::CollectiveCost dense = of(dp * layout.cp, layout.tp, params),
+                                experts =
+                                    of(static_cast<int64_t>(expert_shards), layout.ep * layout.etp, expert_params);
+    return dense.seconds() > experts.seconds() ? dense : experts;
   };
-  const double reduce = collective(sharded ? "reduce_scatter" : "all_reduce", 4),
-               gather = sharded ? collective("all_gather", 2) : 0;
+  const price::CollectiveCost reduction = collective(sharded ? "reduce_scatter" : "all_reduce", 4),
+                              gathering = collective("all_gather", sharded ? 2 : 0);
+  const double reduce = reduction.seconds(), gather = sharded ? gathering.seconds() : 0;
   // The chunks of a rank end one after another: pp microbatches of each pass between them.
   const double passes = layers * ((vpp - 1) * pp + 1) / vpp;
   double exposed = std::max(0.1 * reduce / vpp, reduce - passes * layer.backward_s) +
                    std::max(0.0, gather - passes * layer.forward_s);
+  std::vector<double> hidden(cluster.domains.size());
+  add(hidden, gathering, 2);
+  add(hidden, reduction, 1);
   if (layout.sharding == config::ShardingStrategy::optim_grads_params)
-    exposed += microbatches * std::max(0.0, 2 * gather + reduce - middle);
+    exposed += microbatches * (std::max(0.0, 2 * gather + reduce - middle) + sharing_s(hidden, middle, layer));
   const double updated = params / (sharded ? shards : 1) + expert_params / (sharded ? expert_shards : 1);
   const double update =
       request_.machine.memory_bytes_per_s > 0 ? updated * 30 / (0.8 * request_.machine.memory_bytes_per_s) : 0;

@@ -6,6 +6,7 @@
 #include <memory>
 #include <mutex>
 #include <tuple>
+#include <vector>
 
 #include "forecast/search.h"
 
@@ -14,6 +15,8 @@ namespace metroplex::forecast {
 // Costs of a microbatch on a rank.
 struct LayerCosts {
   double forward_s = 0, backward_s = 0;                   // of a layer, with exposed communication of the layer
+  double exposed_s = 0;                                   // included: exposed communication of both passes
+  std::vector<double> link_s;                             // of the layer's collectives, by domain of the cluster
   double ends_s = 0;                                      // embedding, head and loss
   double activations = 0, border = 0;                     // bytes; of a layer, and between stages
   double params = 0, expert_params = 0, ends_params = 0;  // elements of a layer; of the ends
