@@ -51,6 +51,7 @@ MUTANTS = [
     ("large_layouts_have_no_offload", "forecast/search.cpp", "if (one.too_large) add_offloads(batch[i - next]);", "", "forecast_test Search*"),
     ("settings_may_slow_down", "forecast/search.cpp", "plans[i].plan->step_s >= result.plan.step_s) continue;", "plans[i].plan->step_s <= result.plan.step_s) continue;", "forecast_test Search*"),
     ("stages_gather_in_turn", "forecast/search_layouts.cpp", "parallel.align_param_gather =", "parallel.align_param_gather = false &&", "forecast_test Search*"),
+    ("estimates_share_no_links", "forecast/layout_estimate.cpp", "+ sharing_s(hidden, middle, layer)", "", "forecast_test Search.EstimatesSharedLinks"),
     ("offload_is_free", "forecast/host_traffic.cpp", "time.seconds += added.optimizer;", "", "forecast_test HostTraffic*"),
     ("replicas_take_no_rows", "forecast/expert_load.cpp", "static_cast<double>(plan.max_load()) / (kRows * experts)", "place_on_owners(counts, ranks).imbalance", "forecast_test ExpertBalance*"),
     ("points_are_connected", "page/text_curve.cpp", "connected = drawn.connected;", "connected = true;", "page_test TextCurve*"),
