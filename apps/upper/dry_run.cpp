@@ -1,13 +1,10 @@
 #include "upper/dry_run.h"
 
-#include <ATen/Parallel.h>
-
 #include <algorithm>
 #include <cmath>
 #include <iostream>
 
 #include "base/error.h"
-#include "base/thread_pool.h"
 #include "base/free_memory.h"
 #include "config/attention.h"
 #include "config/load.h"
@@ -121,13 +118,6 @@ void TrainFlags::take_into(config::Config& config) const {
   if (!device_memory.empty()) config.memory.device_memory_gib = parse_gib(device_memory);
 }
 
-// Each thread has a workspace, which is part of the prediction. libtorch's pool waits forever for a thread that the
-// system cannot start, so all threads are started here first.
-static void set_threads(int64_t count) {
-  base::run_together(static_cast<int>(count), [](int) {});
-  at::set_num_threads(static_cast<int>(count));
-}
-
 int run_dry(const RunArguments& parsed, const config::Config& given, const TrainFlags& flags) {
   config::Config config = given;
   const int64_t world_size = planned_world_size(config.run);
@@ -137,7 +127,7 @@ int run_dry(const RunArguments& parsed, const config::Config& given, const Train
   if (config.run.deterministic_mode) make_deterministic();  // deterministic operators use different amounts of memory
   const RankPlacing placing = requested_placing(config.run, world_size);
   if (placing.rank != 0) return kExitOk;
-  set_threads(threads_per_rank(config.run, placing.local_ranks));
+  use_threads_of_rank(config.run, placing.local_ranks);
   files::PosixFileSystem disk;
   forecast::DryRun run = forecast::dry_run(
       {config, static_cast<int>(world_size), tokenizer.vocab_size, find_memory_domains(config, placing, world_size)},
@@ -176,7 +166,7 @@ StartCheck::StartCheck(const config::Config& config, int64_t world_size, int64_t
   request_.domains = find_memory_domains(config, placing, world_size);
   const bool ours = placing.launcher == "metroplex";
   if (ours && placing.rank != 0) return;
-  set_threads(threads_per_rank(config.run, placing.local_ranks));
+  use_threads_of_rank(config.run, placing.local_ranks);
   fit_ = forecast::fit(request_);
   together_ = !placing.launcher.empty() && !ours;
   if (together_ || ours || fit_.fits()) return;

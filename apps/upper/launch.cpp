@@ -1,6 +1,7 @@
 #include "upper/launch.h"
 
 #include <ATen/Context.h>
+#include <ATen/Parallel.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -12,6 +13,7 @@
 #include <unistd.h>
 
 #include "base/error.h"
+#include "base/thread_pool.h"
 #include "base/utf8.h"
 #include "comm/failure.h"
 #include "comm/launch.h"
@@ -32,6 +34,13 @@ namespace metroplex::apps {
 int threads_per_rank(const config::Run& run, int64_t local_ranks) {
   if (run.threads_per_rank > 0) return static_cast<int>(run.threads_per_rank);
   return std::max(1, static_cast<int>(std::thread::hardware_concurrency() / std::max<int64_t>(1, local_ranks)));
+}
+
+void use_threads_of_rank(const config::Run& run, int64_t local_ranks) {
+  const int count = threads_per_rank(run, local_ranks);
+  // libtorch's pool waits forever for a thread that the system cannot start.
+  base::run_together(count, [](int) {});
+  at::set_num_threads(count);
 }
 
 namespace {

@@ -44,6 +44,9 @@ RankPlacing requested_placing(const config::Run& run, int64_t world_size);
 // Returns the threads of libtorch's operators per rank: run.threads_per_rank, or an equal share of the machine's
 // processors.
 int threads_per_rank(const config::Run& run, int64_t local_ranks);
+// Sets the number of threads of libtorch's operators to that of a rank. Each thread has a workspace, which is part of
+// the predicted memory.
+void use_threads_of_rank(const config::Run& run, int64_t local_ranks);
 
 // Sets run.nproc to the number of ranks of the launch script, unless run.nproc or an outer launcher has another
 // number. Throws base::Error("config") if the number is needed and unknown.

@@ -169,6 +169,7 @@ int run_plan(const std::vector<std::string>& arguments) {
   request.restart_s = number_or("--restart", flags.restart, 600, 0);
   request.run = {config, static_cast<int>(world_size), vocab_size,
                  memory_domains(config, world_size, request.machine)};
+  if (!request.machine.gpu) use_threads_of_rank(config.run, world_size);
   if (flags.search) {
     request.progress = show_progress;
     const forecast::LayoutSearch search = forecast::search_layouts(request);

@@ -86,6 +86,11 @@ cp out two.json
 run 0 plan run.yaml --gpus 4 --pp 2 --cluster cpu --json
 [ "$(json out "d['memory']['need'] > 1.5 * $(json two.json 'd["memory"]["need"]')")" = True ]
 holds "the ranks of a CPU share its memory"
+run 0 train run.yaml --nproc 4 --pp 2 --run.device=cpu --memory.check_fit=off --dry-run --json
+cp out dry.json
+run 0 plan run.yaml --gpus 4 --pp 2 --cluster cpu --json
+[ "$(json out 'd["memory"]["need"]')" = "$(json dry.json 'd["memory"]["need"]')" ]
+holds "plan and a dry run predict the same bytes on a CPU"
 run 0 plan run.yaml --gpus 4 --cluster h100 --search --pp 2 --vpp 2 --parallel.overlap_p2p_comm=true --parallel.num_distributed_optimizer_instances=2
 holds "keys of the layout of the file do not restrict the search"
 
