@@ -104,8 +104,10 @@ double bytes_per_param(const config::Config& config, double shards) {
                     config.precision.params_dtype == config::ParamsDtype::fp16;
   const double value = half ? 2 : 4, gradient = 4,
                state = config.optim.optimizer_cpu_offload ? 0 : state_bytes(config);
-  const bool all = config.parallel.data_parallel_sharding_strategy == config::ShardingStrategy::optim_grads_params;
-  return (all ? (value + gradient) / shards : value + gradient) + state / shards;
+  const config::ShardingStrategy sharding = config.parallel.data_parallel_sharding_strategy;
+  const bool all = sharding == config::ShardingStrategy::optim_grads_params;
+  const bool gradients = all || sharding == config::ShardingStrategy::optim_grads;
+  return (all ? value / shards : value) + (gradients ? gradient / shards : gradient) + state / shards;
 }
 
 // Layers of a stage without embedding and head.
@@ -220,8 +222,11 @@ LayoutEstimate LayoutEstimator::estimate(const Layout& layout) {
   double exposed = std::max(0.1 * reduce / vpp, reduce - passes * layer.backward_s) +
                    std::max(0.0, gather - passes * layer.forward_s);
   std::vector<double> hidden(cluster.domains.size());
-  add(hidden, gathering, 2);
   add(hidden, reduction, 1);
+  const double backward = layers * layer.backward_s;
+  if (layout.sharding == config::ShardingStrategy::optim_grads)
+    exposed += (microbatches - 1) * (std::max(0.0, reduce - backward) + sharing_s(hidden, backward, layer));
+  add(hidden, gathering, 2);
   if (layout.sharding == config::ShardingStrategy::optim_grads_params)
     exposed += microbatches * (std::max(0.0, 2 * gather + reduce - middle) + sharing_s(hidden, middle, layer));
   const double updated = params / (sharded ? shards : 1) + expert_params / (sharded ? expert_shards : 1);

@@ -78,8 +78,8 @@ class Lister {
   void add_kinds(Layout layout) {
     const bool replicated = layout.dp(world_) * layout.cp > 1;
     for (const Recompute recompute : {Recompute::none, Recompute::selective, Recompute::full}) {
-      for (const ShardingStrategy sharding :
-           {ShardingStrategy::no_shard, ShardingStrategy::optim, ShardingStrategy::optim_grads_params}) {
+      for (const ShardingStrategy sharding : {ShardingStrategy::no_shard, ShardingStrategy::optim,
+                                              ShardingStrategy::optim_grads, ShardingStrategy::optim_grads_params}) {
         if (!replicated && sharding != ShardingStrategy::no_shard) continue;
         for (const Schedule schedule : {Schedule::automatic, Schedule::zb_h1, Schedule::zb_v}) {
           if (schedule == Schedule::zb_h1 && (layout.pp == 1 || layout.vpp != 1)) continue;
