@@ -13,6 +13,7 @@
 #include "checkpoint/load.h"
 #include "checkpoint/rewrite.h"
 #include "files/file_system.h"
+#include "foreign/model_directory.h"
 #include "hf/directory.h"
 
 namespace metroplex::apps {
@@ -53,9 +54,15 @@ std::unique_ptr<checkpoint::Reader> open_checkpoint(files::FileSystem& disk, con
 std::string to_hf(files::FileSystem& disk, const ConvertOptions& options) {
   MPX_CHECK(!is_hf_directory(disk, options.from), "config", "'", options.from,
             "' is already a Hugging Face directory; use --to checkpoint to make a checkpoint from it");
-  const auto reader = open_checkpoint(disk, options);
   hf::ExportOptions how{static_cast<int64_t>(options.shard)};
   if (!options.dtype.empty()) how.dtype = kTypes.at(options.dtype);
+  if (is_model_directory(disk, options.from)) {
+    const std::string from = find_model_directory(disk, options.from, options.step);
+    const config::Model model = directory_config(disk, from).model;
+    hf::write_weights_directory(disk, *foreign::open_weights(disk, from, model), model, {}, options.directory, how);
+    return from;
+  }
+  const auto reader = open_checkpoint(disk, options);
   hf::write_directory(disk, *reader, options.directory, how);
   return reader->directory();
 }
@@ -70,12 +77,13 @@ std::string to_checkpoint(files::FileSystem& disk, const ConvertOptions& options
   std::string from = options.from;
   checkpoint::RunState state;
   checkpoint::OpenSource open;
-  if (is_hf_directory(disk, from)) {
-    state = hf_run_state(disk, from);
-    if (const std::string note = hf::custom_code_note(disk, from); !note.empty())
-      std::cerr << "warning: " << note << "\n";
-    open = [&disk, from, model = hf_config(disk, from).model] {
-      return std::make_unique<hf::Source>(disk, from, model);
+  if (is_model_directory(disk, from)) {
+    from = find_model_directory(disk, from, options.step);
+    state = directory_run_state(disk, from);
+    const std::string note = is_hf_directory(disk, from) ? hf::custom_code_note(disk, from) : "";
+    if (!note.empty()) std::cerr << "warning: " << note << "\n";
+    open = [&disk, from, model = directory_config(disk, from).model] {
+      return foreign::open_weights(disk, from, model);
     };
   } else {
     const auto reader = open_checkpoint(disk, options);  // also verifies it
@@ -101,15 +109,16 @@ int run_convert(const std::vector<std::string>& arguments) {
       "load: config.json, safetensors, and the tokenizer stored in the checkpoint. Adapters (peft.lora_rank)\n"
       "are merged into the weights; --to peft writes only the adapters, as PEFT loads them.\n"
       "--to checkpoint writes a checkpoint. From a Hugging Face directory, it contains the weights and the "
-      "tokenizer\n"
-      "(train, eval and generate also read such a directory directly: --model.from DIR). From a checkpoint, it\n"
-      "contains the same tensors in other files.",
+      "tokenizer;\n"
+      "from a checkpoint of Megatron-LM (torch_dist or torch format, any layout), the weights.\n"
+      "train, eval and generate also read both directly: --model.from DIR. From a checkpoint, it contains the same\n"
+      "tensors in other files.",
       "metroplex convert");
   ConvertOptions options;
   app.add_option(
          "FROM", options.from,
-         "a checkpoint, or a folder of checkpoints (uses the newest, or that of --ckpt-step); with --to checkpoint,\n"
-         "also a Hugging Face directory")
+         "a checkpoint, or a folder of checkpoints (uses the newest, or that of --ckpt-step), of Metroplex or of\n"
+         "Megatron-LM; with --to checkpoint, also a Hugging Face directory")
       ->required();
   app.add_option("--to", options.to, "hf, peft or checkpoint")
       ->required()

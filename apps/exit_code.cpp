@@ -12,7 +12,8 @@ int to_exit_code(const std::exception& error) {
   const std::string& room = ours->room();
   if (room == "numerics") return kExitNumerics;
   if (room == "internal") return kExitInternal;
-  if (room == "files" || room == "data" || room == "text" || room == "checkpoint") return kExitData;
+  if (room == "files" || room == "data" || room == "text" || room == "checkpoint" || room == "pickle")
+    return kExitData;
   if (room == "comm") return kExitPeer;
   return kExitConfig;  // config, topology, plan, memory, ...: invalid request
 }

@@ -285,6 +285,7 @@ int inspect_dataset(files::FileSystem& disk, const InspectOptions& options, cons
 
 int inspect_directory(files::FileSystem& disk, const InspectOptions& options) {
   if (is_hf_directory(disk, options.path)) return inspect_hf(disk, options);
+  if (is_model_directory(disk, options.path)) return inspect_megatron(disk, options);
   refuse_foreign(disk, options.path);
   if (disk.exists(join_path(options.path, files::kManifestName)))
     return inspect_checkpoint(disk, options, options.path);
@@ -299,8 +300,8 @@ int inspect_directory(files::FileSystem& disk, const InspectOptions& options) {
 int run_inspect(const std::vector<std::string>& arguments) {
   InspectOptions options;
   CLI::App app(
-      "Shows the contents of a checkpoint, a folder of checkpoints, a Hugging Face directory, a .safetensors file,\n"
-      "or a token dataset (PREFIX, PREFIX.idx or PREFIX.bin).",
+      "Shows the contents of a checkpoint, a folder of checkpoints, a Hugging Face directory, a checkpoint of\n"
+      "Megatron-LM, a .safetensors file, or a token dataset (PREFIX, PREFIX.idx or PREFIX.bin).",
       "metroplex inspect");
   app.add_option("path", options.path, "the file or folder to inspect")->required();
   app.add_flag("--verify", options.verify,

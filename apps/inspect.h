@@ -28,6 +28,8 @@ int report_damage(const InspectOptions& options, OrderedJson json, const std::ve
 
 // A Hugging Face directory (inspect_hf.cpp).
 int inspect_hf(files::FileSystem& disk, const InspectOptions& options);
+// A checkpoint of Megatron-LM or a folder of them (inspect_megatron.cpp).
+int inspect_megatron(files::FileSystem& disk, const InspectOptions& options);
 // --diff (inspect_diff.cpp).
 int inspect_diff(files::FileSystem& disk, const InspectOptions& options);
 

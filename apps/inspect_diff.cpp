@@ -64,8 +64,8 @@ int inspect_diff(files::FileSystem& disk, const InspectOptions& options) {
   for (const OpenedSource* opened : {&first, &second}) {
     for (const std::string& problem : opened->problems) std::cerr << "skipped: " << problem << '\n';
   }
-  // A Hugging Face directory contains only weights, so other saved state is not compared.
-  const bool weights_only = is_hf_directory(disk, options.path) || is_hf_directory(disk, options.other);
+  // Model directories provide only weights, so other saved state is not compared.
+  const bool weights_only = is_model_directory(disk, options.path) || is_model_directory(disk, options.other);
   OrderedJson rows = OrderedJson::array();
   int64_t different = 0, other_dtype = 0, left_out = 0;
   for (const auto& row : checkpoint::compare(*first.source, *second.source)) {

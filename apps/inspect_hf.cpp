@@ -112,7 +112,7 @@ int inspect_hf(files::FileSystem& disk, const InspectOptions& options) {
   });
   attempt(not_built, [&] {
     settings = hf::read_settings(disk, path);
-    const config::Config config = hf_config(disk, path);
+    const config::Config config = directory_config(disk, path);
     if (options.verify && problems.empty()) attempt(problems, [&] { hf::Source(disk, path, config.model); });
   });
   OrderedJson json{

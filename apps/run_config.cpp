@@ -10,7 +10,7 @@
 #include "config/fields.h"
 #include "config/load.h"
 #include "files/file_system.h"
-#include "hf/directory.h"
+#include "foreign/model_directory.h"
 #include "config/validate.h"
 #include "megatron/flags.h"
 #include "megatron/launch_script.h"
@@ -221,7 +221,7 @@ void add_directory(config::Draft& draft) {
   });
   if (directory.empty() || all_given) return;
   files::PosixFileSystem disk;
-  for (const std::string& setting : hf::read_settings(disk, directory)) {
+  for (const std::string& setting : foreign::read_settings(disk, directory)) {
     if (!draft.given().contains(setting.substr(0, setting.find('=')))) draft.assign(setting);
   }
 }

@@ -7,7 +7,8 @@
 #include "base/error.h"
 #include "config/load.h"
 #include "config/validate.h"
-#include "hf/directory.h"
+#include "foreign/model_directory.h"
+#include "mcore/contents.h"
 #include "text/tokenizer_files.h"
 
 namespace metroplex::apps {
@@ -24,19 +25,29 @@ bool is_hf_directory(files::FileSystem& disk, const std::string& path) {
          });
 }
 
-config::Config hf_config(files::FileSystem& disk, const std::string& directory) {
-  const config::Config config = config::load("", hf::read_settings(disk, directory));
+config::Config directory_config(files::FileSystem& disk, const std::string& directory) {
+  const config::Config config = config::load("", foreign::read_settings(disk, directory));
   config::Config checked = config;
   checked.data.mock_data = true;  // the check requires a data setting
   config::check(checked, 1, config::Use::evaluation);
   return config::resolved(config, 1);
 }
 
+bool is_model_directory(files::FileSystem& disk, const std::string& path) {
+  return is_hf_directory(disk, path) || foreign::is_megatron(disk, path);
+}
+
+std::string find_model_directory(files::FileSystem& disk, const std::string& path, int64_t iteration) {
+  if (!is_hf_directory(disk, path)) return mcore::find_directory(disk, path, iteration);
+  MPX_CHECK(iteration == 0, "checkpoint", "'", path, "' is a Hugging Face directory, which has no iteration ",
+            iteration);
+  return path;
+}
+
 OpenedSource open_tensor_source(files::FileSystem& disk, const std::string& path, int64_t iteration) {
-  if (is_hf_directory(disk, path)) {
-    MPX_CHECK(iteration == 0, "checkpoint", "'", path, "' is a Hugging Face directory, which has no iteration ",
-              iteration);
-    return {std::make_unique<hf::Source>(disk, path, hf_config(disk, path).model), {}};
+  if (is_model_directory(disk, path)) {
+    const std::string directory = find_model_directory(disk, path, iteration);
+    return {foreign::open_weights(disk, directory, directory_config(disk, directory).model), {}};
   }
   checkpoint::Alone alone;
   checkpoint::Found found = checkpoint::open_path(disk, path, iteration, alone);
@@ -44,8 +55,8 @@ OpenedSource open_tensor_source(files::FileSystem& disk, const std::string& path
   return {std::move(found.reader), std::move(found.problems)};
 }
 
-checkpoint::RunState hf_run_state(files::FileSystem& disk, const std::string& directory) {
-  config::Config config = hf_config(disk, directory);
+checkpoint::RunState directory_run_state(files::FileSystem& disk, const std::string& directory) {
+  config::Config config = directory_config(disk, directory);
   config.model.from.clear();
   checkpoint::RunState state;
   state.config_yaml = config::dump(config);

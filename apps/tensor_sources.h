@@ -1,4 +1,5 @@
-// Weight sources of commands without tensors: a Metroplex checkpoint or a Hugging Face directory.
+// Weight sources of commands without tensors: a Metroplex checkpoint, a Hugging Face directory, or a checkpoint of
+// Megatron-LM.
 #pragma once
 
 #include <memory>
@@ -15,20 +16,25 @@ namespace metroplex::apps {
 
 // Whether `path` contains config.json and safetensors files.
 bool is_hf_directory(files::FileSystem& disk, const std::string& path);
+// Whether `path` is a Hugging Face directory, a checkpoint of Megatron-LM, or a folder of such checkpoints.
+bool is_model_directory(files::FileSystem& disk, const std::string& path);
+// Returns the directory to read: `path`, or in a folder of Megatron's checkpoints that of `iteration` (0: the
+// newest). Throws base::Error if a Hugging Face directory is given with an iteration.
+std::string find_model_directory(files::FileSystem& disk, const std::string& path, int64_t iteration);
 using checkpoint::refuse_foreign;
-// Returns the configuration from config.json, resolved for one rank. Throws base::Error.
-config::Config hf_config(files::FileSystem& disk, const std::string& directory);
+// Returns the configuration from such a directory, resolved for one rank. Throws base::Error.
+config::Config directory_config(files::FileSystem& disk, const std::string& directory);
 
 struct OpenedSource {
   std::unique_ptr<checkpoint::TensorSource> source;
   std::vector<std::string> problems;  // skipped damaged checkpoints
 };
-// Opens a Hugging Face directory, a checkpoint, or in a folder of checkpoints that of `iteration` (0: the newest).
+// Opens a model directory, a checkpoint, or in a folder of checkpoints that of `iteration` (0: the newest).
 // Throws base::Error if there is none, and errors from opening it.
 OpenedSource open_tensor_source(files::FileSystem& disk, const std::string& path, int64_t iteration);
 
 // Returns the state of a new run that starts from this directory, with its tokenizer.
-checkpoint::RunState hf_run_state(files::FileSystem& disk, const std::string& directory);
+checkpoint::RunState directory_run_state(files::FileSystem& disk, const std::string& directory);
 // Returns the saved state of a checkpoint, with the files next to its tensors.
 checkpoint::RunState saved_run_state(files::FileSystem& disk, const checkpoint::Reader& reader);
 

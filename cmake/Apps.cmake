@@ -69,6 +69,15 @@ foreach(fault zero_tensor scaled_norm)
     PASS_REGULAR_EXPRESSION "${hf_count} directories, ${hf_count} failed" FAIL_REGULAR_EXPRESSION "FAIL [^\n]*: ")
 endforeach()
 
+# Logits of checkpoints of Megatron-LM, recorded by Megatron itself (tests/vectors/megatron_checkpoints).
+set(megatron_cases "${CMAKE_SOURCE_DIR}/tests/vectors/megatron_checkpoints")
+foreach(model gpt llama moe latent)
+  file(GLOB cases "${megatron_cases}/${model}_*")
+  add_test(NAME megatron_checkpoints_${model} COMMAND metroplex_hf_parity ${cases}
+    --tokens "${megatron_cases}/${model}/tokens.json" --recorded "${megatron_cases}/${model}/logits.safetensors")
+  set_tests_properties(megatron_checkpoints_${model} PROPERTIES ENVIRONMENT "OMP_NUM_THREADS=1" TIMEOUT 300)
+endforeach()
+
 # The tensor runners of metroplex_vectors.
 file(GLOB tensor_runners CONFIGURE_DEPENDS "${CMAKE_SOURCE_DIR}/tests/conformance/tensor/*.cpp")
 target_sources(metroplex_vectors PRIVATE ${tensor_runners})

@@ -83,6 +83,6 @@ metroplex_module(core/step TORCH LINKS metroplex_models metroplex_pipeline metro
 metroplex_module(lab/forecast TORCH LINKS metroplex_step metroplex_replay)
 metroplex_module(lab/verify TORCH LINKS metroplex_step metroplex_tape_check)
 set(run_test_shards 8)
-metroplex_module(run TORCH LINKS metroplex_forecast metroplex_hf metroplex_text TESTS metroplex_verify metroplex_draw metroplex_clock)
+metroplex_module(run TORCH LINKS metroplex_forecast metroplex_foreign metroplex_text TESTS metroplex_verify metroplex_draw metroplex_clock)
 target_include_directories(run_test PRIVATE "${CMAKE_SOURCE_DIR}/bench")  # imposed_times.h
 include(Apps)

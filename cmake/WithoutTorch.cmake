@@ -43,6 +43,9 @@ metroplex_module(lab/page LINKS metroplex_draw nlohmann_json::nlohmann_json)
 metroplex_embed(page "${CMAKE_SOURCE_DIR}/metroplex/lab/page/files/*")
 metroplex_module(core/checkpoint LINKS metroplex_base metroplex_files nlohmann_json::nlohmann_json)
 metroplex_module(formats/hf LINKS metroplex_base metroplex_config metroplex_files metroplex_checkpoint nlohmann_json::nlohmann_json)
+metroplex_module(formats/pickle LINKS metroplex_base metroplex_files)
+metroplex_module(formats/mcore LINKS metroplex_base metroplex_config metroplex_files metroplex_checkpoint metroplex_megatron metroplex_pickle nlohmann_json::nlohmann_json)
+metroplex_module(formats/foreign WIRING LINKS metroplex_hf metroplex_mcore)
 metroplex_module(core/data LINKS metroplex_base metroplex_config metroplex_files)
 
 # The `metroplex` binary without tensors; cmake/Apps.cmake has the part with tensors.
@@ -52,7 +55,7 @@ add_library(metroplex_apps STATIC ${app_sources})
 target_include_directories(metroplex_apps PUBLIC "${CMAKE_SOURCE_DIR}" "${CMAKE_SOURCE_DIR}/apps")
 target_compile_definitions(metroplex_apps PRIVATE FMT_HEADER_ONLY)  # keeps fmt 9 apart from libtorch's fmt 12
 target_compile_options(metroplex_apps PRIVATE ${METROPLEX_QUICK})
-target_link_libraries(metroplex_apps PUBLIC metroplex_megatron metroplex_text metroplex_page metroplex_data metroplex_checkpoint metroplex_hf CLI11::CLI11)
+target_link_libraries(metroplex_apps PUBLIC metroplex_megatron metroplex_text metroplex_page metroplex_data metroplex_checkpoint metroplex_foreign CLI11::CLI11)
 file(GLOB app_cpp_tests CONFIGURE_DEPENDS "${CMAKE_SOURCE_DIR}/tests/apps/*_test.cpp")
 metroplex_test(apps_test "" metroplex_apps ${app_cpp_tests})
 add_library(metroplex_main OBJECT apps/main.cpp)

@@ -33,6 +33,9 @@ GROUND = {
         "text": ["base", "files"],
         "hf": ["base", "config", "files", "checkpoint"],
         "megatron": ["base", "config"],
+        "pickle": ["base", "files"],
+        "mcore": ["base", "config", "files", "checkpoint", "megatron", "pickle"],
+        "foreign": ["base", "config", "files", "checkpoint", "hf", "mcore"],
     },
 }
 NN = ["base", "config", "topology", "plan", "device", "kernels", "comm"]
@@ -57,7 +60,7 @@ UPPER = {
         "forecast": [*STEP, "price", "replay", "step"],
         "verify": [*STEP, "tape_check", "step"],
     },
-    "run": {"run": [*STEP, "step", "replay", "forecast", "price", "text", "hf"]},
+    "run": {"run": [*STEP, "step", "replay", "forecast", "price", "text", "hf", "foreign"]},
 }
 LAYER_OF = {module: layer for floor in (GROUND, UPPER) for layer, modules in floor.items() for module in modules}
 GROUND = {module: allowed for modules in GROUND.values() for module, allowed in modules.items()}

@@ -28,8 +28,8 @@ sys.path.insert(0, str(ROOT / "tests" / "mutants"))
 sys.path.insert(0, str(ROOT / "scripts"))
 import mutant_switch  # noqa: E402
 
-TABLES = ("table", "drawn", "price")
-GROUND = {"bench", "base", "config", "megatron", "files", "text", "topology", "plan", "data", "checkpoint", "replay", "draw", "page", "price"}
+TABLES = ("table", "drawn", "price", "megatron_files")
+GROUND = {"bench", "base", "config", "megatron", "files", "text", "topology", "plan", "data", "checkpoint", "replay", "draw", "page", "price", "pickle", "mcore"}
 
 
 def find_source(file):

@@ -12,7 +12,7 @@
 #include "config/name_patterns.h"
 #include "config/validate.h"
 #include "data/build.h"
-#include "hf/directory.h"
+#include "foreign/model_directory.h"
 #include "files/expert_trace.h"
 #include "run/metrics.h"
 #include "run/run_data.h"
@@ -52,8 +52,9 @@ void check_same_data(const TrainDataInfo& here, const files::Manifest& manifest,
 // A directory with config.json alone needs no check here; the dry run reports it.
 void check_directory(const config::Config& config, files::FileSystem& disk) {
   const std::string& from = config.model.from;
-  if (from.empty() || !hf::has_weights(disk, from)) return;
-  hf::Source(disk, from, config.model, [&](const std::string& name) { return config::loads(config, name); });
+  if (from.empty() || !foreign::has_weights(disk, from)) return;
+  foreign::open_weights(disk, from, config.model,
+                        [&](const std::string& name) { return config::loads(config, name); });
 }
 
 void check_checkpoint(const config::Config& config, const TokenizerFacts& tokenizer, int64_t world_size,

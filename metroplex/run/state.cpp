@@ -15,7 +15,7 @@
 #include "config/load.h"
 #include "config/name_patterns.h"
 #include "files/file_system.h"
-#include "hf/directory.h"
+#include "foreign/model_directory.h"
 #include "run/compatible.h"
 #include "step/freezing.h"
 #include "step/state_tensors.h"
@@ -300,11 +300,11 @@ std::string load_from_source(step::Assembly& assembly, checkpoint::TensorSource&
 }
 
 std::string load_from_directory(step::Assembly& assembly, files::FileSystem& disk) {
-  hf::Source::Wanted wanted;
+  std::function<bool(const std::string&)> wanted;
   if (assembly.optimization.optimizer)
     wanted = [&](const std::string& name) { return config::loads(assembly.process.config, name); };
-  hf::Source source(disk, assembly.process.config.model.from, assembly.process.config.model, wanted);
-  return load_from_source(assembly, source);
+  const config::Model& model = assembly.process.config.model;
+  return load_from_source(assembly, *foreign::open_weights(disk, model.from, model, wanted));
 }
 
 checkpoint::RunState run_state(const step::ProcessContext& process, const step::Optimization& optimization,

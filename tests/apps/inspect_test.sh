@@ -200,16 +200,19 @@ touch megatron/iter_0000010/{common.pt,metadata.json,.metadata,__0_0.distcp} leg
 echo 10 | tee megatron/latest_checkpointed_iteration.txt > legacy/latest_checkpointed_iteration.txt
 while read -r path words; do
   run 3 inspect $path
-  warns "contains a checkpoint in $words.*in safetensors files .docs/huggingface.md."
+  warns "contains a checkpoint in $words.*in safetensors files .docs/huggingface.md. and of Megatron-LM"
   run 3 convert $path --to hf converted
   warns "contains a checkpoint in $words"
   grep -qi damaged err out && fail "$path is called damaged"
 done << 'PATHS'
-megatron Megatron-LM's torch_dist format
-megatron/iter_0000010 Megatron-LM's torch_dist format
-legacy Megatron-LM's torch format
 hf the format of Hugging Face transformers
 PATHS
+for path in megatron megatron/iter_0000010 legacy; do
+  run 3 inspect $path
+  warns "iter_0000010/(metadata.json': sharded_backend = '': must be torch_dist|mp_rank_00/model_optim_rng.pt': too small for a zip)"
+done
+run 3 train --checkpoint.load megatron --data.mock_data=true --model.vocab_size=100 --train.train_iters=1
+warns "contains a checkpoint in Megatron-LM's torch_dist format.*start from its weights with --model.from DIR"
 cp -r ck/iter_0000002 ck/latest mixed && cp -r megatron/iter_0000010 mixed
 run 0 inspect mixed
 prints 'iter_0000010  not a Metroplex checkpoint: Megatron-LM.s torch_dist'

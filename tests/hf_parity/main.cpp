@@ -3,6 +3,8 @@
 // every parameter, the experts of every token, a greedy continuation. Saves it as a checkpoint on that layout, writes
 // that as a directory, and compares the bytes of every tensor. Exit 0 only within the tolerances. Or
 // metroplex_hf_parity DIR --tokens FILE --logits OUT: the logits of a directory or of our checkpoint for the tokens.
+// With --recorded FILE in place of --logits, compares them with the tensor "logits" of FILE; directories may be
+// checkpoints of Megatron-LM.
 #include <CLI/CLI.hpp>
 
 #include <ATen/ATen.h>
@@ -223,11 +225,35 @@ void write_logits(const std::string& path, const Layout& layout, const std::stri
   writer.finish();
 }
 
+// `recorded`: a tensor "logits" [sequence, s, V] that another program computed in fp32.
+bool compare_recorded(const std::string& path, const Layout& layout, const std::string& tokens,
+                      const std::string& recorded) {
+  files::PosixFileSystem disk;
+  const Tokens sequences = Json::parse(disk.read(tokens));
+  const at::Tensor all = at::stack(compute_logits(path, layout, sequences)).to(at::kFloat).contiguous();
+  const files::SafetensorsFile file(disk.map(recorded), recorded);
+  const files::TensorInfo* const info = file.find("logits");
+  MPX_CHECK(info != nullptr && info->shape == std::vector<uint64_t>(all.sizes().begin(), all.sizes().end()), "files",
+            "'", recorded, "' has no tensor logits of shape ", all.sizes());
+  const auto count = static_cast<int64_t>(sequences.size()), length = static_cast<int64_t>(sequences[0].size());
+  const config::Model model = make_config(path, layout, count, length).model;
+  const double allowed = kErrorFactor * relative_rounding(model, count * length) * all.abs().max().item<double>();
+  LargestError worst;
+  for (int64_t i = 0; i < all.numel(); ++i) {
+    const double want = files::element_as_double(info->dtype, file.data(*info), static_cast<uint64_t>(i));
+    worst.see(all.const_data_ptr<float>()[i], want, allowed, base::concat("element ", i));
+  }
+  std::printf("%s\n", path.c_str());
+  Report report;
+  report.line("logits", worst);
+  return report.passed();
+}
+
 int run(int argc, char** argv) {
   CLI::App app("Compares Hugging Face directories with what transformers made of them.", "metroplex_hf_parity");
   std::vector<std::string> directories;
   Layout layout;
-  std::string plant = "none", tokens, logits;
+  std::string plant = "none", tokens, logits, recorded;
   app.add_option("DIR", directories, "directories with an expected.json")->required();
   app.add_option("--tp", layout.tp, "tensor parallel ranks")->check(CLI::PositiveNumber);
   app.add_option("--pp", layout.pp, "pipeline ranks")->check(CLI::PositiveNumber);
@@ -240,7 +266,15 @@ int run(int argc, char** argv) {
       app.add_option("--tokens", tokens, "compare nothing: of these tokens, a JSON list of sequences,");
   app.add_option("--logits", logits, "write the logits of DIR, which may be a checkpoint, to this safetensors file")
       ->needs(given);
+  app.add_option("--recorded", recorded, "compare the logits of DIR with those of this safetensors file")
+      ->needs(given);
   CLI11_PARSE(app, argc, argv);
+  if (!recorded.empty()) {
+    int different = 0;
+    for (const std::string& directory : directories)
+      different += compare_recorded(directory, layout, tokens, recorded) ? 0 : 1;
+    return different == 0 ? 0 : 1;
+  }
   if (!logits.empty()) {
     for (const std::string& directory : directories) write_logits(directory, layout, tokens, logits);
     return 0;

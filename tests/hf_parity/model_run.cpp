@@ -6,6 +6,7 @@
 #include <mutex>
 
 #include "apps/run_config.h"
+#include "apps/tensor_sources.h"
 #include "base/error.h"
 #include "checkpoint/exchange.h"
 #include "comm/launch.h"
@@ -258,7 +259,7 @@ ModelRun run_model(const std::string& directory, const Layout& layout, const Tok
 
 std::vector<at::Tensor> compute_logits(const std::string& path, const Layout& layout, const Tokens& tokens) {
   files::PosixFileSystem disk;
-  const bool theirs = disk.exists(files::join_path(path, "config.json"));
+  const bool theirs = apps::is_model_directory(disk, path);
   apps::SavedRun saved;
   if (!theirs) saved = apps::open_saved_run(path, 0);
   Layout forward = layout;

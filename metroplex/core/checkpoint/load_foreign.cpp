@@ -11,6 +11,7 @@ namespace {
 using files::join_path;
 
 constexpr const char* kHuggingFace = "the format of Hugging Face transformers";
+constexpr const char *kTorchDist = "Megatron-LM's torch_dist format", *kTorch = "Megatron-LM's torch format";
 
 template <class Test>
 bool any_name(const std::vector<std::string>& names, const Test& test) {
@@ -35,11 +36,11 @@ std::string format_of_one(files::FileSystem& disk, const std::string& directory)
   if (has(files::kManifestName)) return "";
   if (any_name(names, is_deepspeed_file)) return "DeepSpeed's format";
   const bool distributed = any_name(names, [](const std::string& name) { return name.ends_with(".distcp"); });
-  if (has("common.pt") || (distributed && has("metadata.json"))) return "Megatron-LM's torch_dist format";
+  if (has("common.pt") || (distributed && has("metadata.json"))) return kTorchDist;
   if (distributed || has(".metadata"))
     return "torch.distributed.checkpoint's format, written by FSDP and Megatron-LM's torch_dcp";
   const bool megatron = any_name(names, [](const std::string& name) { return name.starts_with("mp_rank_"); });
-  if (megatron || has("model_optim_rng.pt") || has("distrib_optim.pt")) return "Megatron-LM's torch format";
+  if (megatron || has("model_optim_rng.pt") || has("distrib_optim.pt")) return kTorch;
   if (has("adapter_config.json")) return "PEFT's adapter format";
   if (has("config.json") && any_name(names, is_weight_file)) return kHuggingFace;
   if (any_name(names, [](const std::string& name) { return name.starts_with("consolidated."); }))
@@ -59,6 +60,9 @@ bool is_checkpoint_name(const std::string& name) {
 
 std::string suggest_fix(const std::string& format) {
   if (format == kHuggingFace) return "start from its weights with --model.from DIR, which reads safetensors files";
+  if (format == kTorchDist || format == kTorch)
+    return "start from its weights with --model.from DIR, or convert them with metroplex convert DIR --to checkpoint "
+           "OUT";
   return "convert it to a Hugging Face directory with the other program's converter, and start from that with "
          "--model.from DIR";
 }
@@ -90,7 +94,7 @@ void refuse_foreign(files::FileSystem& disk, const std::string& path) {
   MPX_CHECK(
       format.empty(), "checkpoint", "'", path, "' contains a checkpoint in ", format,
       "; metroplex reads its own format (docs/checkpoint_format.md) and the weights of Hugging Face directories "
-      "in safetensors files (docs/huggingface.md): ",
+      "in safetensors files (docs/huggingface.md) and of Megatron-LM (docs/megatron_checkpoints.md): ",
       suggest_fix(format));
 }
 

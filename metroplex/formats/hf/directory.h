@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "checkpoint/load.h"
+#include "checkpoint/save.h"
 #include "checkpoint/tensor_source.h"
 #include "files/file_system.h"
 #include "files/safetensors.h"
@@ -89,6 +90,10 @@ void check_writable(files::FileSystem& disk, const config::Model& model, const s
 // exists.
 void write_directory(files::FileSystem& disk, checkpoint::Reader& run, const std::string& directory,
                      const ExportOptions& options = {});
+// The same for weights without adapters. `tokenizer`: files to write next to them.
+void write_weights_directory(files::FileSystem& disk, checkpoint::TensorSource& weights, config::Model model,
+                             const std::vector<checkpoint::SideFile>& tokenizer, const std::string& directory,
+                             const ExportOptions& options = {});
 // Writes the adapters of a run as PEFT's save_pretrained does: adapter_config.json and adapter_model.safetensors, in
 // float32 if the checkpoint has main parameters. `base`: base_model_name_or_path, may be empty. Throws base::Error if
 // the checkpoint has no adapters, or if transformers has no module for one of them.

@@ -165,8 +165,9 @@ const char* torch_name(files::Dtype dtype) {
   return dtype == files::Dtype::kF16 ? "float16" : dtype == files::Dtype::kF64 ? "float64" : "float32";
 }
 
-void write_files(files::FileSystem& disk, checkpoint::TensorSource& weights, checkpoint::Reader& run,
-                 const config::Model& model, const std::string& part, const ExportOptions& options) {
+void write_files(files::FileSystem& disk, checkpoint::TensorSource& weights, const config::Model& model,
+                 const std::vector<checkpoint::SideFile>& tokenizer, const std::string& part,
+                 const ExportOptions& options) {
   const Family& family = family_for(model);
   write_weights(disk, weights, family.tensors(model), part, options);
   Json config = family.config(model);
@@ -175,17 +176,23 @@ void write_files(files::FileSystem& disk, checkpoint::TensorSource& weights, che
   config["dtype"] = torch_name(options.dtype.value_or(find_form(weights, kEmbedding, "weight").dtype));
   add_special_ids(model, config);
   disk.replace_file(files::join_path(part, "config.json"), config.dump(2) + "\n");
-  const Json tokenizer = Json::parse(run.manifest().extra).value("tokenizer", Json());
-  if (tokenizer.is_object()) {
-    for (const std::string& name : tokenizer.value("files", std::vector<std::string>{})) {
-      const std::string folder =
-          name == "tool_use.jinja" ? files::join_path(part, "additional_chat_templates") : part;
-      disk.make_directories(folder);
-      disk.replace_file(files::join_path(folder, name), disk.read(files::join_path(run.directory(), name)));
-    }
+  for (const checkpoint::SideFile& file : tokenizer) {
+    const std::string folder =
+        file.name == "tool_use.jinja" ? files::join_path(part, "additional_chat_templates") : part;
+    disk.make_directories(folder);
+    disk.replace_file(files::join_path(folder, file.name), file.text);
   }
   // The tokenizer's folder may contain another generation_config.json.
   disk.replace_file(files::join_path(part, "generation_config.json"), generation_config(model).dump(2) + "\n");
+}
+
+std::vector<checkpoint::SideFile> tokenizer_files(files::FileSystem& disk, const checkpoint::Reader& run) {
+  std::vector<checkpoint::SideFile> all;
+  const Json tokenizer = Json::parse(run.manifest().extra).value("tokenizer", Json());
+  if (!tokenizer.is_object()) return all;
+  for (const std::string& name : tokenizer.value("files", std::vector<std::string>{}))
+    all.push_back({name, disk.read(files::join_path(run.directory(), name))});
+  return all;
 }
 
 }  // namespace
@@ -198,11 +205,18 @@ void check_writable(files::FileSystem& disk, const config::Model& model, const s
 void write_directory(files::FileSystem& disk, checkpoint::Reader& run, const std::string& directory,
                      const ExportOptions& options) {
   const config::Config saved = config::parse_saved(run.manifest().config_yaml);
-  config::Model model = saved.model;
-  check_writable(disk, model, directory);
+  check_writable(disk, saved.model, directory);
   MergedWeights weights(run, saved);
+  write_weights_directory(disk, weights, saved.model, tokenizer_files(disk, run), directory, options);
+}
+
+void write_weights_directory(files::FileSystem& disk, checkpoint::TensorSource& weights, config::Model model,
+                             const std::vector<checkpoint::SideFile>& tokenizer, const std::string& directory,
+                             const ExportOptions& options) {
+  check_writable(disk, model, directory);
   model.vocab_size = find_form(weights, kEmbedding, "weight").shape.at(0);
-  disk.make_whole(directory, [&](const std::string& part) { write_files(disk, weights, run, model, part, options); });
+  disk.make_whole(directory,
+                  [&](const std::string& part) { write_files(disk, weights, model, tokenizer, part, options); });
 }
 
 }  // namespace metroplex::hf

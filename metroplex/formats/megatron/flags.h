@@ -31,8 +31,6 @@ bool is_codegeex(const std::string& program);
 // Whether a .py program does not train a GPT ("pretrain_bert.py", "multimodal/train.py").
 bool is_other_model(const std::string& program);
 
-// Internal to this module.
-
 // kText: a text of several words, quoted or not ("0:16 1B:32").
 enum class ArgumentCount { kNone, kOne, kList, kThree, kText };
 
@@ -43,6 +41,11 @@ struct FlagRow {
   ArgumentCount take;
   const char* sets;
 };
+
+// The flags that describe the model and its experts.
+const std::vector<FlagRow>& model_flag_rows();
+
+// Internal to this module.
 
 struct FlagGroup {
   const char* reason;

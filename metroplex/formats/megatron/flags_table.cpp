@@ -341,6 +341,15 @@ static const std::vector<Row>& train_rows() {
   return kRows;
 }
 
+const std::vector<FlagRow>& model_flag_rows() {
+  static const std::vector<FlagRow> kRowsOfModel = [] {
+    std::vector<FlagRow> rows = model_rows();
+    rows.insert(rows.end(), expert_rows().begin(), expert_rows().end());
+    return rows;
+  }();
+  return kRowsOfModel;
+}
+
 const std::vector<FlagRow>& flag_table() {
   static const std::vector<FlagRow> kTable = [] {
     std::vector<FlagRow> all;

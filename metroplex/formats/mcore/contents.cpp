@@ -1,0 +1,155 @@
+#include "mcore/contents.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cstdio>
+
+#include "base/error.h"
+
+namespace metroplex::mcore {
+namespace {
+
+using files::join_path;
+using pickle::Kind;
+using pickle::Value;
+
+constexpr const char* kTracker = "latest_checkpointed_iteration.txt";
+
+// DeepSpeed's checkpoints have other files with this prefix.
+bool has_rank_folder(files::FileSystem& disk, const std::string& directory) {
+  const std::vector<std::string> names = disk.list(directory);
+  return std::any_of(names.begin(), names.end(), [&](const std::string& name) {
+    return name.starts_with("mp_rank_") && disk.exists(join_path(join_path(directory, name), "model_optim_rng.pt"));
+  });
+}
+
+bool is_torch_dist(files::FileSystem& disk, const std::string& directory) {
+  return disk.exists(join_path(directory, "common.pt")) && disk.exists(join_path(directory, ".metadata"));
+}
+
+bool is_checkpoint(files::FileSystem& disk, const std::string& directory) {
+  return disk.is_directory(directory) && (is_torch_dist(disk, directory) || has_rank_folder(disk, directory));
+}
+
+std::string iteration_name(int64_t iteration) {
+  char name[32];
+  std::snprintf(name, sizeof name, "iter_%07lld", static_cast<long long>(iteration));
+  return name;
+}
+
+// Returns the name of a folder: iter_0000100, or release.
+std::string tracked_name(files::FileSystem& disk, const std::string& path) {
+  std::string text = disk.read(path);
+  while (!text.empty() && std::isspace(static_cast<unsigned char>(text.back())) != 0) text.pop_back();
+  int64_t iteration = 0;
+  const auto [stop, error] = std::from_chars(text.data(), text.data() + text.size(), iteration);
+  const bool is_number = error == std::errc() && stop == text.data() + text.size() && iteration >= 0;
+  MPX_CHECK(is_number || text == "release", "checkpoint", "'", path, "' = '", text.substr(0, 40),
+            "': must be an iteration or release; write the iteration of a complete iter_* folder");
+  return is_number ? iteration_name(iteration) : text;
+}
+
+// Numbers are written so that they read back exactly.
+bool add_word(const Value& value, std::vector<std::string>& words) {
+  char text[40];
+  switch (value.kind) {
+    case Kind::boolean:
+      words.emplace_back(value.integer != 0 ? "True" : "False");
+      return true;
+    case Kind::integer:
+      words.push_back(std::to_string(value.integer));
+      return true;
+    case Kind::text:
+      words.emplace_back(value.text);
+      return true;
+    case Kind::real: {
+      const auto [end, error] = std::to_chars(text, text + sizeof text, value.real);
+      words.emplace_back(text, end);
+      return error == std::errc();
+    }
+    default:
+      return false;
+  }
+}
+
+}  // namespace
+
+std::string find_directory(files::FileSystem& disk, const std::string& path, int64_t iteration) {
+  if (!disk.is_directory(path)) return "";
+  const std::string tracker = join_path(path, kTracker);
+  if (iteration > 0 && disk.exists(tracker)) {
+    const std::string directory = join_path(path, iteration_name(iteration));
+    MPX_CHECK(is_checkpoint(disk, directory), "checkpoint", "'", path, "' has no checkpoint of iteration ", iteration,
+              "; choose an iteration that has a folder there");
+    return directory;
+  }
+  if (is_checkpoint(disk, path)) return path;
+  if (!disk.exists(tracker)) return "";
+  const std::string directory = join_path(path, tracked_name(disk, tracker));
+  return is_checkpoint(disk, directory) ? directory : "";
+}
+
+Contents read_contents(files::FileSystem& disk, const std::string& directory) {
+  return is_torch_dist(disk, directory) ? read_torch_dist(disk, directory) : read_torch(disk, directory);
+}
+
+void verify_contents(files::FileSystem& disk, const std::string& directory, const Contents& contents) {
+  for (const auto& file : contents.files) file->verify();
+  for (const auto& [name, tensor] : contents.tensors) {
+    std::vector<checkpoint::Piece> pieces;
+    for (const Chunk& chunk : tensor.chunks) pieces.push_back(checkpoint::box_piece(chunk.offset, chunk.size));
+    const std::string problem = checkpoint::cover_problem(tensor.shape, pieces);
+    MPX_CHECK(problem.empty(), "checkpoint", "'", directory, "', ", name, ": ", problem);
+    for (const Chunk& chunk : tensor.chunks) {
+      if (chunk.data != nullptr) continue;
+      const pickle::TorchFile item(disk.map(chunk.file), chunk.file, chunk.begin, chunk.bytes);
+      item.verify();
+      read_item(item, tensor, chunk);
+    }
+  }
+}
+
+Arguments read_arguments(const pickle::Document& document, const Value& args) {
+  const bool is_namespace = args.is_object("argparse.Namespace") && args.state != nullptr;
+  const Value& attributes = is_namespace ? *args.state : args;
+  Arguments arguments;
+  const auto& pairs = document.pairs(attributes, "args");
+  for (size_t i = 0; i < pairs.size(); i += 2) {
+    const Value& value = *pairs[i + 1];
+    std::vector<std::string> words;
+    bool known = true;
+    if (value.kind == Kind::tuple || value.kind == Kind::list) {
+      for (const Value* item : value.items) known = known && add_word(*item, words);
+    } else {
+      known = add_word(value, words);
+    }
+    if (known) arguments[std::string(document.text(*pairs[i], "the name of an argument"))] = words;
+  }
+  return arguments;
+}
+
+int64_t integer_argument(const Arguments& arguments, const char* name, int64_t absent) {
+  const auto found = arguments.find(name);
+  if (found == arguments.end() || found->second.size() != 1) return absent;
+  const std::string& text = found->second.front();
+  int64_t value = 0;
+  const auto [stop, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  MPX_CHECK(error == std::errc() && stop == text.data() + text.size(), "checkpoint", "args.", name, " = ", text,
+            ": must be an integer");
+  return value;
+}
+
+bool is_model_tensor(const std::string& name) {
+  constexpr const char* kPrefixes[] = {"embedding.", "decoder.", "output_layer.", "mtp."};
+  return std::any_of(std::begin(kPrefixes), std::end(kPrefixes),
+                     [&](const char* prefix) { return name.starts_with(prefix); });
+}
+
+std::string strip_prefix(std::string name) {
+  for (const char* prefix : {"model.", "module."}) {
+    if (name.starts_with(prefix)) name.erase(0, std::char_traits<char>::length(prefix));
+  }
+  return name;
+}
+
+}  // namespace metroplex::mcore

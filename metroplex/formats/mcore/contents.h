@@ -1,0 +1,71 @@
+// Contents of a checkpoint of Megatron-LM: its arguments and its stored tensors, each a set of chunks in files. Two
+// formats are read: torch_dist (megatron.core.dist_checkpointing) and torch (mp_rank_* folders with
+// model_optim_rng.pt). A chunk is a box of a tensor that the ranks of Megatron share; stages, tensor-parallel shards
+// and expert-parallel ranks are joined here.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "checkpoint/pieces.h"
+#include "files/dtype.h"
+#include "files/file_system.h"
+#include "pickle/torch_file.h"
+
+namespace metroplex::mcore {
+
+using checkpoint::Dims;
+
+struct Chunk {
+  Dims offset, size;
+  const std::byte* data = nullptr;  // contiguous; null: in an item of torch_dist
+  std::string file = {};
+  uint64_t begin = 0, bytes = 0;  // item of `file`: a file of torch.save
+};
+
+struct StoredTensor {
+  files::Dtype dtype = files::Dtype::kF32;
+  Dims shape;
+  std::vector<Chunk> chunks;
+};
+
+// The words of each attribute of Megatron's args, such as {"num_layers", {"4"}}; lists have several. None and objects
+// are left out. Booleans are "True" and "False".
+using Arguments = std::map<std::string, std::vector<std::string>, std::less<>>;
+
+struct Contents {
+  std::string format;  // "torch_dist" or "torch"
+  int64_t iteration = 0;
+  Arguments arguments;
+  // Model tensors by Megatron's name, without a leading "model." or "module.". Names have global numbers of layers
+  // and experts.
+  std::map<std::string, StoredTensor> tensors;
+  int64_t other_tensors = 0;                              // optimizer state, which is not read
+  std::vector<std::unique_ptr<pickle::TorchFile>> files;  // owns the data of chunks
+};
+
+// Returns the directory of one checkpoint: `path`, or in a folder of checkpoints that of `iteration` (0: the one in
+// latest_checkpointed_iteration.txt). Returns "" if there is no checkpoint of Megatron in `path`.
+std::string find_directory(files::FileSystem& disk, const std::string& path, int64_t iteration);
+// `directory`: of one checkpoint. Throws base::Error with the file and the problem.
+Contents read_contents(files::FileSystem& disk, const std::string& directory);
+// Throws base::Error if the chunks of a tensor overlap or do not cover it, or if a checksum is wrong. Reads all data.
+void verify_contents(files::FileSystem& disk, const std::string& directory, const Contents& contents);
+
+// Internal to this module.
+Contents read_torch_dist(files::FileSystem& disk, const std::string& directory);
+Contents read_torch(files::FileSystem& disk, const std::string& directory);
+Arguments read_arguments(const pickle::Document& document, const pickle::Value& args);
+// Returns the number of an argument; `absent` if there is none.
+int64_t integer_argument(const Arguments& arguments, const char* name, int64_t absent);
+// Whether a tensor without a leading "model." or "module." belongs to the model.
+bool is_model_tensor(const std::string& name);
+std::string strip_prefix(std::string name);
+// Returns the tensor of an item. Throws base::Error if its dtype or its shape differs from the metadata.
+pickle::Tensor read_item(const pickle::TorchFile& item, const StoredTensor& tensor, const Chunk& chunk);
+
+}  // namespace metroplex::mcore

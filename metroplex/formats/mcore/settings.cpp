@@ -1,0 +1,145 @@
+#include "mcore/settings.h"
+
+#include <algorithm>
+
+#include "base/error.h"
+#include "base/join.h"
+#include "megatron/flags.h"
+
+namespace metroplex::mcore {
+namespace {
+
+constexpr const char* kEmbedding = "embedding.word_embeddings.weight";
+
+// Flags whose attribute has another name or the opposite value.
+struct RenamedFlag {
+  const char *flag, *attribute, *given_for;
+};
+constexpr RenamedFlag kRenamed[] = {
+    {"--disable-bias-linear", "add_bias_linear", "False"},
+    {"--no-bias-gelu-fusion", "bias_gelu_fusion", "False"},
+    {"--no-yarn-correction-range-round-to-int", "yarn_correction_range_round_to_int", "False"},
+};
+
+// Flags that change how a model is trained or initialized, not what it is; the vocabulary is taken from the weights.
+constexpr const char* kLeftOut[] = {"--encoder-num-layers",
+                                    "--no-position-embedding",
+                                    "--use-cpu-initialization",
+                                    "--make-vocab-size-divisible-by",
+                                    "--vocab-size",
+                                    "--padded-vocab-size",
+                                    "--moe-token-",
+                                    "--moe-flex-",
+                                    "--moe-expert-",
+                                    "--moe-received-",
+                                    "--moe-pad-",
+                                    "--moe-paged-",
+                                    "--moe-enable-echo",
+                                    "--moe-num-echo",
+                                    "--moe-echo-",
+                                    "--moe-grouped-gemm",
+                                    "--moe-layer-recompute",
+                                    "--moe-shared-expert-overlap",
+                                    "--moe-router-force-",
+                                    "--moe-input-jitter"};
+// Attributes that exist in every args, but matter only with --multi-latent-attention.
+constexpr const char* kLatent[] = {
+    "--q-lora-rank", "--kv-lora-rank", "--qk-head-dim",           "--qk-pos-emb-head-dim",
+    "--v-head-dim",  "--rope-type",    "--rotary-scaling-factor", "--original-max-position-embeddings",
+    "--beta-",       "--mscale"};
+
+template <size_t N>
+bool has_prefix(const std::string& flag, const char* const (&prefixes)[N]) {
+  return std::any_of(std::begin(prefixes), std::end(prefixes),
+                     [&](const char* prefix) { return flag.starts_with(prefix); });
+}
+
+bool is_true(const Arguments& arguments, const char* name) {
+  const auto found = arguments.find(name);
+  return found != arguments.end() && found->second == std::vector<std::string>{"True"};
+}
+
+std::string attribute_name(const std::string& flag) {
+  std::string name = flag.substr(2);
+  std::replace(name.begin(), name.end(), '-', '_');
+  return name;
+}
+
+// Returns the tokens of one flag; empty if the arguments do not set it.
+std::vector<std::string> flag_tokens(const megatron::FlagRow& row, const Arguments& arguments) {
+  std::string attribute = attribute_name(row.flag), given_for = "True";
+  for (const RenamedFlag& renamed : kRenamed) {
+    if (renamed.flag == std::string(row.flag)) attribute = renamed.attribute, given_for = renamed.given_for;
+  }
+  const auto found = arguments.find(attribute);
+  if (found == arguments.end() || found->second.empty()) return {};
+  const std::vector<std::string>& words = found->second;
+  if (row.take == megatron::ArgumentCount::kNone)
+    return words.front() == given_for ? std::vector<std::string>{row.flag} : std::vector<std::string>{};
+  if (words.front() == "False") return {};
+  const std::string flag = row.flag;
+  if (flag == "--window-size") return {flag, base::join(words, ",")};
+  if (flag == "--moe-layer-freq" || flag == "--window-attn-skip-freq") {
+    return {flag, words.size() == 1 ? words.front() : "[" + base::join(words, ",") + "]"};
+  }
+  std::vector<std::string> tokens{flag};
+  tokens.insert(tokens.end(), words.begin(), words.end());
+  return tokens;
+}
+
+// The command line that describes the model. Flags of other sections have values that Megatron requires.
+std::vector<std::string> model_flags(const Arguments& arguments) {
+  std::vector<std::string> tokens{"--micro-batch-size", "1", "--lr", "1"};
+  const bool latent = is_true(arguments, "multi_latent_attention");
+  const bool experts = integer_argument(arguments, "num_experts", 0) > 0;
+  for (const megatron::FlagRow& row : megatron::model_flag_rows()) {
+    const std::string flag = row.flag;
+    if (has_prefix(flag, kLeftOut) || (!latent && has_prefix(flag, kLatent))) continue;
+    if (!experts && flag.starts_with("--moe-")) continue;
+    if (latent && flag == "--kv-channels") continue;  // Megatron derives and ignores it
+    const std::vector<std::string> words = flag_tokens(row, arguments);
+    tokens.insert(tokens.end(), words.begin(), words.end());
+  }
+  tokens.insert(tokens.end(), {"--seq-length", std::to_string(integer_argument(arguments, "seq_length", 1))});
+  return tokens;
+}
+
+std::string params_dtype(const Contents& contents, const std::string& directory) {
+  const files::Dtype dtype = contents.tensors.at(kEmbedding).dtype;
+  if (dtype == files::Dtype::kBF16) return "bf16";
+  if (dtype == files::Dtype::kF16) return "fp16";
+  MPX_CHECK(dtype == files::Dtype::kF32, "checkpoint", "'", directory, "': ", kEmbedding, " is ",
+            files::dtype_name(dtype), "; expected F32, BF16 or F16");
+  return "fp32";
+}
+
+}  // namespace
+
+std::vector<std::string> read_settings(const Contents& contents, const std::string& directory) {
+  const auto embedding = contents.tensors.find(kEmbedding);
+  MPX_CHECK(embedding != contents.tensors.end() && embedding->second.shape.size() == 2, "checkpoint", "'", directory,
+            "' has no ", kEmbedding, "; only GPT models of megatron.core are supported");
+  std::vector<std::string> settings;
+  try {
+    for (const std::string& assignment : megatron::parse_arguments(model_flags(contents.arguments)).assignments) {
+      if (assignment.starts_with("model.")) settings.push_back(assignment);
+    }
+  } catch (const base::Error& error) {
+    base::throw_error("checkpoint",
+                      base::concat("'", directory, "': the args of the checkpoint: ", base::message_of(error)));
+  }
+  // In latent attention, Megatron rotates neighboring channels together (apply_rotary_pos_emb).
+  if (is_true(contents.arguments, "multi_latent_attention")) settings.emplace_back("model.rotary_interleaved=true");
+  settings.push_back(base::concat("model.vocab_size=", embedding->second.shape[0]));
+  settings.emplace_back("model.make_vocab_size_divisible_by=1");
+  settings.push_back("precision.params_dtype=" + params_dtype(contents, directory));
+  const int64_t length = integer_argument(contents.arguments, "seq_length", 0);
+  if (length > 0) settings.push_back(base::concat("train.seq_length=", length));
+  return settings;
+}
+
+int64_t consumed_samples(const Contents& contents) {
+  return integer_argument(contents.arguments, "consumed_train_samples", 0);
+}
+
+}  // namespace metroplex::mcore

@@ -1,0 +1,45 @@
+#!/usr/bin/env bash
+# Inspects, converts and loads checkpoints of Megatron-LM.
+. "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+cases=$repository/tests/vectors/megatron_checkpoints
+
+run 0 inspect "$cases/llama_dist_tp2_pp2" --config --verify
+prints 'checkpoint of Megatron-LM, format torch_dist, iteration 7, 28 samples consumed, 10 tensors'
+prints 'decoder.layers.self_attention.linear_qkv.weight +weight +F32 +.4,32,16. +[0-9]+ pieces'
+prints 'model.num_query_groups=2'
+prints 'all checksums match'
+run 0 inspect "$cases/moe_legacy_ep2/iter_0000007" --json
+python3 -c 'import json; it = json.load(open("out")); assert it["format"] == "torch" and it["not_built"] is None and it["iteration"] == 7'
+held
+holds "inspect lists the tensors and the settings of both formats"
+
+run 0 convert "$cases/llama_dist_tp2_pp2" --to checkpoint weights --ranks 3
+prints 'wrote weights from .*llama_dist_tp2_pp2/iter_0000007'
+run 0 inspect weights --diff "$cases/llama_legacy_pp2_vpp2"
+prints 'all [0-9]+ tensors are equal'
+run 0 convert "$cases/llama_legacy_tp2_pp2" --to hf directory
+run 0 inspect directory --diff weights
+prints 'all [0-9]+ tensors are equal'
+python3 -c 'import json; assert json.load(open("directory/config.json"))["model_type"] == "qwen2"'
+held
+holds "to a checkpoint and to a Hugging Face directory: the same tensors from every layout"
+
+run 0 train --model.from "$cases/gpt_legacy_tp2" --tp 2 --nproc 2 --data.mock_data=true --train.train_iters=1 --optim.lr=1e-30 \
+  --optim.weight_decay=0 --train.micro_batch_size=1 --train.global_batch_size=1 --checkpoint.save=run
+prints 'started from the weights of .*gpt_legacy_tp2'
+run 0 inspect run --diff "$cases/gpt_dist"
+prints 'all [0-9]+ tensors are equal'
+holds "a run starts from a directory, on another layout"
+
+run 3 convert "$cases/gpt_dist" --to checkpoint other --ckpt-step 5
+warns 'has no checkpoint of iteration 5; choose an iteration'
+cp -r "$cases/gpt_dist" damaged && chmod -R u+w damaged
+python3 - damaged/iter_0000007/__0_0.distcp << 'PYTHON'
+import sys
+data = bytearray(open(sys.argv[1], "rb").read())
+data[data.index(b"/data/0") + 100] ^= 1  # after the padding of the first tensor
+open(sys.argv[1], "wb").write(data)
+PYTHON
+run 3 inspect damaged --verify
+prints 'DAMAGED  .*__0_0.distcp.: the checksum of data/0 is wrong'
+holds "a missing iteration and a flipped bit are named"

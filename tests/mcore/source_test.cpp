@@ -1,0 +1,184 @@
+#include "mcore/source.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+
+#include "base/error.h"
+#include "config/load.h"
+#include "config/validate.h"
+#include "files/safetensors.h"
+#include "mcore/settings.h"
+#include "support/error_of.h"
+
+namespace metroplex::mcore::source_test {
+namespace {
+
+using checkpoint::Dims;
+using files::join_path;
+
+const std::string kVectors = std::string(METROPLEX_SOURCE_DIR) + "/tests/vectors/megatron_checkpoints";
+
+// Case and model. Every layout of a model has the weights of its single rank (weights.safetensors).
+struct Case {
+  const char *name, *model;
+};
+constexpr Case kCases[] = {
+    {"gpt_dist", "gpt"},
+    {"gpt_legacy", "gpt"},
+    {"gpt_legacy_tp2", "gpt"},
+    {"llama_dist", "llama"},
+    {"llama_dist_tp2_pp2", "llama"},
+    {"llama_legacy_tp2_pp2", "llama"},
+    {"llama_legacy_pp2_vpp2", "llama"},
+    {"moe_dist_ep2", "moe"},
+    {"moe_legacy_ep2", "moe"},
+    {"moe_dist_single", "moe"},
+    {"latent_dist_tp2", "latent"},
+    {"latent_legacy_tp2", "latent"},
+};
+
+files::PosixFileSystem disk;
+
+std::string find(const Case& test) { return find_directory(disk, join_path(kVectors, test.name), 0); }
+
+config::Config read_config(const std::string& directory) {
+  return config::resolved(config::load("", read_settings(read_contents(disk, directory), directory)), 1);
+}
+
+// Returns the recorded bytes of one of our tensors. Megatron names each expert.
+std::string recorded_bytes(const files::SafetensorsFile& file, const std::string& name) {
+  const auto bytes = [&](const std::string& stored) {
+    const files::TensorInfo* const info = file.find(stored);
+    return info == nullptr ? ""
+                           : std::string(reinterpret_cast<const char*>(file.data(*info)), info->end - info->begin);
+  };
+  const size_t at = name.find(".experts.linear_fc");
+  if (at == std::string::npos) return bytes(name);
+  std::string all;
+  for (int expert = 0; expert < 4; ++expert) {
+    const std::string stored =
+        base::concat(name.substr(0, at), ".experts.local_experts.", expert, name.substr(at + 8));
+    all += bytes(stored);
+  }
+  return all;
+}
+
+std::string read_whole(Source& source, const files::TensorForm& form) {
+  std::string bytes(static_cast<size_t>(checkpoint::whole_piece(form.shape).count()) *
+                        static_cast<size_t>(files::dtype_bits(form.dtype)) / 8,
+                    '\0');
+  source.fill({form.name, form.kind, form.shape, Dims(form.shape.size(), 0), form.shape, form.dtype, bytes.data()});
+  return bytes;
+}
+
+class EveryCase : public testing::TestWithParam<Case> {};
+
+TEST_P(EveryCase, HasTheRecordedTensors) {
+  const std::string directory = find(GetParam()),
+                    path = join_path(join_path(kVectors, GetParam().model), "weights.safetensors");
+  Source source(disk, directory, read_config(directory).model);
+  const files::SafetensorsFile file(disk.map(path), path);
+  size_t compared = 0;
+  for (const files::TensorForm& form : source.tensors()) {
+    const std::string expected = recorded_bytes(file, form.name);
+    ASSERT_FALSE(expected.empty()) << form.name;
+    EXPECT_TRUE(read_whole(source, form) == expected) << form.name;
+    compared += expected.size();
+  }
+  size_t recorded = 0;
+  for (const files::TensorInfo& info : file.tensors()) {
+    const bool counts = info.name.ends_with("tokens_per_expert") || info.name.ends_with("inv_freq");
+    recorded += counts ? 0 : info.end - info.begin;
+  }
+  EXPECT_EQ(compared, recorded);
+}
+
+// A region that crosses the borders of chunks, and begins and ends within rows.
+TEST_P(EveryCase, ReadsRegions) {
+  const std::string directory = find(GetParam());
+  Source source(disk, directory, read_config(directory).model);
+  for (const files::TensorForm& form : source.tensors()) {
+    const int64_t count = checkpoint::whole_piece(form.shape).count(), begin = count / 3, end = count - count / 5;
+    const std::string whole = read_whole(source, form);
+    std::string part(static_cast<size_t>(end - begin) * 4, '\0');
+    source.fill({form.name, form.kind, form.shape, Dims(form.shape.size(), 0), form.shape, form.dtype, part.data(),
+                 begin, end});
+    EXPECT_TRUE(part == whole.substr(static_cast<size_t>(begin) * 4, part.size())) << form.name;
+  }
+}
+
+TEST_P(EveryCase, IsComplete) {
+  const std::string directory = find(GetParam());
+  const Contents contents = read_contents(disk, directory);
+  verify_contents(disk, directory, contents);
+  EXPECT_EQ(contents.iteration, 7);
+  EXPECT_EQ(consumed_samples(contents), 28);
+  EXPECT_EQ(contents.format,
+            std::string(GetParam().name).find("legacy") == std::string::npos ? "torch_dist" : "torch");
+}
+
+TEST(MegatronContents, RejectsItemsOfOtherForms) {
+  const std::string directory = find({"gpt_dist", "gpt"});
+  const auto error = [&](const auto& change) {
+    Contents contents = read_contents(disk, directory);
+    StoredTensor& tensor = contents.tensors.at("decoder.final_layernorm.weight");
+    change(tensor);
+    return test::catch_error([&] { verify_contents(disk, directory, contents); });
+  };
+  EXPECT_EQ(error([](StoredTensor&) {}), "");
+  EXPECT_NE(error([](StoredTensor& tensor) {
+              tensor.shape = tensor.chunks[0].size = {8};
+            }).find("is F32 [16], but .metadata has F32 [8]"),
+            std::string::npos);
+  EXPECT_NE(error([](StoredTensor& tensor) {
+              tensor.dtype = files::Dtype::kI32;
+            }).find("is F32 [16], but .metadata has I32 [16]"),
+            std::string::npos);
+  EXPECT_NE(error([](StoredTensor& tensor) { tensor.shape = {20}; }), "");
+}
+
+INSTANTIATE_TEST_SUITE_P(Recorded, EveryCase, testing::ValuesIn(kCases),
+                         [](const auto& info) { return std::string(info.param.name); });
+
+TEST(MegatronSettings, DescribeTheModel) {
+  const auto gpt = read_config(find({"gpt_dist", "gpt"}));
+  EXPECT_EQ(gpt.model.normalization, config::Normalization::LayerNorm);
+  EXPECT_EQ(gpt.model.activation, config::Activation::gelu);
+  EXPECT_TRUE(gpt.model.tied() && gpt.model.add_bias_linear);
+  EXPECT_EQ(gpt.model.vocab_size, 40);
+  EXPECT_EQ(gpt.train.seq_length, 16);
+  EXPECT_FALSE(gpt.model.rotary_interleaved);
+  EXPECT_TRUE(read_config(find({"latent_dist_tp2", "latent"})).model.rotary_interleaved);
+  const auto moe = read_config(find({"moe_legacy_ep2", "moe"}));
+  EXPECT_EQ(moe.model.num_moe_experts, 4);
+  EXPECT_EQ(moe.model.moe_layer_freq, "[0,1]");
+  EXPECT_TRUE(moe.model.moe_router_enable_expert_bias);
+  EXPECT_EQ(moe.model.moe_shared_expert_intermediate_size, 8);
+}
+
+TEST(MegatronSource, ListsEveryProblem) {
+  const std::string directory = find({"llama_dist", "llama"});
+  config::Model model = read_config(directory).model;
+  model.ffn_hidden_size = 32;
+  model.add_qkv_bias = false;
+  const std::string error = test::catch_error([&] { Source(disk, directory, model); });
+  EXPECT_NE(error.find("decoder.layers.0.mlp.linear_fc1.weight has shape [48, 16]"), std::string::npos) << error;
+  EXPECT_NE(error.find("decoder.layers.0.self_attention.linear_qkv.bias does not belong"), std::string::npos)
+      << error;
+}
+
+TEST(MegatronSource, DropsRowsOfPadding) {
+  const std::string directory = find({"llama_dist", "llama"});
+  config::Model model = read_config(directory).model;
+  model.vocab_size = 37;
+  Source source(disk, directory, model);
+  const files::TensorForm& form = source.tensors().front();
+  EXPECT_EQ(form.shape, (Dims{37, 16}));
+  EXPECT_EQ(read_whole(source, form).size(), 37U * 16 * 4);
+  model.vocab_size = 41;
+  EXPECT_THROW(Source(disk, directory, model), base::Error);
+}
+
+}  // namespace
+}  // namespace metroplex::mcore::source_test

@@ -1,0 +1,258 @@
+"""Records the cases of this folder with Megatron's own code (megatron.core 0.16.1, torch 2.11.0, CPU, gloo).
+   record.py OUT [MODEL...]     needs torch, numpy, safetensors and megatron_core on PYTHONPATH
+For each model, one rank creates the weights and logits. Ranks of other layouts load that checkpoint with
+megatron.core.dist_checkpointing and save it again, so Megatron itself shards every tensor."""
+import argparse
+import contextlib
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+
+import torch
+import torch.distributed as dist
+
+MODELS = {
+    "gpt": {
+        "num_layers": 2, "hidden_size": 16, "num_attention_heads": 4, "ffn_hidden_size": 24, "vocab_size": 40, "max_position_embeddings": 16,
+        "position_embedding_type": "learned_absolute", "normalization": "LayerNorm", "swiglu": False, "add_bias_linear": True,
+        "untie_embeddings_and_output_weights": False},
+    "llama": {
+        "num_layers": 4, "hidden_size": 16, "num_attention_heads": 4, "num_query_groups": 2, "ffn_hidden_size": 24, "vocab_size": 40,
+        "max_position_embeddings": 16, "position_embedding_type": "rope", "normalization": "RMSNorm", "swiglu": True, "add_bias_linear": False,
+        "add_qkv_bias": True, "untie_embeddings_and_output_weights": True},
+    "moe": {
+        "num_layers": 2, "hidden_size": 16, "num_attention_heads": 4, "num_query_groups": 2, "ffn_hidden_size": 24, "vocab_size": 40,
+        "max_position_embeddings": 16, "position_embedding_type": "rope", "normalization": "RMSNorm", "swiglu": True, "add_bias_linear": False,
+        "qk_layernorm": True, "untie_embeddings_and_output_weights": True, "num_experts": 4, "moe_ffn_hidden_size": 8, "moe_router_topk": 2, "moe_layer_freq": [0, 1],
+        "moe_router_score_function": "sigmoid", "moe_router_enable_expert_bias": True, "moe_shared_expert_intermediate_size": 8},
+    "latent": {
+        "num_layers": 2, "hidden_size": 16, "num_attention_heads": 4, "ffn_hidden_size": 24, "vocab_size": 40, "max_position_embeddings": 16,
+        "position_embedding_type": "rope", "normalization": "RMSNorm", "swiglu": True, "add_bias_linear": False, "qk_layernorm": True,
+        "untie_embeddings_and_output_weights": True, "multi_latent_attention": True, "q_lora_rank": 8, "kv_lora_rank": 8, "qk_head_dim": 4,
+        "qk_pos_emb_head_dim": 4, "v_head_dim": 4, "rope_type": "rope"},
+}
+# case: model, layout, format. "stacked" is torch_dist with one tensor for all layers. "single" has separate layers, experts,
+# gates, and ups.
+CASES = {
+    "gpt_dist": ("gpt", {}, "stacked"),
+    "gpt_legacy": ("gpt", {}, "legacy"),
+    "gpt_legacy_tp2": ("gpt", {"tp": 2}, "legacy"),
+    "llama_dist": ("llama", {}, "each_layer"),
+    "llama_dist_tp2_pp2": ("llama", {"tp": 2, "pp": 2}, "stacked"),
+    "llama_legacy_tp2_pp2": ("llama", {"tp": 2, "pp": 2}, "legacy"),
+    "llama_legacy_pp2_vpp2": ("llama", {"pp": 2, "vpp": 2}, "legacy"),
+    "moe_dist_ep2": ("moe", {"ep": 2}, "stacked"),
+    "moe_legacy_ep2": ("moe", {"ep": 2}, "legacy"),
+    "moe_dist_single": ("moe", {}, "single"),
+    "latent_dist_tp2": ("latent", {"tp": 2}, "stacked"),
+    "latent_legacy_tp2": ("latent", {"tp": 2}, "legacy"),
+}
+SAMPLES, LENGTH, ITERATION = 2, 16, 7
+
+
+def namespace(spec, layout):
+    """The arguments that Megatron-LM stores: those of the model as given, values that it derives, and some of other kinds."""
+    from megatron.core.transformer.enums import AttnBackend
+    values = {
+        "group_query_attention": "num_query_groups" in spec, "num_query_groups": 1, "kv_channels": 4, "encoder_num_layers": spec["num_layers"],
+        "norm_epsilon": 1e-5, "rotary_base": 10000, "rotary_percent": 1.0, "rotary_interleaved": False, "use_rotary_position_embeddings": False,
+        "rotary_seq_len_interpolation_factor": None, "use_rope_scaling": False, "rope_scaling_factor": 8.0, "add_position_embedding": True,
+        "squared_relu": False, "quick_geglu": False, "openai_gelu": False, "bias_gelu_fusion": False, "bias_swiglu_fusion": True,
+        "add_qkv_bias": False, "qk_layernorm": False, "apply_layernorm_1p": False, "attention_dropout": 0.0, "hidden_dropout": 0.0, "init_method_std": 0.02,
+        "make_vocab_size_divisible_by": 8, "padded_vocab_size": spec["vocab_size"], "vocab_size": None, "multi_latent_attention": False,
+        "q_lora_rank": None, "kv_lora_rank": 32, "qk_head_dim": 128, "qk_pos_emb_head_dim": 64, "v_head_dim": 128, "rotary_scaling_factor": 1.0,
+        "mscale": 1.0, "mscale_all_dim": 0.0, "rope_type": None, "num_experts": None, "moe_layer_freq": 1, "moe_ffn_hidden_size": None, "moe_router_topk": 2,
+        "moe_router_score_function": "softmax", "moe_router_pre_softmax": False, "moe_router_num_groups": None, "moe_router_group_topk": None,
+        "moe_router_topk_scaling_factor": None, "moe_router_enable_expert_bias": False, "moe_router_bias_update_rate": 1e-3,
+        "moe_router_load_balancing_type": "aux_loss", "moe_aux_loss_coeff": 0.0, "moe_z_loss_coeff": None, "moe_router_dtype": None,
+        "moe_shared_expert_intermediate_size": None, "moe_token_dispatcher_type": "allgather", "moe_grouped_gemm": False, "window_size": None,
+        "mtp_num_layers": None, "seq_length": LENGTH, "micro_batch_size": 1, "global_batch_size": 4, "iteration": ITERATION, "consumed_train_samples": 28,
+        "consumed_valid_samples": 0, "tensor_model_parallel_size": layout.get("tp", 1), "pipeline_model_parallel_size": layout.get("pp", 1),
+        "expert_model_parallel_size": layout.get("ep", 1), "virtual_pipeline_model_parallel_size": layout.get("vpp"), "bf16": False, "fp16": False,
+        "params_dtype": torch.float32, "attention_backend": AttnBackend.auto, "data_path": ["1.0", "corpus_text_document"], "tokenizer_type": "NullTokenizer",
+        "lr": 1e-3, "adam_beta2": 0.95, "data_cache_path": None}
+    values.update(spec)
+    values["vocab_size"] = None
+    return argparse.Namespace(**values)
+
+
+def config(spec, layout):
+    from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
+    settings = {key: spec[key] for key in ("num_layers", "hidden_size", "num_attention_heads", "ffn_hidden_size", "normalization", "add_bias_linear")}
+    for key in ("num_query_groups", "add_qkv_bias", "qk_layernorm", "moe_ffn_hidden_size", "moe_router_topk", "moe_layer_freq", "moe_router_score_function",
+                "moe_router_enable_expert_bias", "moe_shared_expert_intermediate_size", "q_lora_rank", "kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim",
+                "v_head_dim", "multi_latent_attention", "rope_type"):
+        if key in spec:
+            settings[key] = spec[key]
+    kind = MLATransformerConfig if "multi_latent_attention" in spec else TransformerConfig
+    if "multi_latent_attention" in spec:
+        settings.update(rotary_scaling_factor=1.0, mscale=1.0, mscale_all_dim=0.0, apply_rope_fusion=False)
+    return kind(
+        num_moe_experts=spec.get("num_experts"), gated_linear_unit=spec["swiglu"], attention_dropout=0.0, hidden_dropout=0.0,
+        activation_func=torch.nn.functional.silu if spec["swiglu"] else torch.nn.functional.gelu, bias_activation_fusion=False, masked_softmax_fusion=False,
+        tensor_model_parallel_size=layout.get("tp", 1), pipeline_model_parallel_size=layout.get("pp", 1), pipeline_dtype=torch.float32,
+        virtual_pipeline_model_parallel_size=layout.get("vpp"), expert_model_parallel_size=layout.get("ep", 1), moe_aux_loss_coeff=0.0,
+        moe_token_dispatcher_type="allgather", use_cpu_initialization=True, gradient_accumulation_fusion=False, **settings)
+
+
+def build(spec, layout):
+    from megatron.core import parallel_state
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
+    from megatron.core.models.gpt.gpt_model import GPTModel
+    settings = config(spec, layout)
+    chunks = []
+    for chunk in range(layout.get("vpp", 1)):
+        stage = chunk if "vpp" in layout else None
+        first = parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=stage)
+        last = parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=stage)
+        layers = get_gpt_decoder_block_spec(settings, use_transformer_engine=False, normalization=spec["normalization"], vp_stage=stage)
+        chunks.append(GPTModel(
+            settings, layers, spec["vocab_size"], spec["max_position_embeddings"], pre_process=first, post_process=last,
+            share_embeddings_and_output_weights=not spec["untie_embeddings_and_output_weights"], position_embedding_type=spec["position_embedding_type"],
+            rotary_percent=1.0, rotary_base=10000, vp_stage=stage).eval())
+    return chunks
+
+
+def metadata(form):
+    return {"non_homogeneous_layers": form != "stacked", "singleton_local_shards": form == "single"}
+
+
+def sharded(chunks, form):
+    state = {}
+    for chunk in chunks:
+        part = chunk.sharded_state_dict(metadata=metadata(form))
+        for name, value in part.items():
+            state[getattr(value, "key", name) + ("" if len(chunks) == 1 else f"#{id(value)}")] = value
+        if len(chunks) == 1:
+            return {"model": part}
+    return {"model": state}
+
+
+def fill(model):
+    """Random values of a size that every mistake of a transposition, an order or a missing norm shows in the logits."""
+    random = torch.Generator().manual_seed(20)
+    with torch.no_grad():
+        for name, tensor in [*model.named_parameters(), *((n, b) for n, b in model.named_buffers() if n.endswith("expert_bias"))]:
+            noise = torch.randn(tensor.shape, generator=random)
+            tensor.copy_(1 + 0.2 * noise if "norm" in name and name.endswith("weight") else 0.3 * noise)
+
+
+def start(layout):
+    from megatron.core import parallel_state
+    from megatron.core.tensor_parallel import random
+    from megatron.core.transformer import dot_product_attention, multi_latent_attention as latent
+    from megatron.core.transformer.moe import moe_utils
+    torch.cuda.current_device = lambda: "cpu"
+    torch.cuda.synchronize = lambda: None
+    moe_utils.te_general_gemm = None
+    plain = dot_product_attention.DotProductAttention.__init__  # for latent attention, lacks two arguments with derived values
+    dot_product_attention.DotProductAttention.__init__ = lambda *args, k_channels=None, v_channels=None, **kwargs: plain(*args, **kwargs)
+    latent.Linear = latent.TELinear = latent.TEColumnParallelLinear = type("Absent", (), {})
+    random.get_cuda_rng_tracker().fork = lambda *_: contextlib.nullcontext()  # dropout is 0
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    parallel_state.initialize_model_parallel(
+        layout.get("tp", 1), layout.get("pp", 1), layout.get("vpp"), expert_model_parallel_size=layout.get("ep", 1))
+
+
+def save_dist(chunks, spec, layout, form, folder):
+    from megatron.core import dist_checkpointing
+    directory = folder / f"iter_{ITERATION:07d}"
+    directory.mkdir(parents=True, exist_ok=True)
+    dist.barrier()
+    state = sharded(chunks, form)
+    state.update(args=namespace(spec, layout), checkpoint_version=3.0, iteration=ITERATION, num_floating_point_operations_so_far=1.5e9,
+                 opt_param_scheduler={"max_lr": 1e-3, "lr_decay_style": "linear"})
+    strategy = dist_checkpointing.serialization.get_default_save_sharded_strategy("torch_dist", 1)
+    strategy.thread_count = 1
+    dist_checkpointing.save(state, directory, strategy, content_metadata=metadata(form))
+
+
+def save_legacy(chunks, spec, layout, folder):
+    from megatron.core import parallel_state as p
+    name = f"mp_rank_{p.get_tensor_model_parallel_rank():02d}"
+    if layout.get("pp", 1) > 1:
+        name += f"_{p.get_pipeline_model_parallel_rank():03d}"
+    if layout.get("ep", 1) > 1:
+        name += f"_{p.get_expert_model_parallel_rank():03d}"
+    path = folder / f"iter_{ITERATION:07d}" / name / "model_optim_rng.pt"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    state = {"args": namespace(spec, layout), "checkpoint_version": 3.0, "iteration": ITERATION, "num_floating_point_operations_so_far": 1.5e9,
+             "opt_param_scheduler": {"max_lr": 1e-3, "lr_decay_style": "linear"},
+             "rng_state": [{"random_rng_state": (3, (1, 2, 624), None), "torch_rng_state": torch.zeros(16, dtype=torch.uint8)}]}
+    for i, chunk in enumerate(chunks):
+        state["model" if len(chunks) == 1 else f"model{i}"] = chunk.state_dict_for_save_checkpoint()
+    torch.save(state, path)
+
+
+def load(chunks, folder):
+    from megatron.core import dist_checkpointing
+    for chunk in chunks:
+        loaded = dist_checkpointing.load(sharded([chunk], "stacked"), folder / f"iter_{ITERATION:07d}", validate_access_integrity=False)["model"]
+        chunk.load_state_dict(loaded)
+
+
+def worker(task):
+    layout, spec = task["layout"], MODELS[task["model"]]
+    start(layout)
+    chunks = build(spec, layout)
+    folder = pathlib.Path(task["folder"])
+    if task["first"]:
+        fill(chunks[0])
+        save_dist(chunks, spec, layout, "stacked", pathlib.Path(task["source"]))
+        write_expected(chunks[0], spec, folder)
+        return
+    load(chunks, pathlib.Path(task["source"]))
+    if task["form"] == "legacy":
+        save_legacy(chunks, spec, layout, folder)
+    else:
+        save_dist(chunks, spec, layout, task["form"], folder)
+
+
+def write_expected(model, spec, folder):
+    from safetensors.torch import save_file
+    random = torch.Generator().manual_seed(3)
+    tokens = torch.randint(spec["vocab_size"], (SAMPLES, LENGTH), generator=random)
+    positions = torch.arange(LENGTH).expand(SAMPLES, LENGTH)
+    mask = torch.triu(torch.ones(LENGTH, LENGTH), 1).bool()[None, None]
+    with torch.no_grad():
+        logits = model(tokens, positions, mask)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "tokens.json").write_text(json.dumps(tokens.tolist()) + "\n")
+    weights = {name: value for name, value in model.state_dict().items() if value is not None and not name.endswith("_extra_state")}
+    save_file({name: value.contiguous() for name, value in weights.items()}, folder / "weights.safetensors")
+    save_file({"logits": logits.contiguous()}, folder / "logits.safetensors")
+
+
+def run(task, ranks, port):
+    processes = []
+    for rank in range(ranks):
+        env = dict(os.environ, RANK=str(rank), WORLD_SIZE=str(ranks), LOCAL_RANK=str(rank), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+        processes.append(subprocess.Popen([sys.executable, *(["-S"] if sys.flags.no_site else []), __file__, "--worker", json.dumps(task)], env=env))
+    if any([process.wait() for process in processes]):
+        sys.exit(f"failed: {task}")
+
+
+def main(out, models):
+    port = 29811
+    for name in models or MODELS:
+        with tempfile.TemporaryDirectory() as source:
+            run({"model": name, "layout": {}, "first": True, "source": source, "folder": f"{out}/{name}"}, 1, port)
+            for case, (model, layout, form) in CASES.items():
+                if model != name:
+                    continue
+                port += 1
+                folder = pathlib.Path(out) / case
+                shutil.rmtree(folder, ignore_errors=True)
+                task = {"model": model, "layout": layout, "form": form, "first": False, "source": source, "folder": str(folder)}
+                run(task, layout.get("tp", 1) * layout.get("pp", 1) * layout.get("ep", 1), port)
+                (folder / "latest_checkpointed_iteration.txt").write_text(str(ITERATION))
+        port += 1
+
+
+if __name__ == "__main__":
+    worker(json.loads(sys.argv[2])) if sys.argv[1] == "--worker" else main(sys.argv[1], sys.argv[2:])
