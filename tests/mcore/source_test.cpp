@@ -72,31 +72,36 @@ std::string read_whole(Source& source, const files::TensorForm& form) {
   return bytes;
 }
 
-class EveryCase : public testing::TestWithParam<Case> {};
+// Calls `check` for every recorded case.
+template <class Check>
+void each_case(const Check& check) {
+  for (const Case& test : kCases) {
+    SCOPED_TRACE(test.name);
+    check(test);
+  }
+}
 
-TEST_P(EveryCase, HasTheRecordedTensors) {
-  const std::string directory = find(GetParam()),
-                    path = join_path(join_path(kVectors, GetParam().model), "weights.safetensors");
+void expect_recorded_tensors(const Case& test) {
+  const std::string directory = find(test), path = join_path(join_path(kVectors, test.model), "weights.safetensors");
   Source source(disk, directory, read_config(directory).model);
   const files::SafetensorsFile file(disk.map(path), path);
-  size_t compared = 0;
+  size_t compared = 0, recorded = 0;
   for (const files::TensorForm& form : source.tensors()) {
     const std::string expected = recorded_bytes(file, form.name);
     ASSERT_FALSE(expected.empty()) << form.name;
     EXPECT_TRUE(read_whole(source, form) == expected) << form.name;
     compared += expected.size();
   }
-  size_t recorded = 0;
   for (const files::TensorInfo& info : file.tensors()) {
-    const bool counts = info.name.ends_with("tokens_per_expert") || info.name.ends_with("inv_freq");
-    recorded += counts ? 0 : info.end - info.begin;
+    const bool is_statistic = info.name.ends_with("tokens_per_expert") || info.name.ends_with("inv_freq");
+    recorded += is_statistic ? 0 : info.end - info.begin;
   }
   EXPECT_EQ(compared, recorded);
 }
 
 // A region that crosses the borders of chunks, and begins and ends within rows.
-TEST_P(EveryCase, ReadsRegions) {
-  const std::string directory = find(GetParam());
+void expect_regions(const Case& test) {
+  const std::string directory = find(test);
   Source source(disk, directory, read_config(directory).model);
   for (const files::TensorForm& form : source.tensors()) {
     const int64_t count = checkpoint::whole_piece(form.shape).count(), begin = count / 3, end = count - count / 5;
@@ -108,15 +113,19 @@ TEST_P(EveryCase, ReadsRegions) {
   }
 }
 
-TEST_P(EveryCase, IsComplete) {
-  const std::string directory = find(GetParam());
+void expect_complete(const Case& test) {
+  const std::string directory = find(test);
   const Contents contents = read_contents(disk, directory);
   verify_contents(disk, directory, contents);
   EXPECT_EQ(contents.iteration, 7);
   EXPECT_EQ(consumed_samples(contents), 28);
-  EXPECT_EQ(contents.format,
-            std::string(GetParam().name).find("legacy") == std::string::npos ? "torch_dist" : "torch");
+  const bool is_torch = std::string(test.name).find("legacy") != std::string::npos;
+  EXPECT_EQ(contents.format, is_torch ? "torch" : "torch_dist");
 }
+
+TEST(MegatronLayouts, HaveTheRecordedTensors) { each_case(expect_recorded_tensors); }
+TEST(MegatronLayouts, ProvideRegions) { each_case(expect_regions); }
+TEST(MegatronLayouts, AreComplete) { each_case(expect_complete); }
 
 TEST(MegatronContents, RejectsItemsOfOtherForms) {
   const std::string directory = find({"gpt_dist", "gpt"});
@@ -137,9 +146,6 @@ TEST(MegatronContents, RejectsItemsOfOtherForms) {
             std::string::npos);
   EXPECT_NE(error([](StoredTensor& tensor) { tensor.shape = {20}; }), "");
 }
-
-INSTANTIATE_TEST_SUITE_P(Recorded, EveryCase, testing::ValuesIn(kCases),
-                         [](const auto& info) { return std::string(info.param.name); });
 
 TEST(MegatronSettings, DescribeTheModel) {
   const auto gpt = read_config(find({"gpt_dist", "gpt"}));

@@ -41,7 +41,7 @@ BREACHES = [
     ("tests/elsewhere/some_test.cpp", "\n", "no folder tests/elsewhere is known"),
     ("cmake/WithoutTorch.cmake", "metroplex_module(core/plan LINKS -> metroplex_module(core/plan LINKS metroplex_data ", "plan is linked with data"),
     ("cmake/WithTorch.cmake", "metroplex_device metroplex_plan EXCLUDE -> metroplex_device EXCLUDE", "may include plan, and is not linked"),
-    ("cmake/WithoutTorch.cmake", "PUBLIC metroplex_megatron metroplex_text -> PUBLIC metroplex_text", "apps (metroplex_apps) may include megatron"),
+    ("cmake/WithoutTorch.cmake", "metroplex_text metroplex_page metroplex_data -> metroplex_text metroplex_data", "apps (metroplex_apps) may include page"),
     ("cmake/Apps.cmake", "PRIVATE metroplex_run metroplex_verify metroplex_clock metroplex_apps) -> PRIVATE metroplex_models)", "bench (${name}) may include run"),
     ("cmake/Apps.cmake", "metroplex_apps metroplex_run metroplex_verify) -> metroplex_apps metroplex_run)", "apps/upper (metroplex_upper_apps) may include verify"),
     ("cmake/WithoutTorch.cmake", 'metroplex_test(apps_test "" metroplex_apps -> metroplex_test(apps_test "" metroplex_run', "tests/apps (apps_test) is linked with run"),
