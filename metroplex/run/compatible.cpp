@@ -3,13 +3,13 @@
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
-#include <set>
 
 #include "base/error.h"
 #include "config/experts.h"
 #include "config/family.h"
 #include "config/fields.h"
 #include "config/load.h"
+#include "config/neutral_keys.h"
 
 namespace metroplex::run {
 namespace {
@@ -17,41 +17,10 @@ namespace {
 using config::Config;
 using config::Field;
 
-// Keys of section `model` that do not change the function of the weights. They affect initialization, dropout,
-// vocabulary padding, and MoE balancing and dispatch.
-const std::set<std::string> kNeutralKeys{"from",
-                                         "make_vocab_size_divisible_by",
-                                         "attention_dropout",
-                                         "hidden_dropout",
-                                         "init_method_std",
-                                         "sharded_initialization",
-                                         "special_token_ids",
-                                         "generation_config",
-                                         "mtp_loss_scaling_factor",
-                                         "moe_aux_loss_coeff",
-                                         "moe_z_loss_coeff",
-                                         "moe_input_jitter_eps",
-                                         "moe_router_bias_update_rate",
-                                         "moe_router_dtype",
-                                         "moe_router_force_load_balancing",
-                                         "moe_router_force_skew",
-                                         "moe_router_force_even",
-                                         "moe_router_force_skew_period",
-                                         "moe_router_force_trace",
-                                         "moe_expert_capacity_factor",
-                                         "moe_pad_expert_input_to_capacity",
-                                         "moe_token_drop_policy",
-                                         "moe_token_dispatcher_type",
-                                         "moe_expert_rank_capacity_factor",
-                                         "moe_rank_pair_capacity_factor",
-                                         "moe_overflow_policy",
-                                         "moe_grouped_gemm",
-                                         "moe_shared_expert_overlap"};
-
 const std::string kNoTokenizer = config::text_of(config::TokenizerType::none);
 
 bool affects_model(const std::string& name, const Config& here, const Config& there) {
-  if (kNeutralKeys.contains(name) || config::is_echo_key(name) || config::is_stash_key(name)) return false;
+  if (config::is_neutral_key(name)) return false;
   const auto either = [&](config::PositionEmbedding type) {
     return here.model.position_embedding_type == type || there.model.position_embedding_type == type;
   };

@@ -188,7 +188,7 @@ sed -i 's/"num_nextn_predict_layers": 2/"num_nextn_predict_layers": 3/' ahead/co
 run 3 train --model.from ahead $small --train.train_iters=1
 warns 'model.layers.5.eh_proj.weight is missing'
 warns 'set it to 0, or initialize them with checkpoint.load_except = mtp.\*'
-run 0 train --model.from "$cases/qwen3" $small --train.train_iters=1 --model.mtp_num_layers=1 --checkpoint.load_except='mtp.*' \
+run 0 train --model.from "$cases/ernie4_5" $small --train.train_iters=1 --model.mtp_num_layers=1 --checkpoint.load_except='mtp.*' \
   --checkpoint.save=ahead_new
 run 2 convert ahead_new --to hf no
 warns "model.mtp_num_layers = 1: the transformers family of this model has no layers for multi-token prediction"

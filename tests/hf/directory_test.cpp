@@ -171,7 +171,7 @@ TEST(HfConfig, RefusesWhatOurModelsDoNotHave) {
     const char *name, *changes, *says;
   } kWrong[] = {
       {"qwen3", R"({"model_type": "deepseek_v4"})", "model_type 'deepseek_v4' is not supported"},
-      {"qwen3", R"({"model_type": null})", "gpt2, llama, qwen2, qwen3, mixtral, qwen3_moe"},
+      {"qwen3", R"({"model_type": null})", "gpt2, llama, mistral, qwen2, qwen3, mixtral, qwen3_moe"},
       {"qwen3", R"({"rope_parameters": {"rope_type": "longrope", "factor": 4}})", "rope_type longrope"},
       {"qwen3", R"({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}})", "rope_scaling are both present"},
       {"qwen3", R"({"rope_scaling": 7})", "rope_scaling are both present"},
@@ -194,7 +194,11 @@ TEST(HfConfig, RefusesWhatOurModelsDoNotHave) {
       {"gemma3", R"({"rope_parameters": {"sliding_attention": {"rope_type": "linear"}}})", "rope_type is \"linear\""},
       {"gemma3", R"({"_sliding_window_pattern": 0})", "_sliding_window_pattern is 0"},
       {"gemma3", R"({"sliding_window_pattern": -1})", "sliding_window_pattern is -1"},
-      {"qwen2", R"({"hidden_act": "gelu"})", "hidden_act is \"gelu\""},
+      {"qwen2", R"({"hidden_act": "mish"})", "hidden_act is \"mish\""},
+      {"qwen2", R"({"clip_qkv": 8.0, "qk_clip": null, "use_qk_norm": true})",
+       "clip_qkv = 8.0, use_qk_norm = true: not supported in model_type qwen2"},
+      {"qwen2", R"({"rope_parameters": {"rope_type": "default", "short_factor": [1]}})",
+       "short_factor = [1]: not supported in rope_parameters"},
       {"qwen2", R"({"hidden_size": "large"})", "hidden_size is not a whole number: \"large\""},
       {"qwen2", R"({"num_hidden_layers": null})", "num_hidden_layers is missing"},
       {"gemma3", R"({"num_hidden_layers": 100000000000})", "num_hidden_layers is 100000000000"},
@@ -277,7 +281,8 @@ TEST(HfConfig, KeysOfOneSortMeanKeysOfOurs) {
       if (setting.starts_with("model.")) of_model.push_back(setting);
     const config::Model model = config::resolved(config::load("", of_model), 1).model;
     const Family& family = family_for(model);
-    const config::Model again = config::resolved(config::load("", family.settings(family.config(model))), 1).model;
+    const config::Model again =
+        config::resolved(config::load("", read_config(family, family.config(model))), 1).model;
     config::Config one, two;
     one.model = model, two.model = again;
     one.model.family = two.model.family = "gpt";
@@ -307,12 +312,15 @@ TEST(HfConfig, SequencesAreAtMostTheDefaultLength) {
   }
 }
 
-// At either location; no family writes it.
+// At either location, in families that read it.
 TEST(HfConfig, PartialRotaryFactorIsReadInTheConfigAndInItsRope) {
-  for (const char* changes : {R"({"partial_rotary_factor": 0.5})",
-                              R"({"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}})"}) {
-    const std::vector<std::string> settings = settings_with("qwen3", Json::parse(changes));
-    EXPECT_EQ(std::count(settings.begin(), settings.end(), "model.rotary_percent=0.5"), 1) << changes;
+  for (const char* changes : {R"({"partial_rotary_factor": 0.25, "rope_parameters": {"rope_theta": 1e4}})",
+                              R"({"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.25}})"}) {
+    const std::vector<std::string> settings = settings_with("glm4", Json::parse(changes));
+    EXPECT_EQ(std::count(settings.begin(), settings.end(), "model.rotary_percent=0.25"), 1) << changes;
+    EXPECT_TRUE(
+        has(catch_error([&] { settings_with("qwen3", Json::parse(changes)); }), "partial_rotary_factor is 0.25"))
+        << changes;
   }
 }
 
@@ -425,15 +433,17 @@ TEST(HfFamily, ConfigOfAModelMeansTheModel) {
     const Family& family = family_for(model);
     Json json = family.config(model);
     json["model_type"] = family.model_type;
-    const config::Model again = config::resolved(config::load("", family.settings(json)), 1).model;
+    const config::Model again = config::resolved(config::load("", read_config(family, json)), 1).model;
     config::Config one, two;
     one.model = model, two.model = again;
     // A family of ours with other presets is the same decoder; a pattern of layers has several spellings.
     one.model.family = two.model.family = "gpt";
     one.model.moe_layer_freq = two.model.moe_layer_freq = "1";
-    // Family::config has no token ids.
+    // Family::config has no token ids, and many families have no dropout of the residual stream.
     one.model.special_token_ids.clear();
     one.model.generation_config.clear();
+    if (!json.contains("residual_dropout") && !json.contains("resid_pdrop"))
+      two.model.hidden_dropout = one.model.hidden_dropout;
     EXPECT_EQ(config::differences(one, two), std::vector<std::string>{}) << entry.path();
   }
 }
@@ -445,14 +455,18 @@ TEST(HfFamily, OfOurModelsIsFoundAndWhatIsNoneIsRefused) {
   EXPECT_EQ(family({"model.family=llama"}), "llama");
   EXPECT_EQ(family({"model.family=llama", "model.add_qkv_bias=true"}), "qwen2");
   EXPECT_EQ(family({"model.family=llama", "model.qk_layernorm=true"}), "qwen3");
+  EXPECT_EQ(family({"model.family=llama", "model.window_size=4"}), "mistral");
+  EXPECT_EQ(family({"model.family=llama", "model.rotary_interleaved=true"}), "ernie4_5");
+  EXPECT_EQ(family({"model.normalization=RMSNorm", "model.position_embedding_type=rope",
+                    "model.add_bias_linear=false", "model.activation=squared_relu"}),
+            "arcee");
   EXPECT_EQ(family({"model.family=mixtral"}), "mixtral");
   EXPECT_EQ(family({"model.family=qwen3_moe"}), "qwen3_moe");
   EXPECT_EQ(family({"model.family=gpt"}), "gpt2");
   EXPECT_THROW(family({"model.family=gpt", "model.normalization=RMSNorm"}), base::Error);
   for (const char* other :
-       {"window_size=4", "softmax_type=learnable", "softmax_scale=0.3", "attn_logit_softcapping=5",
-        "final_logit_softcapping=5", "scale_embeddings=true", "apply_layernorm_1p=true", "sandwich_norm=true",
-        "rotary_interleaved=true", "activation_func_clamp_value=7"})
+       {"softmax_type=learnable", "softmax_scale=0.3", "attn_logit_softcapping=5", "final_logit_softcapping=5",
+        "scale_embeddings=true", "apply_layernorm_1p=true", "sandwich_norm=true", "activation_func_clamp_value=7"})
     EXPECT_THROW(family({"model.family=llama", std::string("model.") + other}), base::Error) << other;
   EXPECT_EQ(family({"model.family=llama", "model.add_mlp_bias=true"}), "llama");
   const std::vector<std::string> latent = {"model.family=llama", "model.multi_latent_attention=true",

@@ -7,6 +7,7 @@ ADAPTERS = "run_test Adapters*; apps/adapters_test.sh"
 JINJA = "text_test ChatTemplates*"
 SETTINGS = "hf/decoder_settings.cpp"
 DECODER = "hf/decoder.cpp"
+ROUTING = "hf/decoder_experts.cpp"
 FILTERS = "text/jinja/interpreter_filters.cpp"
 LISTS = "text/jinja/interpreter_list_filters.cpp"
 STEP_MATH = "kernels/step_state_math.h"
@@ -32,26 +33,31 @@ MUTANTS = [
     ("drawn_partial_rotary_in_rope_only", SETTINGS, "declared.number(\"partial_rotary_factor\", config.number(\"partial_rotary_factor\", 1.0))", "declared.number(\"partial_rotary_factor\", 1.0)", HF_KEYS, "expr"),
     ("drawn_window_without_own_position", SETTINGS, "set(settings, \"window_size\", window - 1);", "set(settings, \"window_size\", window);", parity("gemma2", "gpt_oss"), "stmt"),
     ("drawn_max_window_layers_default", SETTINGS, 'config.integer("max_window_layers", 28)', 'config.integer("max_window_layers", 0)', HF_KEYS, "expr"),
-    ("drawn_rms_epsilon_default", SETTINGS, 'config.number("rms_norm_eps", 1e-6)', 'config.number("rms_norm_eps", 1e-5)', HF_KEYS, "expr"),
+    ("drawn_rms_epsilon_default", SETTINGS, 'config.number(epsilon, 1e-6)', 'config.number(epsilon, 1e-5)', HF_KEYS, "expr"),
     ("drawn_attention_dropout_ignored", SETTINGS, 'config.number("attention_dropout", 0.0)', "0.0", HF_KEYS, "expr"),
-    ("drawn_null_is_the_default", SETTINGS, "has(key) ? integer(key) : 0", "has(key) ? integer(key) : otherwise", parity("deepseek_v2_lite"), "expr"),
+    ("drawn_null_is_the_default", "hf/config_reader.cpp", "config_.contains(key) ? 0 : otherwise", "otherwise", parity("deepseek_v2_lite"), "expr"),
     ("drawn_gemma_scale_by_head_size", "hf/families/gemma.cpp", 'config.number("query_pre_attn_scalar", 256.0)', 'config.number("head_dim", 256.0)', parity("gemma2", "gemma3"), "expr"),
     ("drawn_gemma3_local_theta_ignored", "hf/families/gemma.cpp", "declared.number(\"rope_theta\", local)", "local", parity("gemma3"), "expr"),
     ("drawn_gemma3_pattern_default", "hf/families/gemma.cpp", "config.integer(pattern, 6)", "config.integer(pattern, 5)", HF_KEYS, "expr"),
     ("drawn_gpt_oss_limit_ignored", "hf/families/gpt_oss.cpp", 'config.number("swiglu_limit", 7.0)', "7.0", parity("gpt_oss"), "expr"),
     ("drawn_gpt_oss_windows_in_odd_layers", "hf/families/gpt_oss.cpp", "i % 2 == 0", "i % 2 == 1", parity("gpt_oss"), "expr"),
-    ("drawn_qwen3_moe_step_from_the_first", "hf/families/qwen3_moe.cpp", "(i + 1) % step == 0", "i % step == 0", parity("qwen3_moe_unnormalized"), "expr"),
+    ("drawn_qwen3_moe_step_from_the_first", ROUTING, "(i + 1) % step == 0", "i % step == 0", parity("qwen3_moe_unnormalized"), "expr"),
     ("drawn_mixtral_jitter_ignored", "hf/families/mixtral.cpp", 'config.number("router_jitter_noise", 0)', "0.0", parity("mixtral"), "expr"),
     ("drawn_deepseek_latent_epsilon_of_the_model", "hf/families/deepseek.cpp", "set(settings, \"latent_layernorm_epsilon\", kLatentEpsilon);", "set(settings, \"latent_layernorm_epsilon\", config.number(\"rms_norm_eps\", 1e-6));", parity("deepseek_v2", "deepseek_v3"), "stmt"),
-    ("drawn_deepseek_scaling_default", "hf/families/deepseek.cpp", "config.number(\"routed_scaling_factor\", defaults.scaling)", "defaults.scaling", parity("deepseek_v2", "deepseek_v3"), "expr"),
+    ("drawn_deepseek_scaling_default", ROUTING, "config.number(\"routed_scaling_factor\", defaults.scaling)", "defaults.scaling", parity("deepseek_v2", "deepseek_v3"), "expr"),
     # hf: keys that are written.
     ("drawn_truncate_written_true", DECODER, 'rope["truncate"] = m.yarn_correction_range_round_to_int;', 'rope["truncate"] = true;', HF_WRITES, "stmt"),
     ("drawn_attention_factor_not_written", DECODER, 'if (m.yarn_attention_factor > 0) rope["attention_factor"] = m.yarn_attention_factor;', "", HF_WRITES, "stmt"),
-    ("drawn_switched_window_written_shorter", DECODER, "m.window_size + 1", "m.window_size", HF_WRITES, "expr"),
+    ("drawn_switched_window_written_shorter", DECODER, 'json["sliding_window"] = m.window_size + 1', 'json["sliding_window"] = m.window_size', HF_WRITES, "expr"),
     ("drawn_second_multi_token_prefix", DECODER, "multi_token_prefix(model.num_layers + i)", "multi_token_prefix(model.num_layers)", HF_WRITES, "expr"),
-    ("drawn_norm_topk_written_true", "hf/families/qwen3_moe.cpp", 'json["norm_topk_prob"] = !m.moe_router_pre_softmax;', 'json["norm_topk_prob"] = true;', HF_WRITES, "stmt"),
-    ("drawn_topk_group_written_as_groups", "hf/families/deepseek.cpp", "std::max<int64_t>(1, m.moe_router_group_topk)", "std::max<int64_t>(1, m.moe_router_num_groups)", HF_WRITES, "expr"),
-    ("drawn_gemma3_local_theta_written_global", "hf/families/gemma.cpp", "m.has_window() ? m.rotary_base_local : 10000.0", "m.has_window() ? m.rotary_base : 10000.0", HF_WRITES, "expr"),
+    ("drawn_norm_topk_written_true", ROUTING, 'json["norm_topk_prob"] = !m.moe_router_pre_softmax;', 'json["norm_topk_prob"] = true;', HF_WRITES, "stmt"),
+    ("hf_unread_keys_are_ignored", "hf/config_reader.cpp", "!read_.contains(key)", "false", HF_KEYS, "expr"),
+    ("hf_any_family_represents_a_model", "hf/family_represents.cpp", "!is_equal(one[i], two[i])", "false", HF_WRITES, "expr"),
+    ("hf_partial_rope_is_read_by_all", SETTINGS, "partial == PartialRope::read || share == 1", "true", HF_KEYS, "expr"),
+    ("hf_fused_mlp_up_first", DECODER, "for (const std::string& layer : {names.mlp_gate, names.mlp_up})", "for (const std::string& layer : {names.mlp_up, names.mlp_gate})", parity("seed_oss", "qwen2_moe")),
+    ("hf_norm_bias_is_left_out", DECODER, "model.normalization == config::Normalization::LayerNorm", "false", parity("nemotron", "starcoder2"), "expr"),
+    ("drawn_topk_group_written_as_groups", ROUTING, "std::max<int64_t>(1, m.moe_router_group_topk)", "std::max<int64_t>(1, m.moe_router_num_groups)", HF_WRITES, "expr"),
+    ("drawn_gemma3_local_theta_written_global", "hf/families/gemma.cpp", "m.has_window() ? base : 10000.0", "m.has_window() ? m.rotary_base : 10000.0", HF_WRITES, "expr"),
     ("drawn_shards_by_one_tensor", "hf/directory_export.cpp", "held + bytes > static_cast<uint64_t>(most)", "bytes > static_cast<uint64_t>(most)", HF_WRITES, "expr"),
     ("drawn_total_size_of_the_last", "hf/directory_export.cpp", "total += theirs.bytes();", "total = theirs.bytes();", HF_WRITES, "stmt"),
     # hf: adapters.

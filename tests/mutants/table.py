@@ -259,7 +259,7 @@ MUTANTS = [
     ("random_on_a_gpu", "config/experts.cpp", "return on_warps && !model.moe_echo_enable_random_offloading;", "return on_warps;", "config_test Experts*"),
     ("own_experts_in_slots", "config/rules_echo.cpp", "foreign = m.num_moe_experts - m.num_moe_experts / ep;", "foreign = m.num_moe_experts;", "config_test ExpertRules*"),
     ("echo_verified_with_clones", "verify/verify.cpp", "  config::turn_echo_and_stash_off(config.model);\n", "", "run_test Verify*"),
-    ("echo_is_the_model", "run/compatible.cpp", " || config::is_echo_key(name) || config::is_stash_key(name)) return false;", ") return false;", "run_test Compatible*"),
+    ("echo_is_the_model", "config/neutral_keys.cpp", " || is_echo_key(name) || is_stash_key(name);", ";", "run_test Compatible*"),
     ("pages_not_given_back", "moe/paged_stash.cpp", "if (--lease_->unread == 0) stash_->give(*lease_);", "--lease_->unread;", "run_test PagedStash*"),
     ("pages_of_a_step_given_up", "step/assemble.cpp", "  model.step_counts.push_back(model.experts->stash->state());\n", "", "run_test PagedStash*"),
     ("stash_of_nothing", "config/rules_memory.cpp", "m.recompute_method == RecomputeMethod::uniform || (most > 0", "(most > 0", "config_test Expert*"),

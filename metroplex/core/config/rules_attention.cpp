@@ -71,8 +71,8 @@ void check_frequencies(Rules& rules) {
     rules.require(!m.use_rope_scaling, "model.use_rope_scaling", "true",
                   "excludes yarn (model.rope_type, which is auto with model.multi_latent_attention)",
                   "turn it off, or set model.rope_type to rope");
-    rules.require(m.beta_fast > m.beta_slow, "model.beta_fast", m.beta_fast,
-                  concat("must exceed model.beta_slow = ", number_text(m.beta_slow)), "raise it");
+    rules.require(m.beta_fast >= m.beta_slow, "model.beta_fast", m.beta_fast,
+                  concat("must be at least model.beta_slow = ", number_text(m.beta_slow)), "raise it");
   }
   rules.require_effect(rope || !m.rotary_interleaved, "model.rotary_interleaved", "true",
                        "needs model.position_embedding_type = rope", "leave it out");

@@ -27,6 +27,7 @@ struct Layer {
   void whole(const std::string& our_name, const std::string& their_name, const Dims& shape) const {
     out.push_back({ours + our_name, shape, {whole_part(theirs + their_name, shape)}});
   }
+  bool qkv_bias() const { return model.add_bias_linear || model.add_qkv_bias; }
   // Per query group: the rows of its queries, then of its key and its value. Hugging Face stores three tensors.
   void qkv(const char* kind) const {
     const bool bias = std::string(kind) == "bias";
@@ -44,27 +45,39 @@ struct Layer {
     }
     out.push_back(std::move(tensor));
   }
-  void gated(const std::string& block, int64_t f, const char* kind) const {
+  // The weight of a norm, and the bias of a LayerNorm.
+  void norm(const std::string& our_name, const std::string& their_name, int64_t width) const {
+    whole(our_name + ".weight", their_name + ".weight", {width});
+    if (model.normalization == config::Normalization::LayerNorm)
+      whole(our_name + ".bias", their_name + ".bias", {width});
+  }
+  // The first layer of an MLP of `width`.
+  void mlp_first(const std::string& ours_block, const std::string& theirs_block, int64_t width,
+                 const char* kind) const {
     const bool bias = std::string(kind) == "bias";
-    const int64_t h = model.hidden_size;
-    const auto dims = [&](int64_t first) { return bias ? Dims{first} : Dims{first, h}; };
-    MappedTensor tensor{ours + block + ".linear_fc1." + kind, dims(2 * f), {}};
-    for (const char* which : {".gate_proj.", ".up_proj."}) {
-      const int64_t row = tensor.parts.empty() ? 0 : f;
+    const auto dims = [&](int64_t rows) { return bias ? Dims{rows} : Dims{rows, model.hidden_size}; };
+    const std::string our_name = ours_block + ".linear_fc1." + kind;
+    const auto name = [&](const std::string& layer) { return base::concat(theirs_block, ".", layer, ".", kind); };
+    if (!model.gated_linear_unit || names.mlp_gate.empty())
+      return whole(our_name, name(names.mlp_up), dims(model.gated_linear_unit ? 2 * width : width));
+    MappedTensor tensor{ours + our_name, dims(2 * width), {}};
+    for (const std::string& layer : {names.mlp_gate, names.mlp_up}) {
+      const int64_t row = tensor.parts.empty() ? 0 : width;
       tensor.parts.push_back(
-          rows_part(theirs + block + which + kind, dims(f), bias ? Dims{row} : Dims{row, 0}, dims(f), 0));
+          rows_part(theirs + name(layer), dims(width), bias ? Dims{row} : Dims{row, 0}, dims(width), 0));
     }
     out.push_back(std::move(tensor));
   }
-  void mlp(const std::string& block, int64_t width) const {
+  void mlp(const std::string& ours_block, const std::string& theirs_block, int64_t width) const {
     const int64_t h = model.hidden_size;
-    gated(block, width, "weight");
-    if (names.mlp_bias) gated(block, width, "bias");
-    whole(block + ".linear_fc2.weight", block + ".down_proj.weight", {h, width});
-    if (names.mlp_bias) whole(block + ".linear_fc2.bias", block + ".down_proj.bias", {h});
+    mlp_first(ours_block, theirs_block, width, "weight");
+    if (model.mlp_bias()) mlp_first(ours_block, theirs_block, width, "bias");
+    const std::string second = base::concat(theirs_block, ".", names.mlp_down);
+    whole(ours_block + ".linear_fc2.weight", second + ".weight", {h, width});
+    if (model.mlp_bias()) whole(ours_block + ".linear_fc2.bias", second + ".bias", {h});
   }
   // One tensor for all experts, [expert, in, out], with interleaved gate and up columns, and with biases.
-  void joined_experts() const {
+  void joined_columns() const {
     const int64_t f = config::expert_ffn_width(model), h = model.hidden_size, count = model.num_moe_experts;
     const std::string first = theirs + names.block + ".experts.gate_up_proj",
                       second = theirs + names.block + ".experts.down_proj";
@@ -82,17 +95,8 @@ struct Layer {
     out.push_back(std::move(bias));
     whole("mlp.experts.linear_fc2.bias", names.block + ".experts.down_proj_bias", {count, h});
   }
-  void experts() const {
+  void separate_experts() const {
     const int64_t f = config::expert_ffn_width(model), h = model.hidden_size, count = model.num_moe_experts;
-    whole("mlp.router.weight", names.block + "." + names.router + ".weight", {count, h});
-    if (names.joined_experts) {
-      whole("mlp.router.bias", names.block + "." + names.router + ".bias", {count});
-      return joined_experts();
-    }
-    if (!names.expert_bias.empty()) {
-      whole("mlp.router.expert_bias", names.expert_bias, {count});
-      out.back().kind = "buffer";
-    }
     MappedTensor one{ours + "mlp.experts.linear_fc1.weight", {count, 2 * f, h}, {}},
         two{ours + "mlp.experts.linear_fc2.weight", {count, h, f}, {}};
     for (int64_t e = 0; e < count; ++e) {
@@ -103,8 +107,22 @@ struct Layer {
     }
     out.push_back(std::move(one));
     out.push_back(std::move(two));
+  }
+  void experts() const {
+    const int64_t h = model.hidden_size, count = model.num_moe_experts;
+    const std::string block = names.block + ".", router = block + names.router;
+    whole("mlp.router.weight", router + ".weight", {count, h});
+    if (model.add_bias_linear) whole("mlp.router.bias", router + ".bias", {count});
+    if (model.moe_router_enable_expert_bias) {
+      whole("mlp.router.expert_bias", block + names.expert_bias, {count});
+      out.back().kind = "buffer";
+    }
+    names.experts == DecoderNames::Experts::columns ? joined_columns() : separate_experts();
     const int64_t shared = model.moe_shared_expert_intermediate_size;
-    if (shared > 0) mlp("mlp.shared_experts", shared);
+    if (shared == 0) return;
+    mlp("mlp.shared_experts", block + names.shared, shared);
+    if (model.moe_shared_expert_gate)
+      whole("mlp.shared_experts.gate_weight", block + names.shared_gate + ".weight", {1, h});
   }
   // Multi-head latent attention. Rows inside heads, latents and rotated keys have the same order in both formats.
   void latent_attention() const {
@@ -116,40 +134,39 @@ struct Layer {
       if (bias) whole("self_attention." + name + ".bias", "self_attn." + their_name + ".bias", {rows});
     };
     if (m.q_lora_rank > 0) {
-      linear("linear_q_down_proj", "q_a_proj", m.q_lora_rank, h, names.qkv_bias);
+      linear("linear_q_down_proj", "q_a_proj", m.q_lora_rank, h, qkv_bias());
       whole("self_attention.q_layernorm.weight", "self_attn.q_a_layernorm.weight", {m.q_lora_rank});
       linear("linear_q_up_proj", "q_b_proj", n * qk, m.q_lora_rank, false);
     } else {
       linear("linear_q_proj", "q_proj", n * qk, h, false);
     }
-    linear("linear_kv_down_proj", "kv_a_proj_with_mqa", m.kv_lora_rank + m.qk_pos_emb_head_dim, h, names.qkv_bias);
+    linear("linear_kv_down_proj", "kv_a_proj_with_mqa", m.kv_lora_rank + m.qk_pos_emb_head_dim, h, qkv_bias());
     whole("self_attention.kv_layernorm.weight", "self_attn.kv_a_layernorm.weight", {m.kv_lora_rank});
     linear("linear_kv_up_proj", "kv_b_proj", n * (m.qk_head_dim + m.v_head_dim), m.kv_lora_rank, false);
-    linear("linear_proj", "o_proj", h, n * m.v_head_dim, names.output_bias);
+    linear("linear_proj", "o_proj", h, n * m.v_head_dim, model.output_bias());
   }
   void attention() const {
     if (model.multi_latent_attention) return latent_attention();
     const int64_t h = model.hidden_size, d = head_dim_size(model);
     qkv("weight");
-    if (names.qkv_bias) qkv("bias");
-    if (names.qk_norm) {
-      whole("self_attention.q_layernorm.weight", "self_attn.q_norm.weight", {d});
-      whole("self_attention.k_layernorm.weight", "self_attn.k_norm.weight", {d});
+    if (qkv_bias()) qkv("bias");
+    if (model.qk_layernorm) {
+      norm("self_attention.q_layernorm", "self_attn." + names.q_norm, d);
+      norm("self_attention.k_layernorm", "self_attn." + names.k_norm, d);
     }
     if (model.softmax_type == config::SoftmaxType::learnable)
       whole("self_attention.core_attention.softmax_offset", "self_attn.sinks", {num_heads(model)});
     whole("self_attention.linear_proj.weight", "self_attn.o_proj.weight", {h, num_heads(model) * d});
-    if (names.output_bias) whole("self_attention.linear_proj.bias", "self_attn.o_proj.bias", {h});
+    if (model.output_bias()) whole("self_attention.linear_proj.bias", "self_attn.o_proj.bias", {h});
   }
   void all(bool has_experts) const {
     const int64_t h = model.hidden_size;
-    whole("input_layernorm.weight", "input_layernorm.weight", {h});
+    norm("input_layernorm", names.input_norm, h);
     attention();
-    if (model.sandwich_norm) whole("post_self_attn_layernorm.weight", "post_attention_layernorm.weight", {h});
-    whole("pre_mlp_layernorm.weight",
-          model.sandwich_norm ? "pre_feedforward_layernorm.weight" : "post_attention_layernorm.weight", {h});
-    has_experts ? experts() : mlp("mlp", model.ffn_hidden_size);
-    if (model.sandwich_norm) whole("post_mlp_layernorm.weight", "post_feedforward_layernorm.weight", {h});
+    if (model.sandwich_norm) norm("post_self_attn_layernorm", names.attention_norm, h);
+    norm("pre_mlp_layernorm", names.mlp_input_norm, h);
+    has_experts ? experts() : mlp("mlp", "mlp", model.ffn_hidden_size);
+    if (model.sandwich_norm) norm("post_mlp_layernorm", names.mlp_norm, h);
   }
 };
 
@@ -165,7 +182,6 @@ TensorPart rows_part(const std::string& name, const Dims& theirs, const Dims& of
 
 Json rope_config(const config::Model& m) {
   Json rope{{"rope_type", "default"}, {"rope_theta", m.rotary_base}};
-  if (m.rotary_percent != 1) rope["partial_rotary_factor"] = m.rotary_percent;
   if (m.rotary_seq_len_interpolation_factor != 1) {
     rope["rope_type"] = "linear";
     rope["factor"] = m.rotary_seq_len_interpolation_factor;
@@ -201,7 +217,7 @@ Json decoder_config(const config::Model& m) {
           {"tie_word_embeddings", !m.untie_embeddings_and_output_weights},
           {"attention_dropout", m.attention_dropout},
           {"initializer_range", m.init_method_std},
-          {"hidden_act", "silu"},
+          {"hidden_act", activation_name(m)},
           {"use_cache", true},
           {"rope_parameters", rope_config(m)}};
 }
@@ -232,7 +248,7 @@ std::vector<MappedTensor> decoder_tensors(const config::Model& model, const Deco
                       all};
     layer.all(experts[static_cast<size_t>(i)]);
   }
-  outside.whole("decoder.final_layernorm.weight", "model.norm.weight", {model.hidden_size});
+  outside.norm("decoder.final_layernorm", "model.norm", model.hidden_size);
   if (model.untie_embeddings_and_output_weights)
     outside.whole("output_layer.weight", "lm_head.weight", {model.vocab_size, model.hidden_size});
   for (int64_t i = 0; i < model.mtp_num_layers; ++i) {
@@ -249,30 +265,13 @@ std::vector<MappedTensor> decoder_tensors(const config::Model& model, const Deco
   return all;
 }
 
-bool has_decoder_layers(const config::Model& m) {
-  return m.normalization == config::Normalization::RMSNorm &&
-         m.position_embedding_type == config::PositionEmbedding::rope && m.rotary_percent == 1 &&
-         m.gated_linear_unit && m.activation == config::Activation::silu && has_usual_parts(m);
-}
-
-bool has_usual_parts(const config::Model& m) {
-  return m.softmax_type == config::SoftmaxType::vanilla && m.softmax_scale == 0 && m.attn_logit_softcapping == 0 &&
-         m.final_logit_softcapping == 0 && !m.scale_embeddings && !m.apply_layernorm_1p && !m.sandwich_norm &&
-         m.activation_func_clamp_value == 0 && m.glu_linear_offset == 0;
-}
-
-bool has_no_biases(const config::Model& m) { return !m.add_qkv_bias && !m.output_bias() && !m.mlp_bias(); }
-
-bool is_plain_decoder(const config::Model& m, Windows windows) {
-  return has_decoder_layers(m) && !m.multi_latent_attention && !m.rotary_interleaved && m.rotary_base_local == 0 &&
-         (windows == Windows::allowed || !m.has_window()) && m.moe_shared_expert_intermediate_size == 0;
-}
-
 Json layer_types(const config::Model& m) {
   Json types = Json::array();
   for (const bool window : config::window_layers(m)) types.push_back(window ? "sliding_attention" : "full_attention");
   return types;
 }
+
+Json window_config(const config::Model& m) { return m.has_window() ? Json(m.window_size + 1) : Json(); }
 
 void add_switched_window(const config::Model& m, Json& json) {
   json["use_sliding_window"] = m.has_window();

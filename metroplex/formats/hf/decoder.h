@@ -1,5 +1,5 @@
-// Shared code of decoder families with rotary positions, RMSNorm and gated MLPs, with transformers' names. The files
-// in families/ add the differences.
+// Shared code of decoder families with rotary positions, with transformers' names. The files in families/ add the
+// differences.
 #pragma once
 
 #include <string>
@@ -9,83 +9,90 @@
 
 namespace metroplex::hf {
 
-extern const Family kDeepseekV2, kDeepseekV3, kGemma2, kGemma3, kGpt2, kGptOss, kLlama, kMixtral, kQwen2, kQwen3,
-    kQwen3Moe;  // families/
+// families/
+extern const Family kArcee, kDeepseekV2, kDeepseekV3, kErnie45, kGemma2, kGemma3, kGlm4, kGlm4Moe, kGpt2, kGptOss,
+    kKimiK2, kLlama, kMistral, kMixtral, kNemotron, kQwen2, kQwen2Moe, kQwen3, kQwen3Moe, kSeedOss, kStarcoder2;
 
-// Reads keys of config.json; null counts as missing. Errors name the key.
-class ConfigReader {
- public:
-  explicit ConfigReader(const Json& config) : config_(config) {}
-  bool has(const char* key) const { return config_.contains(key) && !config_.at(key).is_null(); }
-  int64_t integer(const char* key) const;
-  int64_t integer(const char* key, int64_t otherwise) const { return has(key) ? integer(key) : otherwise; }
-  // Returns 0 for null and `otherwise` for a missing key.
-  int64_t integer_or_null(const char* key, int64_t otherwise) const;
-  double number(const char* key, double otherwise) const;
-  bool flag(const char* key, bool otherwise) const;
-  std::string text(const char* key, const std::string& otherwise) const;
-  // Throws if `holds` is false: the value of the key is not supported, `wanted` is.
-  void require(bool holds, const char* key, const std::string& wanted) const;
-  const Json& json() const { return config_; }
-
- private:
-  const Json& config_;
-};
-
-using Settings = std::vector<std::string>;
+// Sets a key of section model; replaces an earlier value.
 template <class Value>
 void set(Settings& settings, const char* key, const Value& value);
+void set_text(Settings& settings, const char* key, const std::string& value);
 std::string exact(double value);  // reads back to the same double
 
-// Returns `config` with `defaults` for its missing keys; a null key stays null.
-Json add_defaults(const Json& config, Json defaults);
 // "[0,1,1]"
 std::string layer_pattern(const std::vector<bool>& layers);
-
-// The meaning of sliding_window. refused: not supported. declared: used in the layers of layer_types, by default in
-// all. switched: used if use_sliding_window is true, in the layers of layer_types or max_window_layers.
-enum class Window { refused, declared, switched };
-// Settings of layers with grouped-query attention and a gated SiLU MLP.
-Settings decoder_settings(const ConfigReader& config, Window window);
-// The same settings without num_query_groups and kv_channels.
-Settings decoder_settings_without_heads(const ConfigReader& config, Window window);
 // Returns num_hidden_layers; throws unless it is in 1 to 100000.
 int64_t num_layers(const ConfigReader& config);
-// The steps of decoder_settings. sizes_and_positions: sizes, rotary positions, embeddings, RMSNorm. add_heads:
-// num_query_groups and kv_channels. add_windows: the windows of layer_types, or `otherwise`.
-Settings sizes_and_positions(const ConfigReader& config);
+
+// The steps of decoder_settings, and variants of them. PartialRope: whether the family reads partial_rotary_factor.
+enum class PartialRope { refused, read };
+Settings sizes_and_positions(const ConfigReader& config, PartialRope partial = PartialRope::refused,
+                             const char* epsilon = "rms_norm_eps");
+void add_activation(const ConfigReader& config, const char* key, const std::string& otherwise, Settings& settings);
+// num_query_groups and kv_channels.
 void add_heads(const ConfigReader& config, Settings& settings);
+// Biases of the query/key/value projection, of the projection after attention, and of dense MLPs.
+void add_biases(bool qkv, bool output, bool mlp, Settings& settings);
+// The windows of layer_types, or `otherwise`.
 void add_windows(const ConfigReader& config, const std::vector<bool>& otherwise, Settings& settings);
+// The meaning of sliding_window. refused: not supported. declared: used in all layers. switched: used if
+// use_sliding_window is true, in the layers of layer_types or max_window_layers.
+enum class Window { refused, declared, switched };
+void add_window(const ConfigReader& config, Window window, Settings& settings);
+// Settings of layers with grouped-query attention, RMSNorm and gated MLPs.
+Settings decoder_settings(const ConfigReader& config, Window window, PartialRope partial = PartialRope::refused);
+// The same settings without num_query_groups and kv_channels.
+Settings decoder_settings_without_heads(const ConfigReader& config, Window window,
+                                        PartialRope partial = PartialRope::refused);
+// The factor of the loss for balancing, if config.json turns it on.
+void add_balancing(const ConfigReader& config, Settings& settings);
+// Layers with experts by decoder_sparse_step and mlp_only_layers.
+std::string sparse_layers(const ConfigReader& config);
+// Experts of DeepSeek-V3 and families with its router: dense first layers, shared experts, sigmoid scores.
+struct SharedExpertDefaults {
+  int64_t first_dense, experts, topk, width, shared;
+  double scaling;
+};
+// Returns false if all layers are dense.
+bool add_shared_experts(const ConfigReader& config, const SharedExpertDefaults& defaults, Settings& settings);
+void add_group_routing(int64_t groups, int64_t chosen, int64_t best, Settings& settings);
+void add_sigmoid_routing(const ConfigReader& config, int64_t groups, int64_t chosen, Settings& settings);
+// Layers of multi-token prediction: num_nextn_predict_layers.
+void add_multi_token(const ConfigReader& config, int64_t otherwise, Settings& settings);
 
 // The inverse functions, which write config.json.
 Json decoder_config(const config::Model& model);
+std::string activation_name(const config::Model& model);
 Json rope_config(const config::Model& model);
 Json layer_types(const config::Model& model);
+// sliding_window, or null.
+Json window_config(const config::Model& model);
 void add_switched_window(const config::Model& model, Json& json);
+void add_sparse_config(const config::Model& model, Json& json);
+void add_shared_experts_config(const config::Model& model, Json& json);
+bool normalizes_topk(const config::Model& model);
 
 struct DecoderNames {
-  bool qkv_bias = false, output_bias = false, mlp_bias = false, qk_norm = false;
-  // MoE layers: <layer>.<block>.experts.<e>.<gate|up|down>.weight and <layer>.<block>.<router>.weight. With
-  // joined_experts: <layer>.<block>.experts.gate_up_proj and down_proj, with biases.
+  // Norms of a layer. The norms after attention and MLP exist with sandwich_norm.
+  std::string input_norm = "input_layernorm", attention_norm = "post_attention_layernorm",
+              mlp_input_norm = "post_attention_layernorm", mlp_norm = "post_feedforward_layernorm";
+  std::string q_norm = "q_norm", k_norm = "k_norm";
+  // Dense MLPs. Without a gate only mlp_up and mlp_down exist. An empty mlp_gate: mlp_up stores both, the gate first.
+  std::string mlp_gate = "gate_proj", mlp_up = "up_proj", mlp_down = "down_proj";
+  // MoE layers: <layer>.<block>.<router>.weight and experts. separate:
+  // <layer>.<block>.experts.<e>.<gate|up|down>.weight. columns: <layer>.<block>.experts.gate_up_proj and down_proj,
+  // with biases.
+  enum class Experts { separate, columns };
+  Experts experts = Experts::separate;
   std::string block = "mlp", gate = "gate_proj", up = "up_proj", down = "down_proj", router = "gate";
-  bool joined_experts = false;
-  std::string expert_bias = {};  // of the router; empty: no bias
+  std::string expert_bias = "gate.e_score_correction_bias";  // in the block, with moe_router_enable_expert_bias
+  std::string shared = "shared_experts", shared_gate = "shared_expert_gate";  // in the block
 };
 std::vector<MappedTensor> decoder_tensors(const config::Model& model, const DecoderNames& names);
 constexpr int64_t kMaxMultiToken = 64;
 // Returns the name prefix of a multi-token prediction layer, which is stored as one more layer.
 std::string multi_token_prefix(int64_t layer);
 
-// Whether the model has none of the rare features: attention scales, softcaps, sinks, extra norms, activation
-// clamps.
-bool has_usual_parts(const config::Model& model);
-// Also requires RMSNorm, rotary positions with rotary_percent 1, and a gated SiLU MLP.
-bool has_decoder_layers(const config::Model& model);
-bool has_no_biases(const config::Model& model);
-enum class Windows { none, allowed };
-// Also requires no latent attention, non-interleaved rotation with one base, and no shared experts. `windows`:
-// whether layers may have attention windows.
-bool is_plain_decoder(const config::Model& model, Windows windows = Windows::none);
 // Maps a whole tensor to one of theirs with the same elements in the same order. Leading dims of size 1 may be
 // missing in theirs.
 TensorPart whole_part(const std::string& name, const Dims& ours);
@@ -98,7 +105,7 @@ void set(Settings& settings, const char* key, const Value& value) {
   else if constexpr (std::is_floating_point_v<Value>) text = exact(value);
   else if constexpr (std::is_arithmetic_v<Value>) text = std::to_string(value);
   else text = value;
-  settings.push_back(std::string("model.") + key + "=" + text);
+  set_text(settings, key, text);
 }
 
 }  // namespace metroplex::hf

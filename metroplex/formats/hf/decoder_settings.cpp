@@ -12,6 +12,17 @@ namespace {
 
 std::string where(const char* key) { return base::concat("config.json: ", key); }
 
+// The first name of an activation is the one that is written.
+struct ActivationName {
+  const char* theirs;
+  config::Activation ours;
+};
+constexpr ActivationName kActivations[] = {
+    {"silu", config::Activation::silu},          {"swish", config::Activation::silu},
+    {"gelu", config::Activation::gelu},          {"gelu_pytorch_tanh", config::Activation::gelu_tanh},
+    {"gelu_new", config::Activation::gelu_tanh}, {"quick_gelu", config::Activation::quick_gelu},
+    {"relu", config::Activation::relu},          {"relu2", config::Activation::squared_relu}};
+
 void add_yarn(const ConfigReader& config, const ConfigReader& declared, Settings& settings) {
   const int64_t positions = config.integer("max_position_embeddings", 2048);
   const int64_t before = declared.integer("original_max_position_embeddings", positions);
@@ -35,6 +46,7 @@ void add_yarn(const ConfigReader& config, const ConfigReader& declared, Settings
 
 void add_scaling(const ConfigReader& config, const ConfigReader& declared, const char* key, Settings& settings) {
   const std::string type = declared.text("rope_type", declared.text("type", "default"));
+  declared.ignore({"type", "original_max_position_embeddings", "max_position_embeddings"});
   MPX_CHECK(type == "default" || type == "llama3" || type == "yarn" || type == "linear", "hf", where(key),
             " has rope_type ", type, ", which is not supported; use default, linear, llama3 or yarn");
   set(settings, "rope_type", type == "yarn" ? "yarn" : "rope");
@@ -55,70 +67,38 @@ void add_scaling(const ConfigReader& config, const ConfigReader& declared, const
 
 // Rotary positions: `rope_parameters` of version 5, optionally with an entry per layer type, or `rope_theta` and
 // `rope_scaling` of version 4.
-void add_rope(const ConfigReader& config, Settings& settings) {
-  const Json none = Json::object();
+void add_rope(const ConfigReader& config, PartialRope partial, Settings& settings) {
   const char* const key = config.has("rope_parameters") ? "rope_parameters" : "rope_scaling";
   const bool both = config.has("rope_parameters") && config.has("rope_scaling");
-  MPX_CHECK(!both || config.json().at("rope_parameters") == config.json().at("rope_scaling"), "hf",
-            where("rope_parameters"),
-            " and rope_scaling are both present but differ: rope_scaling = ", config.json().at("rope_scaling").dump(),
+  MPX_CHECK(!both || config.value("rope_parameters") == config.value("rope_scaling"), "hf", where("rope_parameters"),
+            " and rope_scaling are both present but differ: rope_scaling = ", config.value("rope_scaling").dump(),
             "; remove the wrong one (transformers uses rope_scaling)");
-  const Json& all = config.has(key) ? config.json().at(key) : none;
-  const Json& rope = all.contains("full_attention") ? all.at("full_attention") : all;
+  const Json all = config.has(key) ? config.value(key) : Json::object();
+  const bool by_layer_type = all.contains("full_attention") || all.contains("sliding_attention");
+  const Json rope = by_layer_type ? all.value("full_attention", Json::object()) : all;
   MPX_CHECK(rope.is_object(), "hf", where(key), " is not an object: ", rope.dump());
   const ConfigReader declared(rope);
   set(settings, "position_embedding_type", "rope");
   set(settings, "rotary_base", declared.number("rope_theta", config.number("rope_theta", 10000.0)));
-  set(settings, "rotary_percent",
-      declared.number("partial_rotary_factor", config.number("partial_rotary_factor", 1.0)));
+  const double share = declared.number("partial_rotary_factor", config.number("partial_rotary_factor", 1.0));
+  MPX_CHECK(partial == PartialRope::read || share == 1, "hf", where("partial_rotary_factor"), " is ", share,
+            ", which this family does not support; expected 1");
+  set(settings, "rotary_percent", share);
   add_scaling(config, declared, key, settings);
+  declared.refuse_unread(key);
 }
 
 }  // namespace
 
+void set_text(Settings& settings, const char* key, const std::string& value) {
+  const std::string prefix = std::string("model.") + key + "=";
+  std::erase_if(settings, [&](const std::string& setting) { return setting.starts_with(prefix); });
+  settings.push_back(prefix + value);
+}
+
 std::string exact(double value) {
   char text[32];
   return {text, std::to_chars(text, text + sizeof text, value).ptr};
-}
-
-int64_t ConfigReader::integer(const char* key) const {
-  MPX_CHECK(has(key), "hf", where(key), " is missing");
-  MPX_CHECK(config_.at(key).is_number_integer(), "hf", where(key),
-            " is not a whole number: ", config_.at(key).dump());
-  return config_.at(key).get<int64_t>();
-}
-
-int64_t ConfigReader::integer_or_null(const char* key, int64_t otherwise) const {
-  if (!config_.contains(key)) return otherwise;
-  return has(key) ? integer(key) : 0;
-}
-
-double ConfigReader::number(const char* key, double otherwise) const {
-  if (!has(key)) return otherwise;
-  MPX_CHECK(config_.at(key).is_number(), "hf", where(key), " is not a number: ", config_.at(key).dump());
-  return config_.at(key).get<double>();
-}
-
-bool ConfigReader::flag(const char* key, bool otherwise) const {
-  if (!has(key)) return otherwise;
-  MPX_CHECK(config_.at(key).is_boolean(), "hf", where(key), " is neither true nor false: ", config_.at(key).dump());
-  return config_.at(key).get<bool>();
-}
-
-std::string ConfigReader::text(const char* key, const std::string& otherwise) const {
-  if (!has(key)) return otherwise;
-  MPX_CHECK(config_.at(key).is_string(), "hf", where(key), " is not a string: ", config_.at(key).dump());
-  return config_.at(key).get<std::string>();
-}
-
-void ConfigReader::require(bool holds, const char* key, const std::string& wanted) const {
-  MPX_CHECK(holds, "hf", where(key), " is ", has(key) ? config_.at(key).dump() : "missing",
-            ", which is not supported; expected ", wanted);
-}
-
-Json add_defaults(const Json& config, Json defaults) {
-  for (const auto& [key, value] : config.items()) defaults[key] = value;
-  return defaults;
 }
 
 std::string layer_pattern(const std::vector<bool>& layers) {
@@ -130,7 +110,7 @@ std::string layer_pattern(const std::vector<bool>& layers) {
 void add_windows(const ConfigReader& config, const std::vector<bool>& otherwise, Settings& settings) {
   std::vector<bool> slides = otherwise;
   if (config.has("layer_types")) {
-    const Json& types = config.json().at("layer_types");
+    const Json& types = config.value("layer_types");
     config.require(types.is_array() && types.size() == otherwise.size(), "layer_types",
                    "a list with one word per layer");
     for (size_t i = 0; i < slides.size(); ++i) {
@@ -147,7 +127,7 @@ void add_windows(const ConfigReader& config, const std::vector<bool>& otherwise,
     set(settings, "window_attn_skip_freq", layer_pattern(slides));
 }
 
-static void add_window(const ConfigReader& config, Window window, Settings& settings) {
+void add_window(const ConfigReader& config, Window window, Settings& settings) {
   const auto layers = static_cast<size_t>(num_layers(config));
   if (window == Window::refused) {
     const int64_t positions = config.integer("max_position_embeddings", 2048);
@@ -160,7 +140,10 @@ static void add_window(const ConfigReader& config, Window window, Settings& sett
     for (size_t i = 0; i < layers; ++i)
       slides[i] = static_cast<int64_t>(i) >= config.integer("max_window_layers", 28);
     add_windows(config, slides, settings);
+  } else {
+    config.ignore({"sliding_window", "layer_types"});
   }
+  if (window == Window::switched) config.ignore({"max_window_layers"});  // layer_types takes precedence
 }
 
 int64_t num_layers(const ConfigReader& config) {
@@ -169,22 +152,38 @@ int64_t num_layers(const ConfigReader& config) {
   return layers;
 }
 
-Settings sizes_and_positions(const ConfigReader& config) {
+Settings sizes_and_positions(const ConfigReader& config, PartialRope partial, const char* epsilon) {
   Settings settings;
+  set(settings, "family", "gpt");
   set(settings, "num_layers", num_layers(config));
   set(settings, "hidden_size", config.integer("hidden_size"));
   set(settings, "num_attention_heads", config.integer("num_attention_heads"));
   set(settings, "ffn_hidden_size", config.integer("intermediate_size"));
   set(settings, "vocab_size", config.integer("vocab_size"));
   set(settings, "max_position_embeddings", config.integer("max_position_embeddings", 2048));
-  set(settings, "layernorm_epsilon", config.number("rms_norm_eps", 1e-6));
+  set(settings, "layernorm_epsilon", config.number(epsilon, 1e-6));
   set(settings, "untie_embeddings_and_output_weights", !config.flag("tie_word_embeddings", false));
   set(settings, "attention_dropout", config.number("attention_dropout", 0.0));
   set(settings, "init_method_std", config.number("initializer_range", 0.02));
   set(settings, "normalization", "RMSNorm");
   set(settings, "gated_linear_unit", true);
-  add_rope(config, settings);
+  add_rope(config, partial, settings);
   return settings;
+}
+
+void add_activation(const ConfigReader& config, const char* key, const std::string& otherwise, Settings& settings) {
+  const std::string act = config.text(key, otherwise);
+  const auto found = std::find_if(std::begin(kActivations), std::end(kActivations),
+                                  [&](const ActivationName& name) { return name.theirs == act; });
+  config.require(found != std::end(kActivations), key,
+                 "silu, gelu, gelu_pytorch_tanh, gelu_new, quick_gelu, relu or relu2");
+  set(settings, "activation", config::text_of(found->ours));
+}
+
+std::string activation_name(const config::Model& model) {
+  return std::find_if(std::begin(kActivations), std::end(kActivations),
+                      [&](const ActivationName& name) { return name.ours == model.activation; })
+      ->theirs;
 }
 
 void add_heads(const ConfigReader& config, Settings& settings) {
@@ -193,17 +192,22 @@ void add_heads(const ConfigReader& config, Settings& settings) {
   set(settings, "kv_channels", config.integer("head_dim", hidden / std::max<int64_t>(1, heads)));
 }
 
-Settings decoder_settings_without_heads(const ConfigReader& config, Window window) {
-  Settings settings = sizes_and_positions(config);
-  set(settings, "activation", "silu");
-  const std::string act = config.text("hidden_act", "silu");
-  config.require(act == "silu", "hidden_act", "silu");
+void add_biases(bool qkv, bool output, bool mlp, Settings& settings) {
+  set(settings, "add_bias_linear", false);
+  set(settings, "add_qkv_bias", qkv);
+  set(settings, "add_attention_output_bias", output);
+  set(settings, "add_mlp_bias", mlp);
+}
+
+Settings decoder_settings_without_heads(const ConfigReader& config, Window window, PartialRope partial) {
+  Settings settings = sizes_and_positions(config, partial);
+  add_activation(config, "hidden_act", "silu", settings);
   add_window(config, window, settings);
   return settings;
 }
 
-Settings decoder_settings(const ConfigReader& config, Window window) {
-  Settings settings = decoder_settings_without_heads(config, window);
+Settings decoder_settings(const ConfigReader& config, Window window, PartialRope partial) {
+  Settings settings = decoder_settings_without_heads(config, window, partial);
   add_heads(config, settings);
   return settings;
 }

@@ -76,7 +76,7 @@ std::vector<std::string> read_settings(files::FileSystem& disk, const std::strin
   config.require(!config.has("quantization_config"), "quantization_config",
                  "a model without quantized weights (null)");
   const Family& family = find_family(config.text("model_type", ""));
-  std::vector<std::string> settings = family.settings(json);
+  std::vector<std::string> settings = read_config(family, json);
   if (family.multi_token && !has_multi_token(disk, directory, config))
     std::erase_if(settings, [](const std::string& key) { return key.starts_with("model.mtp_num_layers="); });
   const std::string type = config.text("dtype", config.text("torch_dtype", "float32"));

@@ -6,8 +6,10 @@
 namespace metroplex::hf {
 
 // A model is exported as the first family in this list that can represent it.
-static constexpr const Family* kFamilies[] = {&kGpt2,       &kLlama,      &kQwen2,  &kQwen3,  &kMixtral, &kQwen3Moe,
-                                              &kDeepseekV2, &kDeepseekV3, &kGptOss, &kGemma2, &kGemma3};
+static constexpr const Family* kFamilies[] = {
+    &kGpt2,     &kLlama,      &kMistral,    &kQwen2,      &kQwen3,   &kMixtral, &kQwen3Moe,
+    &kQwen2Moe, &kDeepseekV2, &kDeepseekV3, &kKimiK2,     &kGptOss,  &kGemma2,  &kGemma3,
+    &kSeedOss,  &kArcee,      &kNemotron,   &kStarcoder2, &kErnie45, &kGlm4,    &kGlm4Moe};
 
 std::vector<std::string> family_names() {
   std::vector<std::string> names;
@@ -29,11 +31,18 @@ const Family& find_family(const std::string& model_type) {
                                        "' is not supported; supported families: ", list()));
 }
 
+Settings read_config(const Family& family, const Json& config) {
+  ConfigReader reader(config);
+  Settings settings = family.settings(reader);
+  reader.refuse_unread(base::concat("model_type ", family.model_type));
+  return settings;
+}
+
 const Family& family_for(const config::Model& model) {
   for (const Family* family : kFamilies) {
-    if (family->holds(model) && (family->multi_token || model.mtp_num_layers == 0)) return *family;
+    if ((family->multi_token || model.mtp_num_layers == 0) && represents(*family, model)) return *family;
   }
-  const auto without = [&](const Family* family) { return family->holds(model); };
+  const auto without = [&](const Family* family) { return represents(*family, model); };
   if (model.mtp_num_layers > 0 && std::any_of(std::begin(kFamilies), std::end(kFamilies), without))
     base::throw_error(
         "hf",

@@ -7,14 +7,13 @@
 #include <string>
 #include <vector>
 
-#include <nlohmann/json.hpp>
-
 #include "config/config.h"
+#include "hf/config_reader.h"
 
 namespace metroplex::hf {
 
-using Json = nlohmann::json;
 using Dims = std::vector<int64_t>;
+using Settings = std::vector<std::string>;
 
 // A region of one of our tensors that is stored in one of theirs. Element i of the region (i from 0 in every dim) is
 // element base + sum_d strides[d] i[d] of theirs.
@@ -44,15 +43,19 @@ struct Family {
   const char* architecture;
   // Returns assignments such as "model.num_layers=3". Throws base::Error("hf") with the name of an unsupported key of
   // config.json.
-  std::vector<std::string> (*settings)(const Json& config);
+  Settings (*settings)(ConfigReader& config);
   // Returns the mapping in the order of the model. `model` must be resolved.
   std::vector<MappedTensor> (*tensors)(const config::Model& model);
-  // Whether the model can be written as this family.
-  bool (*holds)(const config::Model& model);
-  Json (*config)(const config::Model& model);  // the inverse of settings(); requires holds()
+  // The inverse of settings() for models that the family can represent, and any config.json for others.
+  Json (*config)(const config::Model& model);
   bool multi_token = false;  // directories may have multi-token prediction layers (num_nextn_predict_layers)
 };
 
+// Returns the settings of a config.json. Throws base::Error("hf") for a key that the family does not read.
+Settings read_config(const Family& family, const Json& config);
+// Whether the config.json that the family writes for the model means the same model. Multi-token prediction layers
+// are not compared.
+bool represents(const Family& family, const config::Model& model);
 // Throws base::Error("hf") with a list of the supported families.
 const Family& find_family(const std::string& model_type);
 // Returns the family that a model can be written as. Throws base::Error("hf") if there is none.

@@ -15,20 +15,15 @@ namespace gemma {
 static Settings shared_settings(const ConfigReader& config, int64_t full_every) {
   Settings settings = sizes_and_positions(config);
   add_heads(config, settings);
-  const char* const key = config.has("hidden_activation") ? "hidden_activation" : "hidden_act";
-  const std::string act = config.text(key, "gelu_pytorch_tanh");
-  config.require(act == "gelu_pytorch_tanh" || act == "gelu" || act == "silu", key,
-                 "gelu_pytorch_tanh, gelu or silu");
-  set(settings, "activation", act == "gelu_pytorch_tanh" ? "gelu_tanh" : act);
+  config.ignore({"hidden_act"});  // version 5 ignores it if both are present
+  add_activation(config, config.has("hidden_activation") ? "hidden_activation" : "hidden_act", "gelu_pytorch_tanh",
+                 settings);
   config.require(!config.flag("use_bidirectional_attention", false), "use_bidirectional_attention", "false");
   std::vector<bool> slides;
   for (int64_t i = 0; i < num_layers(config); ++i) slides.push_back((i + 1) % full_every != 0);
   add_windows(config, slides, settings);
   const bool biases = config.flag("attention_bias", false);
-  set(settings, "family", "gpt");
-  set(settings, "add_bias_linear", false);
-  set(settings, "add_qkv_bias", biases);
-  set(settings, "add_attention_output_bias", biases);
+  add_biases(biases, biases, false, settings);
   set(settings, "apply_layernorm_1p", true);
   set(settings, "sandwich_norm", true);
   set(settings, "scale_embeddings", true);
@@ -39,37 +34,40 @@ static Settings shared_settings(const ConfigReader& config, int64_t full_every) 
   return settings;
 }
 
-static Settings settings_v2(const Json& given) {
-  const Json json = add_defaults(given, {{"num_key_value_heads", 4},
-                                         {"head_dim", 256},
-                                         {"max_position_embeddings", 8192},
-                                         {"tie_word_embeddings", true},
-                                         {"sliding_window", 4096},
-                                         {"attn_logit_softcapping", 50.0},
-                                         {"final_logit_softcapping", 30.0}});
-  const ConfigReader config(json);
+static Settings settings_v2(ConfigReader& config) {
+  config.add_defaults({{"num_key_value_heads", 4},
+                       {"head_dim", 256},
+                       {"max_position_embeddings", 8192},
+                       {"tie_word_embeddings", true},
+                       {"sliding_window", 4096},
+                       {"attn_logit_softcapping", 50.0},
+                       {"final_logit_softcapping", 30.0}});
   Settings settings = shared_settings(config, 2);
   set(settings, "attn_logit_softcapping", config.number("attn_logit_softcapping", 0.0));
   return settings;
 }
 
-static Settings settings_v3(const Json& given) {
-  Json defaults{{"num_key_value_heads", 4},    {"head_dim", 256},        {"max_position_embeddings", 131072},
-                {"tie_word_embeddings", true}, {"sliding_window", 4096}, {"rope_theta", 1e6}};
-  const Json json = add_defaults(given, defaults);
-  const ConfigReader config(json);
+static Settings settings_v3(ConfigReader& config) {
+  config.add_defaults({{"num_key_value_heads", 4},
+                       {"head_dim", 256},
+                       {"max_position_embeddings", 131072},
+                       {"tie_word_embeddings", true},
+                       {"sliding_window", 4096},
+                       {"rope_theta", 1e6}});
   const char* const pattern =
       config.has("sliding_window_pattern") ? "sliding_window_pattern" : "_sliding_window_pattern";
+  config.ignore({"sliding_window_pattern", "_sliding_window_pattern", "attn_logit_softcapping"});
   const int64_t every = config.integer(pattern, 6);
   config.require(every > 0, pattern, "a number above 0");
   Settings settings = shared_settings(config, every);
   set(settings, "qk_layernorm", true);
   double local = config.number("rope_local_base_freq", 10000.0);
-  if (config.has("rope_parameters") && config.json().at("rope_parameters").contains("sliding_attention")) {
-    const ConfigReader declared(config.json().at("rope_parameters").at("sliding_attention"));
+  if (const Json& rope = config.value("rope_parameters"); rope.is_object() && rope.contains("sliding_attention")) {
+    const ConfigReader declared(rope.at("sliding_attention"));
     declared.require(declared.text("rope_type", "default") == "default", "rope_type",
                      "default for sliding_attention");
     local = declared.number("rope_theta", local);
+    declared.refuse_unread("rope_parameters");
   }
   const bool windows = std::any_of(settings.begin(), settings.end(), [](const std::string& setting) {
     return setting.starts_with("model.window_size=");
@@ -78,25 +76,8 @@ static Settings settings_v3(const Json& given) {
   return settings;
 }
 
-static bool holds(const config::Model& m) {
-  const bool act = m.activation == config::Activation::gelu_tanh || m.activation == config::Activation::gelu ||
-                   m.activation == config::Activation::silu;
-  return m.normalization == config::Normalization::RMSNorm &&
-         m.position_embedding_type == config::PositionEmbedding::rope && m.rotary_percent == 1 &&
-         !m.rotary_interleaved && !m.multi_latent_attention && m.gated_linear_unit && act &&
-         m.activation_func_clamp_value == 0 && m.glu_linear_offset == 0 && m.apply_layernorm_1p && m.sandwich_norm &&
-         m.scale_embeddings && m.softmax_type == config::SoftmaxType::vanilla && !m.has_experts() && !m.mlp_bias() &&
-         m.add_qkv_bias == m.output_bias();
-}
-
-static bool holds_v2(const config::Model& m) { return holds(m) && !m.qk_layernorm && m.rotary_base_local == 0; }
-
-static bool holds_v3(const config::Model& m) {
-  return holds(m) && m.qk_layernorm && m.attn_logit_softcapping == 0 && (m.rotary_base_local > 0 || !m.has_window());
-}
-
 static std::vector<MappedTensor> tensors(const config::Model& m) {
-  return decoder_tensors(m, {.qkv_bias = m.add_qkv_bias, .output_bias = m.add_qkv_bias, .qk_norm = m.qk_layernorm});
+  return decoder_tensors(m, {.mlp_input_norm = "pre_feedforward_layernorm"});
 }
 
 // Returns an integer if the scale was computed from one.
@@ -110,19 +91,18 @@ static Json cap(double value) { return value > 0 ? Json(value) : Json(); }
 static Json make_config(const config::Model& m) {
   Json json = decoder_config(m);
   json.erase("hidden_act");
-  json["hidden_activation"] = m.activation == config::Activation::gelu_tanh ? "gelu_pytorch_tanh"
-                              : m.activation == config::Activation::gelu    ? "gelu"
-                                                                            : "silu";
+  json["hidden_activation"] = activation_name(m);
   json["attention_bias"] = m.add_qkv_bias;
   const auto head_dim = static_cast<double>(json.at("head_dim").get<int64_t>());
   const double scale = m.softmax_scale > 0 ? m.softmax_scale : 1 / std::sqrt(head_dim);
   json["query_pre_attn_scalar"] = to_query_scalar(scale);
   json["attn_logit_softcapping"] = cap(m.attn_logit_softcapping);
   json["final_logit_softcapping"] = cap(m.final_logit_softcapping);
-  json["sliding_window"] = m.has_window() ? Json(m.window_size + 1) : Json();
+  json["sliding_window"] = window_config(m);
   json["layer_types"] = layer_types(m);
   if (m.qk_layernorm) {
-    const Json local{{"rope_type", "default"}, {"rope_theta", m.has_window() ? m.rotary_base_local : 10000.0}};
+    const double base = m.rotary_base_local > 0 ? m.rotary_base_local : m.rotary_base;
+    const Json local{{"rope_type", "default"}, {"rope_theta", m.has_window() ? base : 10000.0}};
     json["rope_parameters"] = {{"full_attention", rope_config(m)}, {"sliding_attention", local}};
   }
   return json;
@@ -130,9 +110,7 @@ static Json make_config(const config::Model& m) {
 
 }  // namespace gemma
 
-const Family kGemma2{"gemma2",       "Gemma2ForCausalLM", gemma::settings_v2,
-                     gemma::tensors, gemma::holds_v2,     gemma::make_config};
-const Family kGemma3{"gemma3_text",  "Gemma3ForCausalLM", gemma::settings_v3,
-                     gemma::tensors, gemma::holds_v3,     gemma::make_config};
+const Family kGemma2{"gemma2", "Gemma2ForCausalLM", gemma::settings_v2, gemma::tensors, gemma::make_config};
+const Family kGemma3{"gemma3_text", "Gemma3ForCausalLM", gemma::settings_v3, gemma::tensors, gemma::make_config};
 
 }  // namespace metroplex::hf

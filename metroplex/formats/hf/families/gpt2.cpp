@@ -36,8 +36,7 @@ struct Mapping {
   }
 };
 
-static Settings settings(const Json& json) {
-  const ConfigReader config(json);
+static Settings settings(ConfigReader& config) {
   Settings settings;
   const int64_t hidden = config.integer("n_embd");
   set(settings, "family", "gpt");
@@ -53,10 +52,8 @@ static Settings settings(const Json& json) {
   set(settings, "add_bias_linear", true);
   set(settings, "gated_linear_unit", false);
   set(settings, "untie_embeddings_and_output_weights", !config.flag("tie_word_embeddings", true));
-  const std::string act = config.text("activation_function", "gelu_new");
-  config.require(act == "gelu_new" || act == "gelu_pytorch_tanh" || act == "gelu", "activation_function",
-                 "gelu_new, gelu_pytorch_tanh or gelu");
-  set(settings, "activation", act == "gelu" ? "gelu" : "gelu_tanh");
+  add_activation(config, "activation_function", "gelu_new", settings);
+  config.ignore({"n_ctx"});  // older files repeat n_positions
   config.require(config.flag("scale_attn_weights", true), "scale_attn_weights", "true");
   config.require(!config.flag("scale_attn_by_inverse_layer_idx", false), "scale_attn_by_inverse_layer_idx", "false");
   config.require(!config.flag("add_cross_attention", false), "add_cross_attention", "false");
@@ -66,15 +63,6 @@ static Settings settings(const Json& json) {
   set(settings, "attention_dropout", config.number("attn_pdrop", 0.1));
   set(settings, "init_method_std", config.number("initializer_range", 0.02));
   return settings;
-}
-
-static bool holds(const config::Model& m) {
-  const bool heads = m.kv_channels == 0 || m.kv_channels * m.num_attention_heads == m.hidden_size;
-  const bool groups = m.num_query_groups == 0 || m.num_query_groups == m.num_attention_heads;
-  return m.family == "gpt" && m.position_embedding_type == config::PositionEmbedding::learned_absolute &&
-         m.normalization == config::Normalization::LayerNorm && m.add_bias_linear && !m.gated_linear_unit && heads &&
-         groups && !m.has_experts() && !m.qk_layernorm && !m.has_window() && has_usual_parts(m) &&
-         (m.activation == config::Activation::gelu || m.activation == config::Activation::gelu_tanh);
 }
 
 static std::vector<MappedTensor> tensors(const config::Model& m) {
@@ -107,7 +95,7 @@ static Json make_config(const config::Model& m) {
           {"n_positions", m.max_position_embeddings},
           {"vocab_size", m.vocab_size},
           {"layer_norm_epsilon", m.layernorm_epsilon},
-          {"activation_function", m.activation == config::Activation::gelu ? "gelu" : "gelu_new"},
+          {"activation_function", activation_name(m)},
           {"tie_word_embeddings", !m.untie_embeddings_and_output_weights},
           {"initializer_range", m.init_method_std},
           {"embd_pdrop", m.hidden_dropout},
@@ -118,6 +106,6 @@ static Json make_config(const config::Model& m) {
 
 }  // namespace gpt2
 
-const Family kGpt2{"gpt2", "GPT2LMHeadModel", gpt2::settings, gpt2::tensors, gpt2::holds, gpt2::make_config};
+const Family kGpt2{"gpt2", "GPT2LMHeadModel", gpt2::settings, gpt2::tensors, gpt2::make_config};
 
 }  // namespace metroplex::hf

@@ -4,23 +4,14 @@
 namespace metroplex::hf {
 namespace qwen2 {
 
-static Settings settings(const Json& given) {
-  const Json json = add_defaults(
-      given, {{"num_key_value_heads", 32}, {"max_position_embeddings", 32768}, {"sliding_window", 4096}});
-  const ConfigReader config(json);
+static Settings settings(ConfigReader& config) {
+  config.add_defaults({{"num_key_value_heads", 32}, {"max_position_embeddings", 32768}, {"sliding_window", 4096}});
   Settings settings = decoder_settings(config, Window::switched);
-  set(settings, "family", "llama");
-  set(settings, "add_bias_linear", false);
-  set(settings, "add_qkv_bias", true);
+  add_biases(true, false, false, settings);
   return settings;
 }
 
-static bool holds(const config::Model& m) {
-  return is_plain_decoder(m, Windows::allowed) && !m.has_experts() && !m.qk_layernorm && m.add_qkv_bias &&
-         !m.output_bias() && !m.mlp_bias();
-}
-
-static std::vector<MappedTensor> tensors(const config::Model& m) { return decoder_tensors(m, {.qkv_bias = true}); }
+static std::vector<MappedTensor> tensors(const config::Model& m) { return decoder_tensors(m, {}); }
 
 static Json make_config(const config::Model& m) {
   Json json = decoder_config(m);
@@ -30,6 +21,6 @@ static Json make_config(const config::Model& m) {
 
 }  // namespace qwen2
 
-const Family kQwen2{"qwen2", "Qwen2ForCausalLM", qwen2::settings, qwen2::tensors, qwen2::holds, qwen2::make_config};
+const Family kQwen2{"qwen2", "Qwen2ForCausalLM", qwen2::settings, qwen2::tensors, qwen2::make_config};
 
 }  // namespace metroplex::hf

@@ -4,29 +4,17 @@
 namespace metroplex::hf {
 namespace qwen3 {
 
-static Settings settings(const Json& given) {
-  const Json json = add_defaults(
-      given,
+static Settings settings(ConfigReader& config) {
+  config.add_defaults(
       {{"num_key_value_heads", 32}, {"head_dim", 128}, {"max_position_embeddings", 32768}, {"sliding_window", 4096}});
-  const ConfigReader config(json);
   Settings settings = decoder_settings(config, Window::switched);
   const bool biases = config.flag("attention_bias", false);
-  set(settings, "add_qkv_bias", biases);
-  set(settings, "add_attention_output_bias", biases);
-  set(settings, "family", "llama");
-  set(settings, "add_bias_linear", false);
+  add_biases(biases, biases, false, settings);
   set(settings, "qk_layernorm", true);
   return settings;
 }
 
-static bool holds(const config::Model& m) {
-  return is_plain_decoder(m, Windows::allowed) && !m.has_experts() && m.qk_layernorm && !m.mlp_bias() &&
-         m.add_qkv_bias == m.output_bias();
-}
-
-static std::vector<MappedTensor> tensors(const config::Model& m) {
-  return decoder_tensors(m, {.qkv_bias = m.add_qkv_bias, .output_bias = m.add_qkv_bias, .qk_norm = true});
-}
+static std::vector<MappedTensor> tensors(const config::Model& m) { return decoder_tensors(m, {}); }
 
 static Json make_config(const config::Model& m) {
   Json json = decoder_config(m);
@@ -37,6 +25,6 @@ static Json make_config(const config::Model& m) {
 
 }  // namespace qwen3
 
-const Family kQwen3{"qwen3", "Qwen3ForCausalLM", qwen3::settings, qwen3::tensors, qwen3::holds, qwen3::make_config};
+const Family kQwen3{"qwen3", "Qwen3ForCausalLM", qwen3::settings, qwen3::tensors, qwen3::make_config};
 
 }  // namespace metroplex::hf
