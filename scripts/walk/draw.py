@@ -198,9 +198,14 @@ class Drawing(Experts):
         self.maybe("model.attn_logit_softcapping", 0.5, 20)
         self.maybe("model.final_logit_softcapping", 1, 30)
         self.maybe("model.scale_embeddings", "true")
+        self.maybe("model.embedding_multiplier", 0.5, 12)
+        self.maybe("model.residual_multiplier", 0.2, 2)
+        self.maybe("model.logits_scaling", 0.25, 16)
         self.maybe("model.apply_layernorm_1p", "true")
         if not codegeex and not self.experts:
             self.maybe("model.sandwich_norm", "true")
+            if self.keys.get("model.sandwich_norm") == "true":
+                self.maybe("model.pre_norm", "false")
         if self.family in ("llama", "mixtral", "qwen3_moe") or self.keys.get("model.gated_linear_unit") == "true":
             self.maybe("model.activation_func_clamp_value", 0.01, 1)
             self.maybe("model.glu_linear_offset", 1, -0.5)

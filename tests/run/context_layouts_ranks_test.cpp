@@ -82,6 +82,16 @@ config::Config windows(bool documents) {
   return config;
 }
 
+// Norms over all heads after layers, layers without rotary positions, multipliers.
+config::Config norms(bool documents) {
+  config::Config config = llama(documents);
+  config.model.num_query_groups = 8;
+  config.model.pre_norm = false;
+  config.model.sandwich_norm = config.model.qk_layernorm_all_heads = true;
+  config.model.no_rope_freq = "2", config.model.residual_multiplier = 0.4, config.model.logits_scaling = 2;
+  return config;
+}
+
 config::Config codegeex(bool documents) {
   config::Config config = gpt(documents);
   config.model.family = "codegeex";
@@ -172,6 +182,7 @@ TEST(ContextParallelEqualsOneRank, LlamaWithGroupedQueriesPerToken) { walk(llama
 TEST(ContextParallelEqualsOneRank, CodegeexWithItsTopQuery) { walk(codegeex, 60); }
 TEST(ContextParallelEqualsOneRank, LatentAttention) { walk(latent, 60); }
 TEST(ContextParallelEqualsOneRank, WindowsAndCaps) { walk(windows, 60); }
+TEST(ContextParallelEqualsOneRank, NormsOverAllHeads) { walk(norms, 20); }
 TEST(ContextParallelEqualsOneRank, Experts) { walk(experts, 60); }
 
 // Precondition of the layouts above with a slack: the token counts do differ.

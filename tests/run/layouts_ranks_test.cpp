@@ -73,6 +73,18 @@ config::Config windows() {
       "optim: {lr: 1.0e-3, weight_decay: 0.1}\n");
 }
 
+// Norms after layers and over all heads, layers without rotary positions, multipliers.
+config::Config norms() {
+  return config::parse(
+      "model: {family: llama, num_layers: 6, hidden_size: 32, num_attention_heads: 8, num_query_groups: 4,"
+      " ffn_hidden_size: 48, vocab_size: 50, make_vocab_size_divisible_by: 8, pre_norm: false, sandwich_norm: true,"
+      " qk_layernorm: true, qk_layernorm_all_heads: true, no_rope_freq: 3, embedding_multiplier: 3,"
+      " residual_multiplier: 0.4, logits_scaling: 2, add_attention_output_bias: true, add_mlp_bias: true,"
+      " hidden_dropout: 0.1, untie_embeddings_and_output_weights: false}\n"
+      "train: {seq_length: 8, micro_batch_size: 2}\n"
+      "optim: {lr: 1.0e-3, weight_decay: 0.1}\n");
+}
+
 // Two multi-token prediction layers; the last stage reads the first stage's embedding.
 config::Config ahead() {
   config::Config config = llama();
@@ -128,6 +140,7 @@ TEST(AnyLayoutEqualsOneRank, GptWithTiedHeadAndDropout) { walk(gpt(), 8, 8); }
 TEST(AnyLayoutEqualsOneRank, LlamaWithGroupedQueries) { walk(llama(), 6, 4); }
 TEST(AnyLayoutEqualsOneRank, LatentAttentionWithYarn) { walk(latent(), 6, 4); }
 TEST(AnyLayoutEqualsOneRank, WindowsCapsAndSinks) { walk(windows(), 6, 4); }
+TEST(AnyLayoutEqualsOneRank, NormsAfterLayersAndMultipliers) { walk(norms(), 6, 4); }
 TEST(AnyLayoutEqualsOneRank, MultiTokenPrediction) { walk(ahead(), 6, 4); }
 // Prediction layers in a stage before that of the loss: alone, after other layers, on the rank of the loss, with an
 // empty stage between.

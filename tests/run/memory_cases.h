@@ -28,6 +28,10 @@ inline const std::string kWindows =
     " sandwich_norm: true, activation_func_clamp_value: 1, glu_linear_offset: 1, add_attention_output_bias: true,"
     " add_mlp_bias: true";
 
+inline const std::string kNorms =
+    ", pre_norm: false, sandwich_norm: true, qk_layernorm: true, qk_layernorm_all_heads: true, no_rope_freq: 2,"
+    " residual_multiplier: 0.4, logits_scaling: 2, add_attention_output_bias: true, add_mlp_bias: true";
+
 // Short sequences, with every option that changes the held memory.
 inline config::Config saved_config(const MemoryCase& test_case) {
   const std::string family =
@@ -97,6 +101,8 @@ inline std::vector<MemoryCase> saved_cases() {
        kLatent + ", q_lora_rank: 12, qk_layernorm: true}\n" + kBf16},
       {"windows", true, {}, kWindows + "}\n"},
       {"windows bf16 tp 2 sp", true, {2, 1, 1, 1, true}, kWindows + "}\n" + kBf16},
+      {"norms after layers", true, {}, kNorms + "}\n"},
+      {"norms after layers bf16 tp 2 sp", true, {2, 1, 1, 1, true}, kNorms + "}\n" + kBf16},
       {"codegeex", false, {}, ""},
       {"gpt tp 2", false, {2, 1, 1, 1, false}, ""},
       {"llama tp 2 sp bf16", true, {2, 1, 1, 1, true}, kBf16},
@@ -233,6 +239,8 @@ inline std::vector<MemoryCase> peak_cases() {
        kLatent + ", q_lora_rank: 12, qk_layernorm: true}\n" + kBf16},
       {"windows", true, {}, kWindows + "}\n"},
       {"windows bf16 tp 2 sp", true, {2, 1, 1, 1, true}, kWindows + "}\n" + kBf16},
+      {"norms after layers", true, {}, kNorms + "}\n"},
+      {"norms after layers bf16 tp 2 sp", true, {2, 1, 1, 1, true}, kNorms + "}\n" + kBf16},
       {"latent recomputed core and norms",
        false,
        {1, 2, 1, 1, false},

@@ -185,6 +185,22 @@ std::vector<bool> window_layers(const Model& model) {
   return *layers;
 }
 
+std::optional<std::vector<bool>> read_rope_layers(const std::string& text, int64_t num_layers, std::string& problem) {
+  if (text == "0") return std::vector<bool>(static_cast<size_t>(num_layers), true);
+  auto layers = read_window_layers(text, num_layers, problem);
+  if (layers && text.find('[') != std::string::npos) layers->flip();
+  return layers;
+}
+
+std::vector<bool> rope_layers(const Model& model) {
+  std::string problem;
+  auto layers = read_rope_layers(model.no_rope_freq, model.num_layers, problem);
+  MPX_CHECK(layers.has_value(), "config", "model.no_rope_freq = ", model.no_rope_freq,
+            ": must define which layers have no rotary positions, but ", problem,
+            "; write N for every N-th layer, or one 0 or 1 a layer, like [0,0,0,1]");
+  return *layers;
+}
+
 std::vector<bool> moe_layers(const Model& model) {
   if (!model.has_experts()) return std::vector<bool>(static_cast<size_t>(model.num_layers));
   std::string problem;

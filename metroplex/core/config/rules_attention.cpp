@@ -103,6 +103,37 @@ void check_window(Rules& rules) {
                 "excludes model.window_size: the window of its last layer is not defined", "use another family");
 }
 
+void check_rope_layers(Rules& rules) {
+  const Model& m = rules.config.model;
+  static constexpr const char* kKey = "model.no_rope_freq";
+  if (m.no_rope_freq.empty()) return;
+  std::string problem;
+  const bool reads = read_rope_layers(m.no_rope_freq, m.num_layers, problem).has_value();
+  rules.require(reads, kKey, m.no_rope_freq, "must define which layers have no rotary positions, but " + problem,
+                "write N for every N-th layer, or one 0 or 1 a layer, like [0,0,0,1]");
+  rules.require(
+      m.position_embedding_type == PositionEmbedding::rope && !m.multi_latent_attention, kKey, m.no_rope_freq,
+      "needs model.position_embedding_type = rope, and excludes model.multi_latent_attention", "leave it out");
+  rules.require(m.mtp_num_layers == 0, kKey, m.no_rope_freq,
+                "excludes model.mtp_num_layers: the positions of these layers are not defined",
+                "leave one of them out");
+}
+
+void check_qk_norm(Rules& rules) {
+  const Model& m = rules.config.model;
+  const bool per_token = m.qk_layernorm && !m.multi_latent_attention;
+  rules.require(!m.qk_layernorm_all_heads || (per_token && m.normalization == Normalization::RMSNorm),
+                "model.qk_layernorm_all_heads", "true",
+                "needs model.qk_layernorm and model.normalization = RMSNorm, and excludes "
+                "model.multi_latent_attention",
+                "turn it off");
+  const bool rope = m.position_embedding_type == PositionEmbedding::rope;
+  rules.require(!m.qk_layernorm_after_rope || (per_token && rope), "model.qk_layernorm_after_rope", "true",
+                "needs model.qk_layernorm and model.position_embedding_type = rope, and excludes "
+                "model.multi_latent_attention",
+                "turn it off");
+}
+
 void check_softmax(Rules& rules) {
   const Model& m = rules.config.model;
   if (m.softmax_type == SoftmaxType::vanilla) return;
@@ -118,6 +149,8 @@ void check_layer_parts(Rules& rules) {
   const Model& m = rules.config.model;
   rules.require(!m.sandwich_norm || !m.has_experts(), "model.sandwich_norm", "true",
                 "excludes experts (model.num_moe_experts)", "turn it off");
+  rules.require(m.pre_norm || m.sandwich_norm, "model.pre_norm", "false", "needs model.sandwich_norm",
+                "set model.sandwich_norm, or leave it true");
   const Family* const family = find_family(m.family);
   rules.require(!m.sandwich_norm || family == nullptr || !family->top_query, "model.sandwich_norm", "true",
                 concat("excludes model.family = ", m.family), "turn it off, or use another family");
@@ -158,6 +191,8 @@ void check_attention(Rules& rules) {
   check_latent(rules);
   check_frequencies(rules);
   check_window(rules);
+  check_rope_layers(rules);
+  check_qk_norm(rules);
   check_softmax(rules);
   check_layer_parts(rules);
   check_multi_token(rules);

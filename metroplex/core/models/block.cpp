@@ -1,5 +1,7 @@
 #include "models/block.h"
 
+#include <ATen/ATen.h>
+
 #include <algorithm>
 #include <cmath>
 #include <optional>
@@ -22,9 +24,9 @@ nn::NormSpec norm_spec(const std::string& name, const config::Model& model, cons
           model.apply_layernorm_1p};
 }
 
-static std::optional<nn::Norm> make_post_norm(const std::string& name, const config::Model& model,
-                                              const nn::LayerContext& context) {
-  if (!model.sandwich_norm) return std::nullopt;
+static std::optional<nn::Norm> make_norm(bool exists, const std::string& name, const config::Model& model,
+                                         const nn::LayerContext& context) {
+  if (!exists) return std::nullopt;
   return std::optional<nn::Norm>(std::in_place, norm_spec(name, model, context), context);
 }
 
@@ -63,21 +65,24 @@ AttentionSegment::AttentionSegment(const LayerSpec& spec, const config::Model& m
       has_external_query_(spec.has_external_query),
       saving_(context.saving),
       dropout_{context.seed, spec.layer, nn::RandomSite::attention_output, model.hidden_dropout, context.target},
-      norm_(norm_spec(spec.name + ".input_layernorm", model, context), context),
+      norm_(make_norm(model.pre_norm, spec.name + ".input_layernorm", model, context)),
       attention_(nn::make_attention({name_, spec.layer, spec.has_external_query}, model, context, std::move(rope))),
-      post_norm_(make_post_norm(spec.name + ".post_self_attn_layernorm", model, context)) {}
+      post_norm_(make_norm(model.sandwich_norm, spec.name + ".post_self_attn_layernorm", model, context)),
+      multiplier_(model.residual_multiplier) {}
 
 nn::Values AttentionSegment::forward(const nn::Values& in, nn::SegmentContext& context) {
-  const nn::ResidualAndNorm x = nn::residual_and_norm(in.at(nn::kHiddenStates), norm_, saving_, context.batch);
+  const nn::ResidualAndNorm x =
+      nn::residual_and_norm(in.at(nn::kHiddenStates), norm_ ? &*norm_ : nullptr, saving_, context.batch);
   const at::Tensor query = has_external_query_ ? in.tensor(kQueries) : at::Tensor();
   at::Tensor attention_out = attention_->forward(x.normed, context.batch, query);
   if (post_norm_) attention_out = nn::normalize(*post_norm_, attention_out, saving_).x;
+  if (multiplier_ != 1) attention_out = at::mul(attention_out, multiplier_);
   const nn::SequenceOffset offset = nn::sequence_offset(x.h, sp_);
   return {nn::kHiddenStates, nn::PendingSum{attention_out, x.h, {dropout_, attention_->output_bias(), offset}}};
 }
 
 void AttentionSegment::collect_params(std::vector<nn::Param*>& params) {
-  norm_.collect_params(params);
+  if (norm_) norm_->collect_params(params);
   attention_->collect_params(params);
   if (post_norm_) post_norm_->collect_params(params);
 }
@@ -88,20 +93,23 @@ FeedForwardSegment::FeedForwardSegment(const LayerSpec& spec, const config::Mode
       sp_(context.sp),
       saving_(context.saving),
       dropout_{context.seed, spec.layer, nn::RandomSite::mlp_output, model.hidden_dropout, context.target},
-      norm_(norm_spec(spec.name + ".pre_mlp_layernorm", model, context), context),
+      norm_(make_norm(model.pre_norm, spec.name + ".pre_mlp_layernorm", model, context)),
       mlp_(name_, model, context),
-      post_norm_(make_post_norm(spec.name + ".post_mlp_layernorm", model, context)) {}
+      post_norm_(make_norm(model.sandwich_norm, spec.name + ".post_mlp_layernorm", model, context)),
+      multiplier_(model.residual_multiplier) {}
 
 nn::Values FeedForwardSegment::forward(const nn::Values& in, nn::SegmentContext& context) {
-  const nn::ResidualAndNorm x = nn::residual_and_norm(in.at(nn::kHiddenStates), norm_, saving_, context.batch);
+  const nn::ResidualAndNorm x =
+      nn::residual_and_norm(in.at(nn::kHiddenStates), norm_ ? &*norm_ : nullptr, saving_, context.batch);
   at::Tensor out = mlp_.forward(x.normed, context.batch);
   if (post_norm_) out = nn::normalize(*post_norm_, out, saving_).x;
+  if (multiplier_ != 1) out = at::mul(out, multiplier_);
   const nn::SequenceOffset offset = nn::sequence_offset(x.h, sp_);
   return {nn::kHiddenStates, nn::PendingSum{out, x.h, {dropout_, mlp_.output_bias(), offset}}};
 }
 
 void FeedForwardSegment::collect_params(std::vector<nn::Param*>& params) {
-  norm_.collect_params(params);
+  if (norm_) norm_->collect_params(params);
   mlp_.collect_params(params);
   if (post_norm_) post_norm_->collect_params(params);
 }

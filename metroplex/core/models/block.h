@@ -1,6 +1,6 @@
-// A pre-norm transformer layer as a block of two segments: h = x + dropout(attention(norm(x))) and y = h +
-// dropout(mlp(norm(h))). With model.sandwich_norm another norm is applied inside each dropout. Both segments return
-// their sum pending, so that the following norm fuses it.
+// A transformer layer as a block of two segments: h = x + dropout(attention(norm(x))) and y = h +
+// dropout(mlp(norm(h))). With model.sandwich_norm another norm is applied inside each dropout; with model.pre_norm =
+// false that is the only one. Both segments return their sum pending, so that the following norm fuses it.
 #pragma once
 
 #include <memory>
@@ -47,9 +47,10 @@ class AttentionSegment final : public nn::Segment {
   bool has_external_query_;
   nn::SavePolicy saving_;
   nn::DropoutKey dropout_;
-  nn::Norm norm_;
+  std::optional<nn::Norm> norm_;
   std::unique_ptr<nn::Attention> attention_;
   std::optional<nn::Norm> post_norm_;
+  double multiplier_;  // of the result
 };
 
 class FeedForwardSegment final : public nn::Segment {
@@ -65,9 +66,10 @@ class FeedForwardSegment final : public nn::Segment {
   comm::Group sp_;
   nn::SavePolicy saving_;
   nn::DropoutKey dropout_;
-  nn::Norm norm_;
+  std::optional<nn::Norm> norm_;
   nn::Mlp mlp_;
   std::optional<nn::Norm> post_norm_;
+  double multiplier_;  // of the result
 };
 
 // Appends the attention segment and the feed-forward segments of this layer, dense or with experts.

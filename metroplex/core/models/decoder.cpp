@@ -70,7 +70,8 @@ EmbeddingSegment::EmbeddingSegment(const ModelContext& context, std::shared_ptr<
                                    int64_t site)
     : sp_(context.sp),
       fp32_residual_(context.fp32_residual_connection),
-      scale_(context.model.scale_embeddings ? std::sqrt(static_cast<double>(context.model.hidden_size)) : 1),
+      scale_(context.model.embedding_multiplier *
+             (context.model.scale_embeddings ? std::sqrt(static_cast<double>(context.model.hidden_size)) : 1)),
       word_embeddings_(std::move(word_embeddings), vocabulary_shard(context), context),
       dropout_{context.seed, site, nn::RandomSite::embedding, context.model.hidden_dropout, context.target} {
   const config::Model& model = context.model;
@@ -111,6 +112,7 @@ void EmbeddingSegment::collect_params(std::vector<nn::Param*>& params) {
 HeadSegment::HeadSegment(const ModelContext& context, std::shared_ptr<nn::Param> weight, bool final_norm)
     : defers_weights_(context.head_defers_weights),
       tp_(context.tp),
+      scaling_(context.model.logits_scaling),
       softcap_(context.model.final_logit_softcapping),
       loss_{context.tp, vocabulary_shard(context), context.vocab_size, context.label_smoothing, context.target},
       saving_(context.saving),
@@ -122,6 +124,7 @@ nn::Values HeadSegment::forward(const nn::Values& in, nn::SegmentContext& contex
   const nn::Microbatch& batch = context.batch;
   const at::Tensor& x_sbh = in.tensor(nn::kHiddenStates);
   at::Tensor logits = output_.forward(norm_ ? nn::normalize(*norm_, x_sbh, saving_) : x_sbh);
+  if (scaling_ != 1) logits = at::div(logits, scaling_);
   if (softcap_ > 0) logits = apply_softcap(logits, softcap_, saving_);
   if (!batch.labels.defined()) {
     const at::NoGradGuard no_grad;
@@ -154,11 +157,15 @@ nn::Blocks build_decoder(const ModelContext& context, const StageSpec& stage, Be
   if (stage.has_embedding) add(std::make_unique<EmbeddingSegment>(context, word_embeddings, 0));
   const std::shared_ptr<nn::RopeTable> rope = make_rope(context);
   const std::vector<bool> windows = config::window_layers(context.model);
+  const std::vector<bool> rotated = config::rope_layers(context.model);
   const auto local = context.model.rotary_base_local > 0 ? make_rope(context, true) : rope;
   for (int64_t layer = stage.first_layer; layer < stage.first_layer + stage.num_layers; ++layer) {
     blocks.push_back({"decoder.layers." + std::to_string(layer), true, {}});
-    const bool window = windows[static_cast<size_t>(layer)];
-    add_layer_segments(blocks.back(), {blocks.back().name, layer}, context, window ? local : rope);
+    const auto number = static_cast<size_t>(layer);
+    add_layer_segments(blocks.back(), {blocks.back().name, layer}, context,
+                       !rotated[number]  ? nullptr
+                       : windows[number] ? local
+                                         : rope);
   }
   const auto add_all = [&](nn::Blocks more) { std::move(more.begin(), more.end(), std::back_inserter(blocks)); };
   if (stage.has_loss)

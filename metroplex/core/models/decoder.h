@@ -48,6 +48,7 @@ class HeadSegment final : public nn::Segment {
   std::string name_ = "head";
   bool defers_weights_;
   comm::Group tp_;
+  double scaling_;  // divisor of the logits
   double softcap_;  // 0: off
   nn::CrossEntropySpec loss_;
   nn::SavePolicy saving_;

@@ -29,7 +29,7 @@ class RouterSegment final : public nn::Segment {
   const std::string& name() const override { return name_; }
 
   nn::Values forward(const nn::Values& in, nn::SegmentContext& context) override {
-    const nn::ResidualAndNorm x = nn::residual_and_norm(in.at(nn::kHiddenStates), norm_, saving_, context.batch);
+    const nn::ResidualAndNorm x = nn::residual_and_norm(in.at(nn::kHiddenStates), &norm_, saving_, context.batch);
     const Routing routing = router_.forward(x.normed, context);
     return to_values({.residual = x.h, .input = x.normed, .routing = routing});
   }
@@ -243,8 +243,8 @@ class CombineSegment final : public nn::Segment {
       : layer_(std::move(layer)),
         name_(layer_->spec.name + ".combine"),
         sp_(context.sp),
-        dropout_{context.seed, layer_->spec.layer, nn::RandomSite::mlp_output, model.hidden_dropout, context.target} {
-  }
+        dropout_{context.seed, layer_->spec.layer, nn::RandomSite::mlp_output, model.hidden_dropout, context.target},
+        multiplier_(model.residual_multiplier) {}
   const std::string& name() const override { return name_; }
 
   nn::Values forward(const nn::Values& in, nn::SegmentContext& context) override {
@@ -258,6 +258,7 @@ class CombineSegment final : public nn::Segment {
           [&] { out = layer_->dispatcher->combine(values.row_output, back); });
     out = out.view(residual.sizes());
     if (values.shared_output.defined()) out = at::add(out, values.shared_output);
+    if (multiplier_ != 1) out = at::mul(out, multiplier_);
     const nn::SequenceOffset place = nn::sequence_offset(residual, sp_);
     return {nn::kHiddenStates, nn::PendingSum{out, residual, {dropout_, nullptr, place}}};
   }
@@ -270,6 +271,7 @@ class CombineSegment final : public nn::Segment {
   std::string name_;
   comm::Group sp_;
   nn::DropoutKey dropout_;
+  double multiplier_;  // of the result
 };
 
 }  // namespace

@@ -40,7 +40,7 @@ LinearSpec output_projection(const AttentionSpec& spec, const config::Model& mod
   const HeadCounts whole = head_counts(model, 1);
   LinearSpec out =
       linear_spec(spec.name + ".linear_proj", whole.heads * whole.v_head_dim, model.hidden_size, model.output_bias());
-  out.skip_bias_add = !model.sandwich_norm;  // a sandwich norm needs the whole sum
+  out.skip_bias_add = !model.needs_whole_sum();
   out.init = Init::scaled_normal;
   out.adapters = {config::whole_layer("o_proj", model.hidden_size)};
   return out;
@@ -119,6 +119,7 @@ SelfAttention::SelfAttention(const AttentionSpec& spec, const config::Model& mod
     : spec_(spec),
       heads_(head_counts(model, context.tp.size())),
       saving_(context.saving),
+      norms_after_rope_(model.qk_layernorm_after_rope),
       rope_(std::move(rope)),
       fused_(fused_spec(spec, model), LinearSplit::output, context),
       sinks_(make_sinks(spec, model, context)),
@@ -132,13 +133,15 @@ SelfAttention::SelfAttention(const AttentionSpec& spec, const config::Model& mod
   }
   if (model.qk_layernorm) {
     const bool rms = model.normalization == config::Normalization::RMSNorm;
-    const auto norm = [&](const char* name) {  // gradients are partial over tp: a rank has only its heads
-      return NormSpec{spec.name + name,        heads_.head_dim,    rms,
-                      model.layernorm_epsilon, topology::Axis::tp, topology::Role::qk_norm,
-                      model.apply_layernorm_1p};
+    const auto norm = [&](const char* name, int64_t heads) {
+      NormSpec norm{spec.name + name,        heads_.head_dim,         rms, model.layernorm_epsilon, {},
+                    topology::Role::qk_norm, model.apply_layernorm_1p};
+      if (model.qk_layernorm_all_heads) norm.width *= heads, norm.columns = context.tp;
+      else norm.partial = topology::Axis::tp;  // a rank has only its heads
+      return norm;
     };
-    q_norm_.emplace(norm(".q_layernorm"), context);
-    k_norm_.emplace(norm(".k_layernorm"), context);
+    q_norm_.emplace(norm(".q_layernorm", heads_.heads), context);
+    k_norm_.emplace(norm(".k_layernorm", heads_.groups), context);
   }
 }
 
@@ -156,27 +159,36 @@ CoreInputs SelfAttention::split(const at::Tensor& fused, const at::Tensor& query
   return {q, k, v};
 }
 
-// `saved` may be null. Without a norm, rotates `raw` in place. With a norm, saves `raw`, and the result can be
-// recomputed from it.
+at::Tensor SelfAttention::normalize(const at::Tensor& raw, Norm& norm, const Positions& rows, NormSaved* saved) {
+  const at::Tensor x = norm.apply(raw, saved);
+  if (rope_ && !norms_after_rope_) rope_->rotate(x, rows, 1);
+  return x;
+}
+
+// `saved` may be null. Rotates `raw` in place, unless a norm comes first. With a norm, saves `raw`, and the result
+// can be recomputed from it.
 Input SelfAttention::normalize_and_rotate(const at::Tensor& raw, std::optional<Norm>& norm, const Positions& rows,
                                           NormedSaved* saved) {
-  const at::Tensor x = norm ? norm->apply(raw, saved ? &saved->norm : nullptr) : raw;
-  if (rope_) rope_->rotate(x, rows, 1);
-  if (!norm || saved == nullptr) return x;
+  if (rope_ && (!norm || norms_after_rope_)) rope_->rotate(raw, rows, 1);
+  if (!norm) return raw;
+  const at::Tensor x = normalize(raw, *norm, rows, saved ? &saved->norm : nullptr);
+  if (saved == nullptr) return x;
   saved->norm.x = at::Tensor();
   saved->raw = saving_.keep(raw);
   return {x, Saved::recomputed([this, saved_raw = saved->raw, &norm, rows] {
-            return normalize_and_rotate(saved_raw.get(), norm, rows, nullptr).x;
+            return normalize(saved_raw.get(), *norm, rows, nullptr);
           })};
 }
 
 // Overwrites dx.
 at::Tensor SelfAttention::backward_to_raw(const at::Tensor& dx, std::optional<Norm>& norm, const Positions& rows,
                                           NormedSaved& saved) {
-  if (rope_) rope_->rotate(dx, rows, -1);
+  if (rope_ && (!norm || !norms_after_rope_)) rope_->rotate(dx, rows, -1);
   if (!norm) return dx;
   saved.norm.x = saved.raw.get();
-  return norm->backward(dx, saved.norm);
+  const at::Tensor gradient = norm->backward(dx, saved.norm);
+  if (rope_ && norms_after_rope_) rope_->rotate(gradient, rows, -1);
+  return gradient;
 }
 
 Input SelfAttention::run_core(const at::Tensor& fused, const at::Tensor& query, const Microbatch& batch) {

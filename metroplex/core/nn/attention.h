@@ -68,6 +68,7 @@ class SelfAttention final : public Attention {
   Input run_core(const at::Tensor& fused, const at::Tensor& query, const Microbatch& batch);
   std::vector<at::Tensor> run_core_backward(const at::Tensor& dout, AttentionSaved& saved);
   CoreInputs split(const at::Tensor& fused, const at::Tensor& query, bool saves) const;
+  at::Tensor normalize(const at::Tensor& raw, Norm& norm, const Positions& rows, NormSaved* saved);
   Input normalize_and_rotate(const at::Tensor& raw, std::optional<Norm>& norm, const Positions& rows,
                              NormedSaved* saved);
   at::Tensor backward_to_raw(const at::Tensor& dx, std::optional<Norm>& norm, const Positions& rows,
@@ -76,6 +77,7 @@ class SelfAttention final : public Attention {
   AttentionSpec spec_;
   HeadCounts heads_;
   SavePolicy saving_;
+  bool norms_after_rope_;
   std::shared_ptr<RopeTable> rope_;
   std::optional<Linear> q_;  // only with has_external_query
   Linear fused_;             // linear_qkv or linear_kv

@@ -66,6 +66,20 @@ ResidualAndNorm bias_dropout_add_norm(const at::Tensor& x_sbh, const at::Tensor&
   return {h, out};
 }
 
+ResidualAndNorm fork_sum(const at::Tensor& sum) {
+  if (!at::GradMode::is_enabled()) return {sum, sum};
+  const auto stored_dy = std::make_shared<at::Tensor>();
+  const at::Tensor residual = attach(
+      sum.detach(), {sum},
+      [stored_dy](const at::Tensor& dh) -> Gradients {
+        const at::Tensor dy = std::move(*stored_dy);
+        if (dy.defined() && dh.defined()) dy.add_(dh);
+        return {dy.defined() ? dy : dh};
+      },
+      MissingGradient::call);
+  return {residual, defer_gradient(sum.detach(), residual, stored_dy)};
+}
+
 ResidualAndNorm sum_and_norm(const at::Tensor& h, Norm& norm, const SavePolicy& saving) {
   NormSaved statistics;
   const at::Tensor normed = norm.apply(h, &statistics);

@@ -28,7 +28,7 @@ LinearSpec fc2_spec(const std::string& name, const config::Model& model) {
   spec.in_features = config::ffn_width(model);
   spec.out_features = model.hidden_size;
   spec.bias = model.mlp_bias();
-  spec.skip_bias_add = !model.sandwich_norm;  // a sandwich norm needs the whole sum
+  spec.skip_bias_add = !model.needs_whole_sum();
   spec.init = Init::scaled_normal;
   spec.adapters = {config::whole_layer("down_proj", model.hidden_size)};
   return spec;

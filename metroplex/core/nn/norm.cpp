@@ -4,6 +4,7 @@
 #include <ATen/core/grad_mode.h>
 
 #include "base/error.h"
+#include "comm/collectives.h"
 #include "nn/autograd_node.h"
 #include "kernels/dropout_norm.h"
 #include "kernels/norm.h"
@@ -31,8 +32,11 @@ void dispatch_pair(at::ScalarType in, at::ScalarType out, const Body& body) {
 
 Norm::Norm(const NormSpec& spec, const LayerContext& context) : spec_(spec), target_(context.target) {
   const Init init = spec.one_plus ? Init::zeros : Init::ones;
-  weight_ =
-      make_param({spec.name + ".weight", {spec.width}, {.partial = spec.partial, .role = spec.role}, init}, context);
+  const int64_t width = spec.width * spec.columns.size();
+  topology::Placement weight{.partial = spec.partial, .role = spec.role};
+  if (spec.columns.size() > 1)
+    weight.cuts = {topology::even_shard(0, topology::Axis::tp, width, spec.columns.size(), spec.columns.index())};
+  weight_ = make_param({spec.name + ".weight", {width}, weight, init}, context);
   if (!spec.rms) {
     const topology::Placement placement{.partial = spec.partial, .role = topology::Role::bias};
     bias_ = make_param({spec.name + ".bias", {spec.width}, placement, Init::zeros}, context);
@@ -94,8 +98,38 @@ Norm::Forward Norm::start_forward(const at::Tensor& x) const {
   return call;
 }
 
+// In at least fp32: the factor of the normalized values.
+at::Tensor Norm::scale() const {
+  const at::Tensor weight = to_wide(weight_.data);
+  return spec_.one_plus ? weight + 1 : weight;
+}
+
+at::Tensor Norm::apply_to_columns(const at::Tensor& x, NormSaved* saved) const {
+  const at::Tensor rows = x.reshape({-1, spec_.width}), wide = to_wide(rows);
+  const at::Tensor sums = wide.square().sum(1, /*keepdim=*/true);
+  comm::all_reduce(sums, spec_.columns);
+  const auto width = static_cast<double>(spec_.width * spec_.columns.size());
+  const at::Tensor rstd = (sums / width + spec_.epsilon).rsqrt();
+  if (saved != nullptr) *saved = {x, {}, rstd};
+  return (wide * rstd * scale()).to(weight_.data.scalar_type()).view(x.sizes());
+}
+
+// With g = dy scale and r = rstd over n columns: dx = r (g - x r^2 sum(g x) / n).
+at::Tensor Norm::backward_to_columns(const at::Tensor& dy, const NormSaved& saved) {
+  const at::Tensor x = to_wide(saved.x.reshape({-1, spec_.width})), wide = to_wide(dy.reshape({-1, spec_.width}));
+  Backward call;
+  call.dweight = (wide * x * saved.rstd).sum(0);
+  const at::Tensor gradient = wide * scale(), sums = (gradient * x).sum(1, /*keepdim=*/true);
+  comm::all_reduce(sums, spec_.columns);
+  const auto width = static_cast<double>(spec_.width * spec_.columns.size());
+  const at::Tensor dx = (gradient - x * (saved.rstd.square() * sums / width)) * saved.rstd;
+  accumulate(call);
+  return dx.to(saved.x.scalar_type()).view(saved.x.sizes());
+}
+
 at::Tensor Norm::apply(const at::Tensor& x, NormSaved* saved) const {
   const at::NoGradGuard no_grad;
+  if (spec_.columns.size() > 1) return apply_to_columns(x.detach(), saved);
   const Forward call = start_forward(x.detach().contiguous());
   dispatch_pair(call.x.scalar_type(), call.out.scalar_type(), [&](auto in, auto narrow) {
     using In = decltype(in);
@@ -159,6 +193,7 @@ void Norm::accumulate(const Backward& call) {
 
 at::Tensor Norm::backward(const at::Tensor& dy, const NormSaved& saved) {
   const at::NoGradGuard no_grad;
+  if (spec_.columns.size() > 1) return backward_to_columns(dy, saved);
   const Backward call = start_backward(dy, saved);
   call.run();
   accumulate(call);

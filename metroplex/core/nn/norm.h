@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "comm/group.h"
 #include "kernels/norm.h"
 #include "nn/dropout.h"
 #include "nn/layer_context.h"
@@ -18,13 +19,16 @@
 namespace metroplex::nn {
 
 struct NormSpec {
-  std::string name;  // <name>.weight [width] and, for LayerNorm, <name>.bias [width]
-  int64_t width = 0;
+  std::string name;   // <name>.weight [width] and, for LayerNorm, <name>.bias [width]
+  int64_t width = 0;  // of this rank
   bool rms = false;
   double epsilon = 1e-5;
   topology::AxisSet partial = {};  // axes over which both gradients are partial sums
   topology::Role role = topology::Role::norm;
   bool one_plus = false;  // multiplies by 1 + weight; weight is initialized to 0
+  // The ranks that hold the columns of a row, in order. With several, RMSNorm sums over them, and the weight is split
+  // over tp.
+  comm::Group columns = {};
 };
 
 struct NormSaved {
@@ -54,6 +58,9 @@ class Norm {
  private:
   struct Forward;
   struct Backward;
+  at::Tensor apply_to_columns(const at::Tensor& x, NormSaved* saved) const;
+  at::Tensor backward_to_columns(const at::Tensor& dy, const NormSaved& saved);
+  at::Tensor scale() const;
   kernels::NormShape norm_shape(const at::Tensor& x) const;
   Forward start_forward(const at::Tensor& x) const;
   Backward start_backward(const at::Tensor& dy, const NormSaved& saved) const;

@@ -34,12 +34,17 @@ const Value& Values::at(std::string_view name) const {
   return *found;
 }
 
-ResidualAndNorm residual_and_norm(const Value& value, Norm& norm, const SavePolicy& saving, const Microbatch& batch) {
+ResidualAndNorm residual_and_norm(const Value& value, Norm* norm, const SavePolicy& saving, const Microbatch& batch) {
+  if (norm == nullptr) {
+    Value sum = value;
+    sum.compute(batch);
+    return fork_sum(sum.tensor());
+  }
   if (value.is_pending()) {
     const PendingSum& sum = value.sum();
-    return bias_dropout_add_norm(sum.x, sum.residual, {sum.how, &norm, saving}, batch);
+    return bias_dropout_add_norm(sum.x, sum.residual, {sum.how, norm, saving}, batch);
   }
-  return sum_and_norm(value.tensor(), norm, saving);
+  return sum_and_norm(value.tensor(), *norm, saving);
 }
 
 }  // namespace metroplex::nn

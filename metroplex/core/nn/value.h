@@ -88,7 +88,8 @@ class Values {
   std::vector<Entry> entries_;
 };
 
-// Returns the value as the residual, and its norm; fused with the sum if the value is pending.
-ResidualAndNorm residual_and_norm(const Value& value, Norm& norm, const SavePolicy& saving, const Microbatch& batch);
+// Returns the value as the residual, and its norm; fused with the sum if the value is pending. Without a norm, both
+// are the value.
+ResidualAndNorm residual_and_norm(const Value& value, Norm* norm, const SavePolicy& saving, const Microbatch& batch);
 
 }  // namespace metroplex::nn

@@ -95,6 +95,11 @@ struct Layer {
     out.push_back(std::move(bias));
     whole("mlp.experts.linear_fc2.bias", names.block + ".experts.down_proj_bias", {count, h});
   }
+  void joined_rows() const {
+    const int64_t f = config::expert_ffn_width(model), h = model.hidden_size, count = model.num_moe_experts;
+    whole("mlp.experts.linear_fc1.weight", base::concat(names.block, ".", names.up, ".weight"), {count, 2 * f, h});
+    whole("mlp.experts.linear_fc2.weight", base::concat(names.block, ".", names.down, ".weight"), {count, h, f});
+  }
   void separate_experts() const {
     const int64_t f = config::expert_ffn_width(model), h = model.hidden_size, count = model.num_moe_experts;
     MappedTensor one{ours + "mlp.experts.linear_fc1.weight", {count, 2 * f, h}, {}},
@@ -117,7 +122,9 @@ struct Layer {
       whole("mlp.router.expert_bias", block + names.expert_bias, {count});
       out.back().kind = "buffer";
     }
-    names.experts == DecoderNames::Experts::columns ? joined_columns() : separate_experts();
+    if (names.experts == DecoderNames::Experts::columns) joined_columns();
+    else if (names.experts == DecoderNames::Experts::rows) joined_rows();
+    else separate_experts();
     const int64_t shared = model.moe_shared_expert_intermediate_size;
     if (shared == 0) return;
     mlp("mlp.shared_experts", block + names.shared, shared);
@@ -151,8 +158,9 @@ struct Layer {
     qkv("weight");
     if (qkv_bias()) qkv("bias");
     if (model.qk_layernorm) {
-      norm("self_attention.q_layernorm", "self_attn." + names.q_norm, d);
-      norm("self_attention.k_layernorm", "self_attn." + names.k_norm, d);
+      const bool all = model.qk_layernorm_all_heads;
+      norm("self_attention.q_layernorm", "self_attn." + names.q_norm, all ? num_heads(model) * d : d);
+      norm("self_attention.k_layernorm", "self_attn." + names.k_norm, all ? num_kv_groups(model) * d : d);
     }
     if (model.softmax_type == config::SoftmaxType::learnable)
       whole("self_attention.core_attention.softmax_offset", "self_attn.sinks", {num_heads(model)});
@@ -161,10 +169,10 @@ struct Layer {
   }
   void all(bool has_experts) const {
     const int64_t h = model.hidden_size;
-    norm("input_layernorm", names.input_norm, h);
+    if (model.pre_norm) norm("input_layernorm", names.input_norm, h);
     attention();
     if (model.sandwich_norm) norm("post_self_attn_layernorm", names.attention_norm, h);
-    norm("pre_mlp_layernorm", names.mlp_input_norm, h);
+    if (model.pre_norm) norm("pre_mlp_layernorm", names.mlp_input_norm, h);
     has_experts ? experts() : mlp("mlp", "mlp", model.ffn_hidden_size);
     if (model.sandwich_norm) norm("post_mlp_layernorm", names.mlp_norm, h);
   }
@@ -202,6 +210,12 @@ Json rope_config(const config::Model& m) {
     rope["original_max_position_embeddings"] = m.rope_scaling_original_max_position_embeddings;
   }
   return rope;
+}
+
+Json rope_config_by_layer_type(const config::Model& m) {
+  const double base = m.rotary_base_local > 0 ? m.rotary_base_local : m.rotary_base;
+  const Json local{{"rope_type", "default"}, {"rope_theta", m.has_window() ? base : 10000.0}};
+  return {{"full_attention", rope_config(m)}, {"sliding_attention", local}};
 }
 
 Json decoder_config(const config::Model& m) {

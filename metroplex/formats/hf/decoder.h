@@ -11,7 +11,8 @@ namespace metroplex::hf {
 
 // families/
 extern const Family kArcee, kDeepseekV2, kDeepseekV3, kErnie45, kGemma2, kGemma3, kGlm4, kGlm4Moe, kGpt2, kGptOss,
-    kKimiK2, kLlama, kMistral, kMixtral, kNemotron, kQwen2, kQwen2Moe, kQwen3, kQwen3Moe, kSeedOss, kStarcoder2;
+    kGranite, kGraniteMoe, kHunYuanDense, kHunYuanMoe, kKimiK2, kLlama, kMiniMaxM2, kMistral, kMixtral, kNemotron,
+    kOlmo2, kOlmo3, kQwen2, kQwen2Moe, kQwen3, kQwen3Moe, kSeedOss, kSmolLm3, kStarcoder2;
 
 // Sets a key of section model; replaces an earlier value.
 template <class Value>
@@ -35,6 +36,8 @@ void add_heads(const ConfigReader& config, Settings& settings);
 void add_biases(bool qkv, bool output, bool mlp, Settings& settings);
 // The windows of layer_types, or `otherwise`.
 void add_windows(const ConfigReader& config, const std::vector<bool>& otherwise, Settings& settings);
+// With windows: the rotary base of their layers from rope_parameters, or `otherwise`.
+void add_local_base(const ConfigReader& config, double otherwise, Settings& settings);
 // The meaning of sliding_window. refused: not supported. declared: used in all layers. switched: used if
 // use_sliding_window is true, in the layers of layer_types or max_window_layers.
 enum class Window { refused, declared, switched };
@@ -64,6 +67,8 @@ void add_multi_token(const ConfigReader& config, int64_t otherwise, Settings& se
 Json decoder_config(const config::Model& model);
 std::string activation_name(const config::Model& model);
 Json rope_config(const config::Model& model);
+// rope_parameters with an entry per layer type; windows have their own base.
+Json rope_config_by_layer_type(const config::Model& model);
 Json layer_types(const config::Model& model);
 // sliding_window, or null.
 Json window_config(const config::Model& model);
@@ -81,8 +86,8 @@ struct DecoderNames {
   std::string mlp_gate = "gate_proj", mlp_up = "up_proj", mlp_down = "down_proj";
   // MoE layers: <layer>.<block>.<router>.weight and experts. separate:
   // <layer>.<block>.experts.<e>.<gate|up|down>.weight. columns: <layer>.<block>.experts.gate_up_proj and down_proj,
-  // with biases.
-  enum class Experts { separate, columns };
+  // with biases. rows: <layer>.<block>.<up|down>.weight for all experts, the gate first.
+  enum class Experts { separate, columns, rows };
   Experts experts = Experts::separate;
   std::string block = "mlp", gate = "gate_proj", up = "up_proj", down = "down_proj", router = "gate";
   std::string expert_bias = "gate.e_score_correction_bias";  // in the block, with moe_router_enable_expert_bias

@@ -127,6 +127,21 @@ void add_windows(const ConfigReader& config, const std::vector<bool>& otherwise,
     set(settings, "window_attn_skip_freq", layer_pattern(slides));
 }
 
+void add_local_base(const ConfigReader& config, double otherwise, Settings& settings) {
+  double local = otherwise;
+  if (const Json& rope = config.value("rope_parameters"); rope.is_object() && rope.contains("sliding_attention")) {
+    const ConfigReader declared(rope.at("sliding_attention"));
+    declared.require(declared.text("rope_type", "default") == "default", "rope_type",
+                     "default for sliding_attention");
+    local = declared.number("rope_theta", local);
+    declared.refuse_unread("rope_parameters");
+  }
+  const bool windows = std::any_of(settings.begin(), settings.end(), [](const std::string& setting) {
+    return setting.starts_with("model.window_size=");
+  });
+  if (windows) set(settings, "rotary_base_local", local);
+}
+
 void add_window(const ConfigReader& config, Window window, Settings& settings) {
   const auto layers = static_cast<size_t>(num_layers(config));
   if (window == Window::refused) {

@@ -56,6 +56,10 @@ void resolve_positions(Model& m, const Model& defaults) {
   }
   const bool scaled = yarn || m.use_rope_scaling || m.rotary_seq_len_interpolation_factor != 1;
   if (m.has_window() && m.rotary_base_local == 0 && !scaled) m.rotary_base_local = m.rotary_base;
+  std::vector<bool> unrotated = config::rope_layers(m);
+  unrotated.flip();
+  const auto count = std::count(unrotated.begin(), unrotated.end(), true);
+  m.no_rope_freq = count == 0 ? "" : layer_pattern(unrotated);
   if (m.position_embedding_type == config::PositionEmbedding::rope) return;
   m.rotary_base_local = 0;
   m.rotary_base = defaults.rotary_base, m.rotary_percent = 1, m.rotary_interleaved = false;

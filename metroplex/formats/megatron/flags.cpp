@@ -81,7 +81,6 @@ class Reader {
 
   // NullTokenizer always uses its last token as end of document.
   bool is_default(const std::string& flag, const std::vector<std::string>& values) const {
-    if (flag == "--no-rope-freq") return values == std::vector<std::string>{"0"};
     if (flag != "--null-tokenizer-eod-id" || values.size() != 1) return false;
     const auto is_last_of = [&](const std::string& size) {
       return values[0] == std::to_string(std::atoll(size.c_str()) - 1);

@@ -38,6 +38,7 @@ static const std::vector<Row>& model_rows() {
       {"--no-yarn-correction-range-round-to-int", kNone, "yarn_rounds=false"},
       {"--mscale", kOne, "model.mscale=$"},
       {"--mscale-all-dim", kOne, "model.mscale_all_dim=$"},
+      {"--no-rope-freq", kOne, "model.no_rope_freq=$"},
       {"--window-size", kText, "window=$"},
       {"--window-attn-skip-freq", kOne, "model.window_attn_skip_freq=$"},
       {"--softmax-type", kOne, "model.softmax_type=$"},

@@ -55,7 +55,6 @@ constexpr Reason kNotImplemented[] = {
      "--heterogeneous-layers-config-encoded-json --heterogeneous-layers-config-path --hybrid-layer-pattern "
      "--hybrid-override-pattern --is-hybrid-model"},
     {"layers of the decoder of a T5", "--decoder-num-layers"},
-    {"layers without rotary positions", "--no-rope-freq"},
     {"another program creates the process groups", "--lazy-mpu-init"},
     {"legacy models add the residual after the norm; Megatron Core ignores it",
      "--apply-residual-connection-post-layernorm"},

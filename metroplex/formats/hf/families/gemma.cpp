@@ -4,7 +4,6 @@
 // window. It ignores attn_logit_softcapping.
 #include "hf/decoder.h"
 
-#include <algorithm>
 #include <cmath>
 
 #include "config/experts.h"
@@ -61,18 +60,7 @@ static Settings settings_v3(ConfigReader& config) {
   config.require(every > 0, pattern, "a number above 0");
   Settings settings = shared_settings(config, every);
   set(settings, "qk_layernorm", true);
-  double local = config.number("rope_local_base_freq", 10000.0);
-  if (const Json& rope = config.value("rope_parameters"); rope.is_object() && rope.contains("sliding_attention")) {
-    const ConfigReader declared(rope.at("sliding_attention"));
-    declared.require(declared.text("rope_type", "default") == "default", "rope_type",
-                     "default for sliding_attention");
-    local = declared.number("rope_theta", local);
-    declared.refuse_unread("rope_parameters");
-  }
-  const bool windows = std::any_of(settings.begin(), settings.end(), [](const std::string& setting) {
-    return setting.starts_with("model.window_size=");
-  });
-  if (windows) set(settings, "rotary_base_local", local);
+  add_local_base(config, config.number("rope_local_base_freq", 10000.0), settings);
   return settings;
 }
 
@@ -100,11 +88,7 @@ static Json make_config(const config::Model& m) {
   json["final_logit_softcapping"] = cap(m.final_logit_softcapping);
   json["sliding_window"] = window_config(m);
   json["layer_types"] = layer_types(m);
-  if (m.qk_layernorm) {
-    const double base = m.rotary_base_local > 0 ? m.rotary_base_local : m.rotary_base;
-    const Json local{{"rope_type", "default"}, {"rope_theta", m.has_window() ? base : 10000.0}};
-    json["rope_parameters"] = {{"full_attention", rope_config(m)}, {"sliding_attention", local}};
-  }
+  if (m.qk_layernorm) json["rope_parameters"] = rope_config_by_layer_type(m);
   return json;
 }
 
