@@ -14,8 +14,9 @@ namespace {
 OrderedJson list_tensors(const mcore::Contents& contents) {
   OrderedJson tensors = OrderedJson::array();
   for (const auto& [name, tensor] : contents.tensors) {
-    tensors.push_back({{"name", name},
-                       {"kind", "weight"},
+    const size_t slash = name.find('/');  // KIND/NAME of optimizer state
+    tensors.push_back({{"name", name.substr(slash + 1)},
+                       {"kind", slash == std::string::npos ? "weight" : name.substr(0, slash)},
                        {"dtype", files::dtype_name(tensor.dtype)},
                        {"shape", tensor.shape},
                        {"pieces", tensor.chunks.size()}});

@@ -9,6 +9,8 @@
 #include "config/validate.h"
 #include "foreign/model_directory.h"
 #include "mcore/contents.h"
+#include "mcore/settings.h"
+#include "mcore/source.h"
 #include "text/tokenizer_files.h"
 
 namespace metroplex::apps {
@@ -55,6 +57,21 @@ OpenedSource open_tensor_source(files::FileSystem& disk, const std::string& path
   return {std::move(found.reader), std::move(found.problems)};
 }
 
+// A run resumes from a checkpoint of Megatron-LM that has optimizer state.
+static void add_progress(const mcore::Source& source, config::Config& config, checkpoint::RunState& state) {
+  const mcore::Contents& contents = source.contents();
+  if (contents.optimizer_steps == 0 || source.find("decoder.final_layernorm.weight", "exp_avg") == nullptr) return;
+  config.run.seed = mcore::integer_argument(contents.arguments, "seed", config.run.seed);
+  state.config_yaml = config::dump(config);
+  state.iteration = contents.iteration;
+  state.consumed_samples = mcore::consumed_samples(contents);
+  Json extra = Json::parse(state.extra);
+  extra["optimizer_steps"] = contents.optimizer_steps;
+  extra["scheduled_samples"] = state.consumed_samples;
+  extra["seed"] = config.run.seed;
+  state.extra = extra.dump();
+}
+
 checkpoint::RunState directory_run_state(files::FileSystem& disk, const std::string& directory) {
   config::Config config = directory_config(disk, directory);
   config.model.from.clear();
@@ -73,6 +90,8 @@ checkpoint::RunState directory_run_state(files::FileSystem& disk, const std::str
     extra["tokenizer"] = {{"type", tokenizer.type}, {"checksum", tokenizer.checksum}, {"files", names}};
   }
   state.extra = extra.dump();
+  if (foreign::is_megatron(disk, directory))
+    add_progress(mcore::Source(disk, directory, config.model), config, state);
   return state;
 }
 

@@ -90,7 +90,7 @@ PROGRAMS = {
     "tests/conformance/tensor": ["megatron", "text", *STEP, "step"],
     "tests/parity": [module for module in MODULES if module != "clock"],
     "tests/hf_parity": [module for module in MODULES if module != "clock"],
-    "tests/fuzz": ["base", "files", "text", "config", "checkpoint", "hf"],
+    "tests/fuzz": ["base", "files", "text", "config", "checkpoint", "hf", "pickle"],
     "tests/kernels_on_host": ["base", "config", "plan", "device", "kernels"],
 }
 # The CMake target of each folder, and the file with its link list.

@@ -398,9 +398,10 @@ LoadOutcome load_state(step::Assembly& assembly, const std::string& directory, f
   check_all_read(assembly.process, reader, exchange, {begins, with_optimizer, !allowed.empty()}, outcome);
   if (with_optimizer) {
     load_step(assembly.optimization, extra.at("optimizer_steps"), extra.value("grad_scaler", Json()));
-    assembly.optimization.schedule = std::make_unique<optim::LrSchedule>(
-        optim::merge_schedules(assembly.optimization.schedule->args(), schedule_from(extra.at("schedule")),
-                               schedule_source(assembly.process.config.optim)));
+    if (extra.contains("schedule"))  // not if another program saved it
+      assembly.optimization.schedule = std::make_unique<optim::LrSchedule>(
+          optim::merge_schedules(assembly.optimization.schedule->args(), schedule_from(extra.at("schedule")),
+                                 schedule_source(assembly.process.config.optim)));
     assembly.optimization.rates.invalidate();
   }
   assembly.model.families.loaded();

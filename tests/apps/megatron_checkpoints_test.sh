@@ -31,6 +31,22 @@ run 0 inspect run --diff "$cases/gpt_dist"
 prints 'all [0-9]+ tensors are equal'
 holds "a run starts from a directory, on another layout"
 
+run 0 convert "$cases/trained_dist_dp2" --to checkpoint trained
+run 0 inspect trained/iter_0000007 --config
+prints 'iteration 7, 28 samples consumed, 36 tensors'
+prints '"optimizer_steps": 2'
+run 0 train --model.from "$cases/trained_dist_dp2" --checkpoint.load trained --checkpoint.save resumed --run.seed=1234 --train.train_iters=9 --tp 2 --nproc 2 \
+  --data.mock_data=true --train.micro_batch_size=1 --train.global_batch_size=4 --optim.lr=1e-30 --optim.weight_decay=0
+prints 'loaded checkpoint trained/iter_0000007 at iteration 7'
+run 0 inspect resumed/iter_0000009 --json
+python3 - << 'PYTHON'
+import json
+saved = json.load(open("out"))
+assert saved["consumed_samples"] == 36 and saved["extra"]["optimizer_steps"] == 4, saved["extra"]
+PYTHON
+held
+holds "a run resumes with the optimizer state of Megatron's distributed optimizer"
+
 run 3 convert "$cases/gpt_dist" --to checkpoint other --ckpt-step 5
 warns 'has no checkpoint of iteration 5; choose an iteration'
 cp -r "$cases/gpt_dist" damaged && chmod -R u+w damaged

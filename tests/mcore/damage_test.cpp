@@ -69,6 +69,35 @@ TEST(DamagedMegatronCheckpoint, IsReadOrRejected) {
   expect_errors("gpt_legacy", "mp_rank_00/model_optim_rng.pt", 60);
 }
 
+// As in older versions of Megatron, whose optimizer state has other shapes.
+TEST(MegatronOptimizerState, IsOptional) {
+  files::MemoryFileSystem disk;
+  copy_case(disk, join_path(kVectors, "trained_dist"), "/c");
+  const std::string directory = "/c/iter_0000007", path = join_path(directory, ".metadata"), text = disk.read(path);
+  const std::string name = "decoder.final_layernorm.weight", size = "K\x10\x85";  // (16,)
+  const config::Model model = read_model(disk);
+  const auto has_state = [&](const char* kind) { return Source(disk, directory, model).find(name, kind) != nullptr; };
+  EXPECT_TRUE(has_state("exp_avg"));
+  std::string other = text;
+  other[other.find(size, other.find("optimizer.state.exp_avg." + name)) + 1] = 17;
+  disk.replace_file(path, other);
+  EXPECT_FALSE(has_state("exp_avg"));
+  EXPECT_TRUE(has_state("exp_avg_sq") && has_state("main") && has_state("weight"));
+}
+
+TEST(MegatronDirectory, IsFoundByIteration) {
+  files::MemoryFileSystem disk;
+  copy_case(disk, join_path(kVectors, "gpt_legacy"), "/c");
+  for (const char* path : {"/c", "/c/iter_0000007"}) {
+    EXPECT_EQ(find_directory(disk, path, 0), "/c/iter_0000007");
+    EXPECT_EQ(find_directory(disk, path, 7), "/c/iter_0000007");
+    EXPECT_NE(test::catch_error([&] { find_directory(disk, path, 8); }).find("iteration 8"), std::string::npos);
+  }
+  EXPECT_EQ(find_directory(disk, "/c/iter_0000007/mp_rank_00", 0), "");
+  disk.remove("/c/latest_checkpointed_iteration.txt");
+  EXPECT_EQ(find_directory(disk, "/c", 0), "");
+}
+
 TEST(DamagedMegatronCheckpoint, NamesMissingFiles) {
   files::MemoryFileSystem disk;
   copy_case(disk, join_path(kVectors, "llama_legacy_tp2_pp2"), "/c");

@@ -36,6 +36,8 @@ constexpr Case kCases[] = {
     {"moe_dist_single", "moe"},
     {"latent_dist_tp2", "latent"},
     {"latent_legacy_tp2", "latent"},
+    {"trained_dist", "trained"},
+    {"trained_dist_dp2", "trained"},
 };
 
 files::PosixFileSystem disk;
@@ -87,7 +89,8 @@ void expect_recorded_tensors(const Case& test) {
   const files::SafetensorsFile file(disk.map(path), path);
   size_t compared = 0, recorded = 0;
   for (const files::TensorForm& form : source.tensors()) {
-    const std::string expected = recorded_bytes(file, form.name);
+    const bool is_state = form.kind != "weight" && form.kind != "buffer";
+    const std::string expected = recorded_bytes(file, (is_state ? form.kind + "/" : "") + form.name);
     ASSERT_FALSE(expected.empty()) << form.name;
     EXPECT_TRUE(read_whole(source, form) == expected) << form.name;
     compared += expected.size();
@@ -106,10 +109,11 @@ void expect_regions(const Case& test) {
   for (const files::TensorForm& form : source.tensors()) {
     const int64_t count = checkpoint::whole_piece(form.shape).count(), begin = count / 3, end = count - count / 5;
     const std::string whole = read_whole(source, form);
-    std::string part(static_cast<size_t>(end - begin) * 4, '\0');
+    const auto width = static_cast<size_t>(files::dtype_bits(form.dtype)) / 8;
+    std::string part(static_cast<size_t>(end - begin) * width, '\0');
     source.fill({form.name, form.kind, form.shape, Dims(form.shape.size(), 0), form.shape, form.dtype, part.data(),
                  begin, end});
-    EXPECT_TRUE(part == whole.substr(static_cast<size_t>(begin) * 4, part.size())) << form.name;
+    EXPECT_TRUE(part == whole.substr(static_cast<size_t>(begin) * width, part.size())) << form.name;
   }
 }
 
@@ -119,6 +123,7 @@ void expect_complete(const Case& test) {
   verify_contents(disk, directory, contents);
   EXPECT_EQ(contents.iteration, 7);
   EXPECT_EQ(consumed_samples(contents), 28);
+  EXPECT_EQ(contents.optimizer_steps, test.model == std::string("trained") ? 2 : 0);
   const bool is_torch = std::string(test.name).find("legacy") != std::string::npos;
   EXPECT_EQ(contents.format, is_torch ? "torch" : "torch_dist");
 }

@@ -83,7 +83,11 @@ std::string find_directory(files::FileSystem& disk, const std::string& path, int
               "; choose an iteration that has a folder there");
     return directory;
   }
-  if (is_checkpoint(disk, path)) return path;
+  if (is_checkpoint(disk, path)) {
+    MPX_CHECK(iteration == 0 || files::base_name(path) == iteration_name(iteration), "checkpoint", "'", path,
+              "' is one checkpoint, not that of iteration ", iteration, "; name its folder, or omit the iteration");
+    return path;
+  }
   if (!disk.exists(tracker)) return "";
   const std::string directory = join_path(path, tracked_name(disk, tracker));
   return is_checkpoint(disk, directory) ? directory : "";
@@ -143,6 +147,23 @@ bool is_model_tensor(const std::string& name) {
   constexpr const char* kPrefixes[] = {"embedding.", "decoder.", "output_layer.", "mtp."};
   return std::any_of(std::begin(kPrefixes), std::end(kPrefixes),
                      [&](const char* prefix) { return name.starts_with(prefix); });
+}
+
+// The state of Megatron's optimizers has the names and shapes of the model, unless the distributed optimizer stores
+// its buffers (--dist-ckpt-optim-fully-reshardable is off).
+std::string find_key(const std::string& stored_name) {
+  static constexpr std::pair<const char*, const char*> kState[] = {{"optimizer.state.fp32_param.", "main"},
+                                                                   {"optimizer.state.param.", "main"},
+                                                                   {"optimizer.state.exp_avg.", "exp_avg"},
+                                                                   {"optimizer.state.exp_avg_sq.", "exp_avg_sq"}};
+  const std::string name = strip_prefix(stored_name);
+  if (is_model_tensor(name)) return name;
+  for (const auto& [prefix, kind] : kState) {
+    if (!name.starts_with(prefix)) continue;
+    const std::string param = strip_prefix(name.substr(std::char_traits<char>::length(prefix)));
+    if (is_model_tensor(param)) return base::concat(kind, "/", param);
+  }
+  return "";
 }
 
 std::string strip_prefix(std::string name) {

@@ -20,6 +20,8 @@ namespace metroplex::mcore {
 
 using checkpoint::Dims;
 
+inline constexpr const char* kStateKinds[] = {"main", "exp_avg", "exp_avg_sq"};
+
 struct Chunk {
   Dims offset, size;
   const std::byte* data = nullptr;  // contiguous; null: in an item of torch_dist
@@ -42,9 +44,10 @@ struct Contents {
   int64_t iteration = 0;
   Arguments arguments;
   // Model tensors by Megatron's name, without a leading "model." or "module.". Names have global numbers of layers
-  // and experts.
+  // and experts. The state of AdamW is KIND/NAME, with the kind of files/manifest.h: main, exp_avg, exp_avg_sq.
   std::map<std::string, StoredTensor> tensors;
-  int64_t other_tensors = 0;                              // optimizer state, which is not read
+  int64_t other_tensors = 0;                              // other state, which is not read
+  int64_t optimizer_steps = 0;                            // 0: without optimizer state
   std::vector<std::unique_ptr<pickle::TorchFile>> files;  // owns the data of chunks
 };
 
@@ -56,15 +59,18 @@ Contents read_contents(files::FileSystem& disk, const std::string& directory);
 // Throws base::Error if the chunks of a tensor overlap or do not cover it, or if a checksum is wrong. Reads all data.
 void verify_contents(files::FileSystem& disk, const std::string& directory, const Contents& contents);
 
+// Returns the number of an argument; `absent` if there is none.
+int64_t integer_argument(const Arguments& arguments, const char* name, int64_t absent);
+
 // Internal to this module.
 Contents read_torch_dist(files::FileSystem& disk, const std::string& directory);
 Contents read_torch(files::FileSystem& disk, const std::string& directory);
 Arguments read_arguments(const pickle::Document& document, const pickle::Value& args);
-// Returns the number of an argument; `absent` if there is none.
-int64_t integer_argument(const Arguments& arguments, const char* name, int64_t absent);
 // Whether a tensor without a leading "model." or "module." belongs to the model.
 bool is_model_tensor(const std::string& name);
 std::string strip_prefix(std::string name);
+// Returns the key of a tensor in Contents::tensors; "" for other state.
+std::string find_key(const std::string& stored_name);
 // Returns the tensor of an item. Throws base::Error if its dtype or its shape differs from the metadata.
 pickle::Tensor read_item(const pickle::TorchFile& item, const StoredTensor& tensor, const Chunk& chunk);
 

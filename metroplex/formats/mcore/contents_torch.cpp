@@ -91,8 +91,10 @@ class RankJoiner {
     etp_ = std::max<int64_t>(integer_argument(args, "expert_tensor_parallel_size", tp_), 1);
     chunks_ = std::max<int64_t>(integer_argument(args, "virtual_pipeline_model_parallel_size", 1), 1);
     experts_ = integer_argument(args, "num_experts", 0);
-    const auto gated = args.find("swiglu");
-    gated_ = gated != args.end() && gated->second == std::vector<std::string>{"True"};
+    for (const char* name : {"swiglu", "quick_geglu"}) {
+      const auto found = args.find(name);
+      gated_ = gated_ || (found != args.end() && found->second == std::vector<std::string>{"True"});
+    }
   }
   bool has_stages() const { return pp_ > 1; }
 
@@ -236,7 +238,8 @@ Contents read_torch(files::FileSystem& disk, const std::string& directory) {
   const pickle::Document& document = any->document();
   check_version(document);
   contents.arguments = read_arguments(document, document.get(document.root(), "args"));
-  contents.iteration = document.integer(document.get(document.root(), "iteration"), "iteration");
+  const Value* const iteration = document.find(document.root(), "iteration");
+  if (iteration != nullptr && iteration->kind == pickle::Kind::integer) contents.iteration = iteration->integer;
   RankJoiner joiner(directory, contents);
   const std::vector<Rank> ranks = find_ranks(disk, directory, joiner.has_stages());
   std::vector<std::unique_ptr<TorchFile>> files;

@@ -64,8 +64,8 @@ class MetadataReader {
 
   void add_tensor(const std::string& full_name, const Value& form) {
     if (!form.is_object(base::concat(kMetadata, "TensorStorageMetadata"))) return;  // bytes
-    const std::string name = strip_prefix(full_name);
-    if (!is_model_tensor(name)) {
+    const std::string name = find_key(full_name);
+    if (name.empty()) {
       ++out_.other_tensors;
       return;
     }
@@ -97,7 +97,7 @@ class MetadataReader {
     const std::string full_name(document_.text(document_.get(index, "fqn"), "the name of an item"));
     const auto known = chunks_.find(full_name);
     if (known == chunks_.end()) return;
-    StoredTensor& tensor = out_.tensors.at(strip_prefix(full_name));
+    StoredTensor& tensor = out_.tensors.at(find_key(full_name));
     const Value* const offset = document_.find(index, "offset");
     const bool has_offset = offset != nullptr && offset->kind != Kind::none;
     const auto chunk = known->second.find(has_offset ? document_.integers(*offset, "an item's offset")
@@ -136,6 +136,37 @@ pickle::Tensor read_item(const pickle::TorchFile& item, const StoredTensor& tens
   return read;
 }
 
+// Returns a number, also of a tensor with one element; 0 for other values.
+static int64_t read_count(const pickle::TorchFile& file, const Value& value) {
+  if (value.kind == Kind::integer) return value.integer;
+  double number = value.kind == Kind::real ? value.real : 0;
+  if (pickle::TorchFile::is_tensor(value)) {
+    const pickle::Tensor tensor = file.tensor(value);
+    if (checkpoint::whole_piece(tensor.shape).count() == 1)
+      number = files::element_as_double(tensor.dtype, tensor.data, 0);
+  }
+  return number >= 1 && number <= 0x1p53 ? static_cast<int64_t>(number) : 0;
+}
+
+// Returns the steps of the optimizer, or of the first of several: of all parameters, or of the first group. 0 if
+// there is no optimizer.
+static int64_t read_optimizer_steps(const pickle::TorchFile& file) {
+  const Document& document = file.document();
+  const Value* state = document.find(document.root(), "optimizer");
+  if (state != nullptr && state->kind == Kind::dict && state->items.size() > 1 &&
+      state->items[0]->kind == Kind::integer)
+    state = state->items[1];
+  if (state != nullptr && document.find(*state, "optimizer") != nullptr) state = document.find(*state, "optimizer");
+  if (state == nullptr) return 0;
+  const Value* const params = document.find(*state, "state");
+  const Value* const common = params == nullptr ? nullptr : document.find(*params, "common_step");
+  if (common != nullptr) return read_count(file, *common);
+  const Value* const groups = document.find(*state, "param_groups");
+  if (groups == nullptr || groups->kind != Kind::list || groups->items.empty()) return 0;
+  const Value* const step = document.find(*groups->items.front(), "step");
+  return step == nullptr ? 0 : read_count(file, *step);
+}
+
 Contents read_torch_dist(files::FileSystem& disk, const std::string& directory) {
   check_backend(disk, directory);
   Contents contents;
@@ -146,6 +177,7 @@ Contents read_torch_dist(files::FileSystem& disk, const std::string& directory) 
   contents.arguments = read_arguments(document, document.get(document.root(), "args"));
   if (const Value* iteration = document.find(document.root(), "iteration"))
     contents.iteration = document.integer(*iteration, "iteration");
+  contents.optimizer_steps = read_optimizer_steps(common);
   const files::Bytes bytes = disk.map(path);
   const Document metadata(bytes.text(), path);
   MetadataReader(metadata, directory, contents).read();

@@ -53,16 +53,8 @@ Source::Source(files::FileSystem& disk, const std::string& directory, const conf
   std::vector<std::string> problems;
   for (const MappedTensor& tensor : mapped) {
     if (wanted && !wanted(tensor.name)) continue;
-    const std::vector<Part>* const way = find_way(tensor);
-    if (way == nullptr) {
-      problems.push_back(tensor.ways.front().front().stored + " is missing");
-      continue;
-    }
-    std::string problem;
-    for (size_t i = 0; i < way->size() && problem.empty(); ++i) problem = shape_problem(tensor, (*way)[i]);
-    if (!problem.empty()) problems.push_back(problem);
-    add({tensor.name, tensor.kind, contents_.tensors.at(way->front().stored).dtype, tensor.shape});
-    parts_.push_back(*way);
+    add_tensor(tensor, tensor.kind, problems);
+    for (const char* kind : kStateKinds) add_tensor(tensor, kind, problems);
   }
   check_unknown(mapped, problems);
   MPX_CHECK(problems.empty(), "checkpoint", "'", directory,
@@ -80,12 +72,31 @@ void Source::check_size(const config::Model& model) const {
             " layers and ", model.num_moe_experts, " experts, but there are only ", elements, " stored weights");
 }
 
-const std::vector<Part>* Source::find_way(const MappedTensor& tensor) const {
-  const auto is_stored = [&](const Part& part) { return contents_.tensors.contains(part.stored); };
-  for (const std::vector<Part>& way : tensor.ways) {
-    if (std::all_of(way.begin(), way.end(), is_stored)) return &way;
+// Optimizer state may be missing. Older versions of Megatron store it in flat shards, which are not read.
+void Source::add_tensor(const MappedTensor& tensor, const std::string& kind, std::vector<std::string>& problems) {
+  const bool is_state = kind != tensor.kind;
+  std::vector<Part> way = find_way(tensor, is_state ? kind + "/" : "");
+  if (way.empty()) {
+    if (!is_state) problems.push_back(tensor.ways.front().front().stored + " is missing");
+    return;
   }
-  return nullptr;
+  std::string problem;
+  for (size_t i = 0; i < way.size() && problem.empty(); ++i) problem = shape_problem(tensor, way[i]);
+  if (!problem.empty() && is_state) return;
+  if (!problem.empty()) problems.push_back(problem);
+  add({tensor.name, kind, contents_.tensors.at(way.front().stored).dtype, tensor.shape});
+  parts_.push_back(std::move(way));
+}
+
+// Returns the parts of the first way that is stored, with `prefix` before their names; none if there is none.
+std::vector<Part> Source::find_way(const MappedTensor& tensor, const std::string& prefix) const {
+  for (std::vector<Part> way : tensor.ways) {
+    for (Part& part : way) part.stored = prefix + part.stored;
+    const bool is_stored = std::all_of(way.begin(), way.end(),
+                                       [&](const Part& part) { return contents_.tensors.contains(part.stored); });
+    if (is_stored) return way;
+  }
+  return {};
 }
 
 // Returns "" if the stored tensor has the part's shape. The vocabulary may have more rows.
@@ -116,14 +127,17 @@ void Source::check_unknown(const std::vector<MappedTensor>& mapped, std::vector<
     }
   }
   for (const auto& [name, tensor] : contents_.tensors) {
-    if (!known.contains(name) && !is_redundant(name)) problems.push_back(name + " does not belong to this model");
+    if (!known.contains(name.substr(name.find('/') + 1)) && !is_redundant(name))
+      problems.push_back(name + " does not belong to this model");
   }
 }
 
 const std::byte* Source::data(const StoredTensor& tensor, const Chunk& chunk) {
   if (chunk.data != nullptr) return chunk.data;
+  files::Bytes& file = files_[chunk.file];
+  if (file.data == nullptr) file = disk_.map(chunk.file);
   auto& item = items_[&chunk];
-  if (!item) item = std::make_unique<pickle::TorchFile>(disk_.map(chunk.file), chunk.file, chunk.begin, chunk.bytes);
+  if (!item) item = std::make_unique<pickle::TorchFile>(file, chunk.file, chunk.begin, chunk.bytes);
   return read_item(*item, tensor, chunk).data;
 }
 

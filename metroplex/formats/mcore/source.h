@@ -17,7 +17,8 @@
 
 namespace metroplex::mcore {
 
-// Throws base::Error with a list of all missing, misshapen and unknown tensors.
+// Weights, buffers and, if stored, the state of AdamW. Throws base::Error with a list of all missing, misshapen and
+// unknown tensors.
 class Source final : public checkpoint::TensorSource {
  public:
   using Wanted = std::function<bool(const std::string& name)>;
@@ -31,14 +32,16 @@ class Source final : public checkpoint::TensorSource {
  private:
   void read(size_t tensor, const checkpoint::Piece& region, void* data) override;
   void check_size(const config::Model& model) const;
-  const std::vector<Part>* find_way(const MappedTensor& tensor) const;
+  void add_tensor(const MappedTensor& tensor, const std::string& kind, std::vector<std::string>& problems);
+  std::vector<Part> find_way(const MappedTensor& tensor, const std::string& prefix) const;
   std::string shape_problem(const MappedTensor& tensor, const Part& part) const;
   void check_unknown(const std::vector<MappedTensor>& mapped, std::vector<std::string>& problems) const;
   const std::byte* data(const StoredTensor& tensor, const Chunk& chunk);
 
   files::FileSystem& disk_;
   Contents contents_;
-  std::vector<std::vector<Part>> parts_;  // of tensors()
+  std::vector<std::vector<Part>> parts_;       // of tensors()
+  std::map<std::string, files::Bytes> files_;  // of torch_dist, by path; mapped once
   std::map<const Chunk*, std::unique_ptr<pickle::TorchFile>> items_;
 };
 

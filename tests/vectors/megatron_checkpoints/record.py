@@ -14,6 +14,7 @@ import tempfile
 
 import torch
 import torch.distributed as dist
+from torch.overrides import TorchFunctionMode
 
 MODELS = {
     "gpt": {
@@ -34,9 +35,13 @@ MODELS = {
         "position_embedding_type": "rope", "normalization": "RMSNorm", "swiglu": True, "add_bias_linear": False, "qk_layernorm": True,
         "untie_embeddings_and_output_weights": True, "multi_latent_attention": True, "q_lora_rank": 8, "kv_lora_rank": 8, "qk_head_dim": 4,
         "qk_pos_emb_head_dim": 4, "v_head_dim": 4, "rope_type": "rope"},
+    "trained": {
+        "num_layers": 1, "hidden_size": 16, "num_attention_heads": 4, "num_query_groups": 2, "ffn_hidden_size": 24, "vocab_size": 40,
+        "max_position_embeddings": 16, "position_embedding_type": "rope", "normalization": "RMSNorm", "swiglu": True, "add_bias_linear": False,
+        "untie_embeddings_and_output_weights": True, "bf16": True},
 }
 # case: model, layout, format. "stacked" is torch_dist with one tensor for all layers. "single" has separate layers, experts,
-# gates, and ups.
+# gates, and ups. The cases of "trained" have the state of AdamW after two steps; with dp 2, that of the distributed optimizer.
 CASES = {
     "gpt_dist": ("gpt", {}, "stacked"),
     "gpt_legacy": ("gpt", {}, "legacy"),
@@ -50,8 +55,10 @@ CASES = {
     "moe_dist_single": ("moe", {}, "single"),
     "latent_dist_tp2": ("latent", {"tp": 2}, "stacked"),
     "latent_legacy_tp2": ("latent", {"tp": 2}, "legacy"),
+    "trained_dist": ("trained", {}, "stacked"),
+    "trained_dist_dp2": ("trained", {"dp": 2}, "stacked"),
 }
-SAMPLES, LENGTH, ITERATION = 2, 16, 7
+SAMPLES, LENGTH, ITERATION, STEPS = 2, 16, 7, 2
 
 
 def namespace(spec, layout):
@@ -72,8 +79,8 @@ def namespace(spec, layout):
         "moe_shared_expert_intermediate_size": None, "moe_token_dispatcher_type": "allgather", "moe_grouped_gemm": False, "window_size": None,
         "mtp_num_layers": None, "seq_length": LENGTH, "micro_batch_size": 1, "global_batch_size": 4, "iteration": ITERATION, "consumed_train_samples": 28,
         "consumed_valid_samples": 0, "tensor_model_parallel_size": layout.get("tp", 1), "pipeline_model_parallel_size": layout.get("pp", 1),
-        "expert_model_parallel_size": layout.get("ep", 1), "virtual_pipeline_model_parallel_size": layout.get("vpp"), "bf16": False, "fp16": False,
-        "params_dtype": torch.float32, "attention_backend": AttnBackend.auto, "data_path": ["1.0", "corpus_text_document"], "tokenizer_type": "NullTokenizer",
+        "expert_model_parallel_size": layout.get("ep", 1), "virtual_pipeline_model_parallel_size": layout.get("vpp"), "bf16": False, "fp16": False, "seed": 1234, "optimizer": "adam",
+        "params_dtype": torch.bfloat16 if "bf16" in spec else torch.float32, "attention_backend": AttnBackend.auto, "data_path": ["1.0", "corpus_text_document"], "tokenizer_type": "NullTokenizer",
         "lr": 1e-3, "adam_beta2": 0.95, "data_cache_path": None}
     values.update(spec)
     values["vocab_size"] = None
@@ -118,7 +125,37 @@ def build(spec, layout):
 
 
 def metadata(form):
-    return {"non_homogeneous_layers": form != "stacked", "singleton_local_shards": form == "single"}
+    return {"non_homogeneous_layers": form != "stacked", "singleton_local_shards": form == "single",
+            "distrib_optim_sharding_type": "fully_reshardable"}
+
+
+class OnCpu(TorchFunctionMode):
+    """Creates CUDA tensors on the CPU; their types are those of CUDA, which Megatron's optimizers require."""
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        kwargs = dict(kwargs or {})
+        if "cuda" in str(kwargs.get("device")):
+            kwargs["device"] = "cpu"
+        if function is torch.Tensor.cuda:
+            return args[0]
+        result = function(*args, **kwargs)
+        return result.replace("torch.", "torch.cuda.") if function is torch.Tensor.type and isinstance(result, str) else result
+
+
+def train(chunk, spec, layout):
+    """Two steps of AdamW with random gradients, which are equal on all ranks. Returns the optimizer."""
+    from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+    from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+    settings, is_distributed = config(spec, layout), "dp" in layout
+    settings.bf16, settings.params_dtype = True, torch.bfloat16
+    model = DistributedDataParallel(settings, DistributedDataParallelConfig(use_distributed_optimizer=is_distributed), chunk)
+    optimizer = get_megatron_optimizer(OptimizerConfig(
+        optimizer="adam", lr=1e-3, weight_decay=0.1, bf16=True, params_dtype=torch.bfloat16, use_distributed_optimizer=is_distributed, clip_grad=0.0), [model])
+    for step in range(STEPS):
+        random = torch.Generator().manual_seed(50 + step)
+        for _, param in chunk.named_parameters():
+            param.main_grad.copy_(0.1 * torch.randn(param.shape, generator=random))
+        optimizer.step()
+    return optimizer
 
 
 def sharded(chunks, form):
@@ -159,7 +196,7 @@ def start(layout):
         layout.get("tp", 1), layout.get("pp", 1), layout.get("vpp"), expert_model_parallel_size=layout.get("ep", 1))
 
 
-def save_dist(chunks, spec, layout, form, folder):
+def save_dist(chunks, spec, layout, form, folder, optimizer=None):
     from megatron.core import dist_checkpointing
     directory = folder / f"iter_{ITERATION:07d}"
     directory.mkdir(parents=True, exist_ok=True)
@@ -167,6 +204,8 @@ def save_dist(chunks, spec, layout, form, folder):
     state = sharded(chunks, form)
     state.update(args=namespace(spec, layout), checkpoint_version=3.0, iteration=ITERATION, num_floating_point_operations_so_far=1.5e9,
                  opt_param_scheduler={"max_lr": 1e-3, "lr_decay_style": "linear"})
+    if optimizer is not None:
+        state["optimizer"] = optimizer.sharded_state_dict(state["model"], metadata=metadata(form))
     strategy = dist_checkpointing.serialization.get_default_save_sharded_strategy("torch_dist", 1)
     strategy.thread_count = 1
     dist_checkpointing.save(state, directory, strategy, content_metadata=metadata(form))
@@ -201,6 +240,16 @@ def worker(task):
     start(layout)
     chunks = build(spec, layout)
     folder = pathlib.Path(task["folder"])
+    if "bf16" in spec:
+        OnCpu().__enter__()
+        fill(chunks[0])
+        chunks[0].bfloat16()
+        optimizer = train(chunks[0], spec, layout)
+        if task["first"]:
+            write_trained(chunks[0], optimizer, folder)
+        else:
+            save_dist(chunks, spec, layout, task["form"], folder, optimizer)
+        return
     if task["first"]:
         fill(chunks[0])
         save_dist(chunks, spec, layout, "stacked", pathlib.Path(task["source"]))
@@ -211,6 +260,18 @@ def worker(task):
         save_legacy(chunks, spec, layout, folder)
     else:
         save_dist(chunks, spec, layout, task["form"], folder)
+
+
+def write_trained(model, optimizer, folder):
+    """Weights by name, and the state of the optimizer as KIND/NAME."""
+    from safetensors.torch import save_file
+    state = {name: param.detach() for name, param in model.named_parameters()}
+    inner = optimizer.chained_optimizers[0] if hasattr(optimizer, "chained_optimizers") else optimizer
+    for name, param in model.named_parameters():
+        main = param.main_param
+        state |= {f"main/{name}": main.detach(), **{f"{kind}/{name}": inner.optimizer.state[main][kind] for kind in ("exp_avg", "exp_avg_sq")}}
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file({name: value.contiguous().clone() for name, value in state.items()}, folder / "weights.safetensors")
 
 
 def write_expected(model, spec, folder):
@@ -249,7 +310,7 @@ def main(out, models):
                 folder = pathlib.Path(out) / case
                 shutil.rmtree(folder, ignore_errors=True)
                 task = {"model": model, "layout": layout, "form": form, "first": False, "source": source, "folder": str(folder)}
-                run(task, layout.get("tp", 1) * layout.get("pp", 1) * layout.get("ep", 1), port)
+                run(task, layout.get("tp", 1) * layout.get("pp", 1) * layout.get("ep", 1) * layout.get("dp", 1), port)
                 (folder / "latest_checkpointed_iteration.txt").write_text(str(ITERATION))
         port += 1
 
