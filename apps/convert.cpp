@@ -80,8 +80,7 @@ std::string to_checkpoint(files::FileSystem& disk, const ConvertOptions& options
   if (is_model_directory(disk, from)) {
     from = find_model_directory(disk, from, options.step);
     state = directory_run_state(disk, from);
-    const std::string note = is_hf_directory(disk, from) ? hf::custom_code_note(disk, from) : "";
-    if (!note.empty()) std::cerr << "warning: " << note << "\n";
+    if (const std::string note = conversion_note(disk, from); !note.empty()) std::cerr << "warning: " << note << "\n";
     open = [&disk, from, model = directory_config(disk, from).model] {
       return foreign::open_weights(disk, from, model);
     };

@@ -8,6 +8,7 @@
 #include "config/load.h"
 #include "config/validate.h"
 #include "foreign/model_directory.h"
+#include "hf/directory.h"
 #include "mcore/contents.h"
 #include "mcore/settings.h"
 #include "mcore/source.h"
@@ -57,10 +58,29 @@ OpenedSource open_tensor_source(files::FileSystem& disk, const std::string& path
   return {std::move(found.reader), std::move(found.problems)};
 }
 
+// Whether every weight has the state of AdamW.
+static bool has_optimizer_state(const mcore::Source& source) {
+  return source.contents().optimizer_steps > 0 &&
+         std::all_of(source.tensors().begin(), source.tensors().end(), [&](const files::TensorForm& tensor) {
+           return tensor.kind != "weight" || (source.find(tensor.name, "exp_avg") != nullptr &&
+                                              source.find(tensor.name, "exp_avg_sq") != nullptr);
+         });
+}
+
+std::string conversion_note(files::FileSystem& disk, const std::string& directory) {
+  if (is_hf_directory(disk, directory)) return hf::custom_code_note(disk, directory);
+  if (!foreign::is_megatron(disk, directory)) return "";
+  const mcore::Source source(disk, directory, directory_config(disk, directory).model);
+  if (source.contents().optimizer_steps == 0 || has_optimizer_state(source)) return "";
+  return base::concat("'", directory,
+                      "': the optimizer state is not converted, because it does not have the shapes of "
+                      "the model; save the checkpoint with --dist-ckpt-optim-fully-reshardable");
+}
+
 // A run resumes from a checkpoint of Megatron-LM that has optimizer state.
 static void add_progress(const mcore::Source& source, config::Config& config, checkpoint::RunState& state) {
   const mcore::Contents& contents = source.contents();
-  if (contents.optimizer_steps == 0 || source.find("decoder.final_layernorm.weight", "exp_avg") == nullptr) return;
+  if (!has_optimizer_state(source)) return;
   config.run.seed = mcore::integer_argument(contents.arguments, "seed", config.run.seed);
   state.config_yaml = config::dump(config);
   state.iteration = contents.iteration;

@@ -33,7 +33,9 @@ struct OpenedSource {
 // Throws base::Error if there is none, and errors from opening it.
 OpenedSource open_tensor_source(files::FileSystem& disk, const std::string& path, int64_t iteration);
 
-// Returns the state of a new run that starts from this directory, with its tokenizer.
+// Returns a note about content that is not converted; "" if there is none.
+std::string conversion_note(files::FileSystem& disk, const std::string& directory);
+// Returns the state of a run that starts from this directory, with its tokenizer.
 checkpoint::RunState directory_run_state(files::FileSystem& disk, const std::string& directory);
 // Returns the saved state of a checkpoint, with the files next to its tensors.
 checkpoint::RunState saved_run_state(files::FileSystem& disk, const checkpoint::Reader& reader);

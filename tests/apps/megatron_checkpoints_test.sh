@@ -47,6 +47,14 @@ PYTHON
 held
 holds "a run resumes with the optimizer state of Megatron's distributed optimizer"
 
+cp -r "$cases/trained_dist" buckets && chmod -R u+w buckets
+sed -i 's/optimizer.state.exp_avg.output/optimizer.state.exp_buf.output/g' buckets/iter_0000007/.metadata
+run 0 convert buckets --to checkpoint without_state
+warns 'the optimizer state is not converted'
+run 0 inspect without_state
+prints 'iter_0000000 '
+holds "other optimizer state is left out with a warning"
+
 run 3 convert "$cases/gpt_dist" --to checkpoint other --ckpt-step 5
 warns 'has no checkpoint of iteration 5; choose an iteration'
 cp -r "$cases/gpt_dist" damaged && chmod -R u+w damaged
