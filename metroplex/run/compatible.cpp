@@ -29,7 +29,8 @@ bool affects_model(const std::string& name, const Config& here, const Config& th
   if (name == "max_position_embeddings") return either(config::PositionEmbedding::learned_absolute);
   if (name == "rotary_base" || name == "rotary_percent" || name == "use_rope_scaling")
     return either(config::PositionEmbedding::rope);
-  if (name == "rope_type") return here.model.yarn() != there.model.yarn();
+  if (name == "rope_type")
+    return here.model.yarn() != there.model.yarn() || here.model.longrope() != there.model.longrope();
   if (name.starts_with("rope_scaling_")) return here.model.use_rope_scaling && there.model.use_rope_scaling;
   // The other families are one decoder with different presets, and every preset has its own key.
   if (name == "family")

@@ -126,6 +126,24 @@ static void check_prompt(const step::ProcessContext& process, const std::vector<
   }
 }
 
+// LongRoPE rotates all positions of a sequence by its length, and scaled queries depend on their position. Cached
+// keys and padding in front of a prompt allow neither.
+static void check_positions(const config::Model& model, const std::vector<std::vector<int64_t>>& prompts,
+                            int64_t new_tokens) {
+  size_t shortest = prompts[0].size(), longest = shortest;
+  for (const auto& prompt : prompts)
+    shortest = std::min(shortest, prompt.size()), longest = std::max(longest, prompt.size());
+  const int64_t before = model.original_max_position_embeddings;
+  const bool crosses =
+      static_cast<int64_t>(shortest) <= before && static_cast<int64_t>(longest) + new_tokens > before;
+  MPX_CHECK(!model.longrope() || !crosses, "config", "model.original_max_position_embeddings = ", before,
+            ": with rope_type longrope, generated sequences must not cross this length (prompts of ", shortest,
+            " to ", longest, " tokens, ", new_tokens, " new); use longer prompts or lower --max-new-tokens");
+  MPX_CHECK(model.query_scaling_beta == 0 || shortest == longest, "config",
+            "model.query_scaling_beta = ", model.query_scaling_beta,
+            ": prompts of one batch must have equal lengths; generate them one by one");
+}
+
 // Broadcasts whether rank 0 requests a stop.
 static bool is_stop_requested(const step::ProcessContext& process, const GenerateOptions& options) {
   if (!options.stop) return false;
@@ -146,6 +164,7 @@ std::vector<std::vector<int64_t>> generate_batch(const step::ProcessContext& pro
     check_prompt(process, prompt, options);
     longest = std::max(longest, prompt.size());
   }
+  check_positions(process.config.model, prompts, options.max_new_tokens);
   Rows rows;
   for (const auto& prompt : prompts) {
     const size_t before = longest - prompt.size();

@@ -267,6 +267,7 @@ TEST(ExpertRules, AcceptWhatTheyAllow) {
            {"model.moe_router_topk=1", "model.moe_router_load_balancing_type=sinkhorn"},
            {"model.moe_router_topk=1", "model.moe_router_score_function=sigmoid",
             "model.moe_router_enable_expert_bias=true"},
+           {"model.moe_router_enable_expert_bias=true", "model.moe_router_weight_in_fp32=true"},
            {"model.moe_router_num_groups=4", "model.moe_router_group_topk=2"},
            {"model.moe_router_load_balancing_type=aux_loss,global_aux_loss", "model.moe_aux_loss_coeff=0.1,0",
             "model.moe_expert_capacity_factor=1.5", "model.moe_pad_expert_input_to_capacity=true"},

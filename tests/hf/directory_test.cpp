@@ -172,7 +172,8 @@ TEST(HfConfig, RefusesWhatOurModelsDoNotHave) {
   } kWrong[] = {
       {"qwen3", R"({"model_type": "deepseek_v4"})", "model_type 'deepseek_v4' is not supported"},
       {"qwen3", R"({"model_type": null})", "gpt2, llama, mistral, qwen2, qwen3, mixtral, qwen3_moe"},
-      {"qwen3", R"({"rope_parameters": {"rope_type": "longrope", "factor": 4}})", "rope_type longrope"},
+      {"qwen3", R"({"rope_parameters": {"rope_type": "longrope", "factor": 4}})", "short_factor is missing"},
+      {"qwen3", R"({"rope_parameters": {"rope_type": "dynamic", "factor": 4}})", "rope_type dynamic"},
       {"qwen3", R"({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}})", "rope_scaling are both present"},
       {"qwen3", R"({"rope_scaling": 7})", "rope_scaling are both present"},
       {"qwen3", R"({"rope_parameters": {"rope_type": "linear"}})", "with rope_type linear has no factor"},
@@ -215,6 +216,12 @@ TEST(HfConfig, RefusesWhatOurModelsDoNotHave) {
       {"hunyuan_v1_dense", R"({"rope_parameters": {"rope_type": "dynamic", "factor": 2}})", "alpha is missing"},
       {"starcoder2", R"({"embedding_dropout": 0.5})", "embedding_dropout is 0.5"},
       {"mistral", R"({"layer_types": ["full_attention"]})", "layer_types"},
+      {"llama_biases", R"({"rope_parameters": {"rope_type": "yarn", "factor": 2, "llama_4_scaling_beta": 0.1}})",
+       "llama_4_scaling_beta = 0.1: not supported in rope_parameters"},
+      {"phi3", R"({"rope_parameters": {"rope_type": "longrope", "short_factor": 3}})", "short_factor is 3"},
+      {"phi3", R"({"embd_pdrop": 0.5})", "embd_pdrop is 0.5"},
+      {"ernie4_5_moe", R"({"use_bias": true})", "use_bias is true"},
+      {"ernie4_5_moe", R"({"moe_norm_min": 0.5})", "moe_norm_min is 0.5"},
       {"gpt2_fp16", R"({"embd_pdrop": 0.2})", "embd_pdrop is 0.2"},
       {"gpt2_fp16", R"({"scale_attn_by_inverse_layer_idx": true})", "scale_attn_by_inverse_layer_idx is true"}};
   for (const auto& wrong : kWrong) {
@@ -262,6 +269,12 @@ TEST(HfConfig, KeysOfOneSortMeanKeysOfOurs) {
        R"({"rope_parameters": {"full_attention": {"rope_theta": 5000}, "sliding_attention": {"rope_theta": 777}}})",
        {"rotary_base=5000", "rotary_base_local=777"}},
       {"mixtral", R"({"router_jitter_noise": 0.125})", {"moe_input_jitter_eps=0.125"}},
+      {"mixtral",
+       R"({"num_experts_per_tok": 1})",
+       {"moe_router_score_function=sigmoid", "moe_router_topk_normalization=always"}},
+      {"qwen2_moe",
+       R"({"num_experts_per_tok": 1, "norm_topk_prob": true})",
+       {"moe_router_topk=1", "moe_router_score_function=sigmoid"}},
       {"smollm3", R"({"no_rope_layers": null, "no_rope_layer_interval": 2})", {"no_rope_freq=[0,1,0,1]"}},
       {"smollm3",
        R"({"no_rope_layers": [0, 1, 1, 1], "use_sliding_window": true, "sliding_window": 9, "layer_types": null})",
@@ -275,6 +288,18 @@ TEST(HfConfig, KeysOfOneSortMeanKeysOfOurs) {
        R"({"rope_parameters": {"rope_theta": 100}, "rotary_dim": 4})",
        {"rotary_percent=0.3333333333333333"}},
       {"mistral", R"({"sliding_window": null})", {"num_query_groups=2"}},
+      {"ministral3",
+       R"({"rope_parameters": null})",
+       {"query_scaling_beta=0.1", "rotary_base=1e+06", "original_max_position_embeddings=16384"}},
+      {"phi3",
+       R"({"rope_parameters": {"rope_type": "su", "short_factor": [1, 2, 3, 4], "long_factor": [5, 6, 7, 8]},
+                   "rope_scaling": null})",
+       {"rope_type=longrope", "longrope_short_factor=1,2,3,4", "rotary_scaling_factor=4"}},
+      {"phi3", R"({"rope_parameters": null, "sliding_window": 5})", {"rope_type=rope", "window_size=4"}},
+      {"ernie4_5_moe",
+       R"({"moe_layer_interval": 2, "num_hidden_layers": 6, "moe_layer_end_index": -1})",
+       {"moe_layer_freq=[0,1,0,1,0,1]"}},
+      {"ernie4_5_moe", R"({"moe_num_shared_experts": 0})", {"moe_shared_expert_intermediate_size=0"}},
       {"qwen2_moe",
        R"({"use_sliding_window": true, "sliding_window": 16, "layer_types": null, "max_window_layers": 1})",
        {"window_size=15", "window_attn_skip_freq=[1,0,0]"}},
@@ -321,6 +346,7 @@ TEST(HfConfig, KeysOfOneSortMeanKeysOfOurs) {
     // Family::config has no token ids.
     one.model.special_token_ids.clear();
     one.model.generation_config.clear();
+    one.model.hf_model_type.clear();
     EXPECT_EQ(config::differences(one, two), std::vector<std::string>{}) << given.name << " " << given.changes;
   }
 }
@@ -364,7 +390,9 @@ TEST(HfConfig, OlderSpellingsMeanTheSame) {
     const test::Folder folder;
     std::ofstream(folder.at("config.json")) << expected.at("config_older_spelling");
     std::filesystem::copy(entry.path() / "generation_config.json", folder.at("generation_config.json"));
-    EXPECT_EQ(read_settings(disk, folder.path()), read_settings(disk, entry.path().string())) << entry.path();
+    std::vector<std::string> settings = read_settings(disk, entry.path().string());
+    std::erase(settings, "model.moe_router_weight_in_fp32=true");  // from the weights
+    EXPECT_EQ(read_settings(disk, folder.path()), settings) << entry.path();
     ++compared;
   }
   EXPECT_GE(compared, 16);
@@ -470,9 +498,11 @@ TEST(HfFamily, ConfigOfAModelMeansTheModel) {
     // A family of ours with other presets is the same decoder; a pattern of layers has several spellings.
     one.model.family = two.model.family = "gpt";
     one.model.moe_layer_freq = two.model.moe_layer_freq = "1";
-    // Family::config has no token ids, and many families have no dropout of the residual stream.
+    // Family::config has no token ids, no dtype, and for many families no dropout of the residual stream.
+    one.model.moe_router_weight_in_fp32 = false;
     one.model.special_token_ids.clear();
     one.model.generation_config.clear();
+    one.model.hf_model_type.clear();
     if (!json.contains("residual_dropout") && !json.contains("resid_pdrop"))
       two.model.hidden_dropout = one.model.hidden_dropout;
     EXPECT_EQ(config::differences(one, two), std::vector<std::string>{}) << entry.path();
@@ -496,6 +526,8 @@ TEST(HfFamily, OfOurModelsIsFoundAndWhatIsNoneIsRefused) {
   EXPECT_EQ(family({"model.family=mixtral"}), "mixtral");
   EXPECT_EQ(family({"model.family=qwen3_moe"}), "qwen3_moe");
   EXPECT_EQ(family({"model.family=gpt"}), "gpt2");
+  EXPECT_EQ(family({"model.family=llama", "model.hf_model_type=phi3"}), "phi3");
+  EXPECT_EQ(family({"model.family=llama", "model.hf_model_type=qwen2"}), "llama") << "cannot represent it";
   EXPECT_THROW(family({"model.family=gpt", "model.normalization=RMSNorm"}), base::Error);
   for (const char* other :
        {"softmax_type=learnable", "attn_logit_softcapping=5", "final_logit_softcapping=5", "scale_embeddings=true",

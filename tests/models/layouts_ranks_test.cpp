@@ -81,6 +81,16 @@ std::vector<Variant> variants() {
   olmo.model.add_qkv_bias = olmo.model.add_attention_output_bias = olmo.model.add_mlp_bias = true;
   olmo.model.hidden_dropout = 0.1;
   all.push_back(olmo);
+  Variant longrope{"longrope of a long sequence, partial rotation, documents", llama_model(), 0, true};
+  longrope.model.rope_type = config::RopeType::longrope, longrope.model.rotary_percent = 0.5;
+  longrope.model.longrope_short_factor = "1", longrope.model.longrope_long_factor = "3";
+  longrope.model.original_max_position_embeddings = 5, longrope.model.rotary_scaling_factor = 4;
+  all.push_back(longrope);
+  Variant scaled{"queries scaled by position, norms", llama_model()};
+  scaled.model.rope_type = config::RopeType::yarn, scaled.model.query_scaling_beta = 0.5;
+  scaled.model.original_max_position_embeddings = 3, scaled.model.rotary_scaling_factor = 4;
+  scaled.model.qk_layernorm = true;
+  all.push_back(scaled);
   Variant rotated{"norms of rotated queries and keys, multipliers, documents", llama_model(), 0, true};
   rotated.model.qk_layernorm = rotated.model.qk_layernorm_after_rope = rotated.model.apply_layernorm_1p = true;
   rotated.model.rotary_percent = 0.5, rotated.model.residual_multiplier = 0.4;

@@ -89,6 +89,8 @@ config::Config norms(bool documents) {
   config.model.pre_norm = false;
   config.model.sandwich_norm = config.model.qk_layernorm_all_heads = true;
   config.model.no_rope_freq = "2", config.model.residual_multiplier = 0.4, config.model.logits_scaling = 2;
+  config.model.rope_type = config::RopeType::yarn, config.model.query_scaling_beta = documents ? 0 : 0.5;
+  config.model.original_max_position_embeddings = 8, config.model.rotary_scaling_factor = 4;
   return config;
 }
 

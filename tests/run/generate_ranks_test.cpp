@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "comm/collectives.h"
 #include "run/support.h"
+#include "support/error_of.h"
 
 namespace metroplex::test::generate_ranks_test {
 namespace {
@@ -140,8 +141,33 @@ Continuation continue_on(const config::Config& base, const TestLayout& layout, c
   return result;
 }
 
+// Norms over all heads after layers, a layer without rotary positions, multipliers, queries scaled by position.
+config::Config scaled_llama() {
+  config::Config config = randomize(small_llama());
+  config.model.pre_norm = false;
+  config.model.sandwich_norm = config.model.qk_layernorm = config.model.qk_layernorm_all_heads = true;
+  config.model.no_rope_freq = "4", config.model.residual_multiplier = 0.6, config.model.logits_scaling = 0.5;
+  config.model.rope_type = config::RopeType::yarn, config.model.query_scaling_beta = 0.5;
+  config.model.original_max_position_embeddings = 6, config.model.rotary_scaling_factor = 4;
+  return config;
+}
+
+// LongRoPE whose long factors apply from the prompt on.
+config::Config longrope_llama() {
+  config::Config config = randomize(small_llama());
+  config.model.rope_type = config::RopeType::longrope;
+  config.model.original_max_position_embeddings = 4, config.model.rotary_scaling_factor = 4;
+  const int64_t pairs = config.model.hidden_size / config.model.num_attention_heads / 2;
+  for (int64_t pair = 0; pair < pairs; ++pair) {
+    config.model.longrope_short_factor += pair == 0 ? "1" : ",1";
+    config.model.longrope_long_factor += pair == 0 ? "1" : ",3";
+  }
+  return config;
+}
+
 TEST(Generate, TheCacheGivesWhatReadingEverythingAgainGives) {
-  for (const config::Config& base : {randomize(small_gpt()), randomize(small_llama())}) {
+  for (const config::Config& base :
+       {randomize(small_gpt()), randomize(small_llama()), scaled_llama(), longrope_llama()}) {
     for (const double temperature : {0.0, 1.0}) {
       GenerateOptions options;
       options.max_new_tokens = 16;
@@ -234,6 +260,26 @@ TEST(Generate, RefusesWhatItCannotDo) {
     refused(kPrompt, {.max_new_tokens = 1, .top_k = -1}, "top-k");
     refused(kPrompt, {.max_new_tokens = 1, .top_p = 1.5}, "top-p");
   });
+}
+
+TEST(Generate, RefusesWhatScaledPositionsExclude) {
+  config::Config longrope = longrope_llama();
+  longrope.model.original_max_position_embeddings = 8;
+  for (const config::Config& base : {longrope, scaled_llama()}) {
+    const config::Config config = cut(base, {});
+    run_sharded(config, {}, [&](const comm::World& world) {
+      const auto assembly = step::assemble(config, world, kVocab, true);
+      const auto attempt = [&](const std::vector<std::vector<int64_t>>& prompts, int64_t new_tokens) {
+        return catch_error([&] {
+          run::generate_batch(assembly->process, assembly->model, prompts, {.max_new_tokens = new_tokens});
+        });
+      };
+      EXPECT_EQ(attempt({kPrompt}, 3), "");
+      const char* const key = config.model.longrope() ? "original_max_position_embeddings = 8" : "query_scaling_beta";
+      const std::string error = config.model.longrope() ? attempt({kPrompt}, 4) : attempt({kPrompt, {9}}, 1);
+      EXPECT_NE(error.find(key), std::string::npos) << error;
+    });
+  }
 }
 
 }  // namespace

@@ -48,8 +48,9 @@ def layout_of(config):
     options = ["--nproc", 4 * tp, "--tp", tp, "--pp", 2]
     if layers % 2:
         options.append(f"--parallel.decoder_first_pipeline_num_layers={layers // 2 + 1}")
-    if any(config.get(key) for key in ("num_local_experts", "num_experts", "n_routed_experts")):
-        options += ["--ep", 2, "--etp", 1, "--parallel.sequence_parallel=true"]
+    experts = max(config.get(key) or 0 for key in ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"))
+    if experts:
+        options += ["--ep", 1 + (experts + 1) % 2, "--etp", 1, "--parallel.sequence_parallel=true"]
     return options, ["--tp", tp, "--pp", 2]
 
 

@@ -211,6 +211,14 @@ std::vector<bool> moe_layers(const Model& model) {
   return *layers;
 }
 
+std::vector<double> longrope_factors(const std::string& text) {
+  std::string problem;
+  auto factors = read_coefficients(text, problem);
+  MPX_CHECK(factors.has_value(), "config", "model.longrope_short_factor or model.longrope_long_factor = ", text,
+            ": must be numbers with commas between, but ", problem, "; write one per rotated pair of channels");
+  return *factors;
+}
+
 std::vector<int64_t> expert_layers(const Model& model) {
   const std::vector<bool> experts = moe_layers(model);
   std::vector<int64_t> numbers;

@@ -56,6 +56,9 @@ std::vector<std::string> comma_list(const std::string& text);
 // Returns nothing and sets `problem` if a word is not a number >= 0.
 std::optional<std::vector<double>> read_coefficients(const std::string& text, std::string& problem);
 
+// Returns the numbers of model.longrope_short_factor or model.longrope_long_factor. Throws.
+std::vector<double> longrope_factors(const std::string& text);
+
 // Returns model.moe_ffn_hidden_size, or the width of a dense layer.
 int64_t expert_ffn_width(const Model& model);
 // Returns the maximum rows per expert from a rank's `tokens`: ceil(tokens * topk / experts * factor), at most

@@ -15,10 +15,12 @@ inline constexpr Word<PositionEmbedding> kWords<PositionEmbedding>[] = {
     {PositionEmbedding::rope, "rope"},
     {PositionEmbedding::none, "none"}};
 
-enum class RopeType { automatic, rope, yarn };
+enum class RopeType { automatic, rope, yarn, longrope };
 template <>
-inline constexpr Word<RopeType> kWords<RopeType>[] = {
-    {RopeType::automatic, "auto"}, {RopeType::rope, "rope"}, {RopeType::yarn, "yarn"}};
+inline constexpr Word<RopeType> kWords<RopeType>[] = {{RopeType::automatic, "auto"},
+                                                      {RopeType::rope, "rope"},
+                                                      {RopeType::yarn, "yarn"},
+                                                      {RopeType::longrope, "longrope"}};
 
 enum class SoftmaxType { vanilla, off_by_one, learnable };
 template <>
@@ -102,6 +104,7 @@ struct Model {
   bool yarn() const {
     return rope_type == RopeType::yarn || (rope_type == RopeType::automatic && multi_latent_attention);
   }
+  bool longrope() const { return rope_type == RopeType::longrope; }
   bool has_window() const { return window_size >= 0; }
   bool output_bias() const { return add_bias_linear || add_attention_output_bias; }
   bool mlp_bias() const { return add_bias_linear || add_mlp_bias; }

@@ -8,6 +8,7 @@ namespace metroplex::config {
 
 bool is_neutral_key(const std::string& name) {
   static const std::set<std::string> kKeys{"from",
+                                           "hf_model_type",
                                            "make_vocab_size_divisible_by",
                                            "attention_dropout",
                                            "hidden_dropout",
@@ -21,6 +22,7 @@ bool is_neutral_key(const std::string& name) {
                                            "moe_input_jitter_eps",
                                            "moe_router_bias_update_rate",
                                            "moe_router_dtype",
+                                           "moe_router_weight_in_fp32",
                                            "moe_router_force_load_balancing",
                                            "moe_router_force_skew",
                                            "moe_router_force_even",

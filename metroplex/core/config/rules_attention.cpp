@@ -22,13 +22,22 @@ constexpr std::string_view kYarnKeys[] = {"rotary_scaling_factor",
                                           "yarn_correction_range_round_to_int",
                                           "mscale",
                                           "mscale_all_dim",
-                                          "yarn_attention_factor"};
+                                          "yarn_attention_factor",
+                                          "query_scaling_beta"};
+constexpr std::string_view kLongropeKeys[] = {"longrope_short_factor", "longrope_long_factor"};
 
 bool of_latents(std::string_view name) {
   return std::find(std::begin(kLatentKeys), std::end(kLatentKeys), name) != std::end(kLatentKeys);
 }
 bool of_yarn(std::string_view name) {
   return std::find(std::begin(kYarnKeys), std::end(kYarnKeys), name) != std::end(kYarnKeys);
+}
+bool of_longrope(std::string_view name) {
+  return std::find(std::begin(kLongropeKeys), std::end(kLongropeKeys), name) != std::end(kLongropeKeys);
+}
+bool of_yarn_without_longrope(std::string_view name) {
+  return of_yarn(name) && name != "rotary_scaling_factor" && name != "original_max_position_embeddings" &&
+         name != "yarn_attention_factor";
 }
 // The softmax scale of latent attention uses mscale_all_dim and rotary_scaling_factor with any rope_type.
 bool of_yarn_alone(std::string_view name) {
@@ -59,12 +68,47 @@ void check_latent(Rules& rules) {
                 "use another family");
 }
 
+void check_longrope(Rules& rules) {
+  const Model& m = rules.config.model;
+  if (!m.longrope()) return refuse_without(rules, "model.rope_type = longrope", of_longrope);
+  const bool fits = m.position_embedding_type == PositionEmbedding::rope && !m.multi_latent_attention &&
+                    !m.use_rope_scaling && m.original_max_position_embeddings > 1;
+  rules.require(fits, "model.rope_type", m.rope_type,
+                "needs model.position_embedding_type = rope and model.original_max_position_embeddings above 1, and "
+                "excludes model.multi_latent_attention and model.use_rope_scaling",
+                "set these keys, or use another rope_type");
+  const int64_t width = m.kv_channels > 0 ? m.kv_channels : m.hidden_size / m.num_attention_heads;
+  const auto pairs = static_cast<size_t>(static_cast<double>(width) * m.rotary_percent) / 2;
+  for (const auto& [key, text] : {std::pair{"model.longrope_short_factor", m.longrope_short_factor},
+                                  {"model.longrope_long_factor", m.longrope_long_factor}}) {
+    std::string problem;
+    const auto factors = read_coefficients(text, problem);
+    const bool reads = factors && factors->size() == pairs && *std::min_element(factors->begin(), factors->end()) > 0;
+    rules.require(reads, key, text, concat("must have ", pairs, " numbers above 0, one per rotated pair of channels"),
+                  "write them with commas between");
+  }
+}
+
+void check_query_scaling(Rules& rules) {
+  const Model& m = rules.config.model;
+  if (m.query_scaling_beta == 0 || !m.yarn()) return;
+  const bool fits = !m.multi_latent_attention && m.rotary_percent == 1 && !m.qk_layernorm_after_rope &&
+                    !rules.config.data.reset_position_ids;
+  rules.require(fits, "model.query_scaling_beta", m.query_scaling_beta,
+                "needs model.rotary_percent = 1, and excludes model.multi_latent_attention, "
+                "model.qk_layernorm_after_rope and data.reset_position_ids",
+                "leave it 0");
+}
+
 void check_frequencies(Rules& rules) {
   const Model& m = rules.config.model;
   const bool rope = m.position_embedding_type == PositionEmbedding::rope;
   if (!m.yarn()) {
     const bool scales_softmax = m.multi_latent_attention && m.mscale_all_dim != 0;
-    refuse_without(rules, "model.rope_type = yarn", scales_softmax ? of_yarn_alone : of_yarn);
+    refuse_without(rules, "model.rope_type = yarn",
+                   m.longrope()     ? of_yarn_without_longrope
+                   : scales_softmax ? of_yarn_alone
+                                    : of_yarn);
   } else {
     rules.require(rope, "model.rope_type", m.rope_type, "needs model.position_embedding_type = rope",
                   "use rope, or set model.rope_type to rope");
@@ -192,6 +236,8 @@ void check_attention(Rules& rules) {
   check_frequencies(rules);
   check_window(rules);
   check_rope_layers(rules);
+  check_longrope(rules);
+  check_query_scaling(rules);
   check_qk_norm(rules);
   check_softmax(rules);
   check_layer_parts(rules);

@@ -51,11 +51,6 @@ class ExpertChecker {
   }
 
   void router() {
-    if (e_.expert_bias && !among(e_.score_function, {"sigmoid", "sqrtsoftplus"})) {
-      refuse(list_, "model.moe_router_enable_expert_bias", "true",
-             "needs model.moe_router_score_function = sigmoid or sqrtsoftplus, not " + e_.score_function,
-             "choose one of them or turn the bias off");
-    }
     if (e_.topk == 1 && e_.score_function == "softmax" && !e_.pre_softmax &&
         e_.balancing != std::vector<std::string>{"sinkhorn"}) {
       refuse(list_, "model.moe_router_topk", e_.topk,

@@ -53,6 +53,18 @@ std::shared_ptr<nn::RopeTable> make_rope(const ModelContext& context, bool local
                          ? model.yarn_attention_factor
                          : nn::yarn_mscale(factor, model.mscale) / nn::yarn_mscale(factor, model.mscale_all_dim);
   }
+  if (model.yarn() && !local) {
+    rope.query_beta = model.query_scaling_beta;
+    rope.query_positions = model.original_max_position_embeddings;
+  }
+  if (model.longrope() && !local) {
+    const double factor = model.rotary_scaling_factor;
+    const auto positions = static_cast<double>(model.original_max_position_embeddings);
+    rope.factors = {config::longrope_factors(model.longrope_short_factor),
+                    config::longrope_factors(model.longrope_long_factor), model.original_max_position_embeddings};
+    rope.amplitude = model.yarn_attention_factor > 0 ? model.yarn_attention_factor
+                                                     : std::sqrt(1 + std::log(factor) / std::log(positions));
+  }
   const auto table = std::make_shared<nn::RopeTable>(rope, context.target);
   table->reserve(context.positions > 0 ? context.positions : model.max_position_embeddings, context.dtype);
   return table;

@@ -23,8 +23,10 @@ Gating::Gating(const std::string& name, int64_t layer, const config::Model& mode
       noise_(layer, nn::RandomSite::router_input, context) {
   using topology::Role;
   const int64_t experts = model.num_moe_experts;
-  weight_ = nn::make_param(
-      {name + ".weight", {experts, model.hidden_size}, {.partial = context.sp_axes, .role = Role::router}}, context);
+  nn::ParamSpec weight{
+      name + ".weight", {experts, model.hidden_size}, {.partial = context.sp_axes, .role = Role::router}};
+  if (model.moe_router_weight_in_fp32) weight.dtype = nn::acc_type(context.dtype);
+  weight_ = nn::make_param(weight, context);
   if (model.add_bias_linear)
     bias_ = nn::make_param({name + ".bias", {experts}, {.partial = context.sp_axes, .role = Role::bias}}, context);
 }

@@ -83,9 +83,16 @@ at::Tensor choose(const at::Tensor& scores, const TopKRule& rule) {
   return std::get<1>(kept.view({tokens, -1}).topk(rule.k, -1));
 }
 
+static at::Tensor choose_by_softmax(const at::Tensor& logits, const TopKRule& rule, const at::Tensor& bias) {
+  const at::NoGradGuard no_grad;
+  return choose(at::softmax(logits.detach(), -1) + bias, rule);
+}
+
 Routing route(const device::Target& target, const at::Tensor& logits, const TopKRule& rule, const Choice& choice) {
-  MPX_ASSERT(!(rule.score_function == ScoreFunction::softmax && choice.bias.defined()),
-             "an expert bias with softmax");
+  if (rule.score_function == ScoreFunction::softmax && choice.bias.defined()) {
+    const bool chosen = choice.chosen.defined();
+    return route(target, logits, rule, {{}, chosen ? choice.chosen : choose_by_softmax(logits, rule, choice.bias)});
+  }
   kernels::RouteShape shape = route_shape(logits, rule);
   const at::Tensor x = logits.detach().contiguous();
   Routing routing{choice.chosen, {}};

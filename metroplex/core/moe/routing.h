@@ -31,9 +31,9 @@ TopKRule topk_rule(const config::Model& model);
 // Returns the k best experts [T, k] by scores [T, E], in descending order of score. With groups, only experts of the
 // group_topk groups with the largest sum of their best group_score_topk scores are eligible. Without gradient.
 at::Tensor choose(const at::Tensor& scores, const TopKRule& rule);
-// Chooses by scores + `bias` [E] (undefined: none; unsupported for softmax) and computes probabilities from the
-// scores alone, in one kernel (kernels/route.h). If `chosen` [T, k] is defined, it is the choice. The order of a
-// row is that of the choice. Ties prefer the lower expert, unless there are groups.
+// Chooses by scores + `bias` [E] (undefined: none; with softmax, the scores are those over all experts) and computes
+// probabilities from the scores alone, in one kernel (kernels/route.h). If `chosen` [T, k] is defined, it is the
+// choice. The order of a row is that of the choice. Ties prefer the lower expert, unless there are groups.
 struct Choice {
   at::Tensor bias, chosen;
 };

@@ -103,6 +103,8 @@ HeadCounts head_counts(const config::Model& model, int tp) {
   return {heads / tp, groups / tp, width, width};
 }
 
+using Of = RopeTable::Of;
+
 // Empty if there is no norm.
 struct SelfAttention::NormedSaved {
   NormSaved norm;  // without x, which is in `raw`
@@ -161,7 +163,7 @@ CoreInputs SelfAttention::split(const at::Tensor& fused, const at::Tensor& query
 
 at::Tensor SelfAttention::normalize(const at::Tensor& raw, Norm& norm, const Positions& rows, NormSaved* saved) {
   const at::Tensor x = norm.apply(raw, saved);
-  if (rope_ && !norms_after_rope_) rope_->rotate(x, rows, 1);
+  if (rope_ && !norms_after_rope_) rope_->rotate(x, rows, 1, &norm == &*q_norm_ ? Of::queries : Of::keys);
   return x;
 }
 
@@ -169,7 +171,8 @@ at::Tensor SelfAttention::normalize(const at::Tensor& raw, Norm& norm, const Pos
 // can be recomputed from it.
 Input SelfAttention::normalize_and_rotate(const at::Tensor& raw, std::optional<Norm>& norm, const Positions& rows,
                                           NormedSaved* saved) {
-  if (rope_ && (!norm || norms_after_rope_)) rope_->rotate(raw, rows, 1);
+  const Of what = &norm == &q_norm_ ? Of::queries : Of::keys;
+  if (rope_ && (!norm || norms_after_rope_)) rope_->rotate(raw, rows, 1, what);
   if (!norm) return raw;
   const at::Tensor x = normalize(raw, *norm, rows, saved ? &saved->norm : nullptr);
   if (saved == nullptr) return x;
@@ -183,11 +186,12 @@ Input SelfAttention::normalize_and_rotate(const at::Tensor& raw, std::optional<N
 // Overwrites dx.
 at::Tensor SelfAttention::backward_to_raw(const at::Tensor& dx, std::optional<Norm>& norm, const Positions& rows,
                                           NormedSaved& saved) {
-  if (rope_ && (!norm || !norms_after_rope_)) rope_->rotate(dx, rows, -1);
+  const Of what = &norm == &q_norm_ ? Of::queries : Of::keys;
+  if (rope_ && (!norm || !norms_after_rope_)) rope_->rotate(dx, rows, -1, what);
   if (!norm) return dx;
   saved.norm.x = saved.raw.get();
   const at::Tensor gradient = norm->backward(dx, saved.norm);
-  if (rope_ && norms_after_rope_) rope_->rotate(gradient, rows, -1);
+  if (rope_ && norms_after_rope_) rope_->rotate(gradient, rows, -1, what);
   return gradient;
 }
 

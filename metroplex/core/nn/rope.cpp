@@ -44,21 +44,38 @@ at::Tensor apply_yarn(const at::Tensor& frequencies, const RopeSpec& rope) {
 
 double yarn_mscale(double factor, double weight) { return factor <= 1 ? 1 : 0.1 * weight * std::log(factor) + 1; }
 
-void RopeTable::grow(int64_t positions, const at::TensorOptions& options) {
-  const bool fits = cos_.defined() && cos_.size(0) >= positions && cos_.dtype() == options.dtype() &&
-                    cos_.device() == options.device();
-  if (fits) return;
+// Rotation by a scaled angle table also scales, since all channels of a head are rotated.
+void RopeTable::scale_queries(Table& table) const {
+  table.query_cos = table.cos, table.query_sin = table.sin;
+  if (spec_.query_beta == 0) return;
+  const at::Tensor steps =
+      at::floor(at::arange(table.cos.size(0), at::kDouble) / static_cast<double>(spec_.query_positions));
+  const at::Tensor scale = (1 + spec_.query_beta * at::log1p(steps)).unsqueeze(1).to(table.cos.options());
+  table.query_cos = table.cos * scale, table.query_sin = table.sin * scale;
+}
+
+const RopeTable::Table& RopeTable::grow(int64_t positions, const at::TensorOptions& options) {
+  const bool above = !spec_.factors.above.empty() && positions > spec_.factors.positions;
+  Table& table = tables_[above ? 1 : 0];
+  const bool fits = table.cos.defined() && table.cos.size(0) >= positions && table.cos.dtype() == options.dtype() &&
+                    table.cos.device() == options.device();
+  if (fits) return table;
   if (options.device().is_meta()) {
-    cos_ = at::empty({positions, spec_.dims / 2}, options);
-    sin_ = at::empty_like(cos_);
-    return;
+    table.cos = at::empty({positions, spec_.dims / 2}, options);
+    table.sin = at::empty_like(table.cos);
+    scale_queries(table);
+    return table;
   }
   const at::Tensor exponent = at::arange(0, spec_.dims, 2, at::kDouble) / static_cast<double>(spec_.dims);
-  const at::Tensor frequencies =
+  at::Tensor frequencies =
       apply_yarn(scale_frequencies(at::pow(spec_.base, exponent).reciprocal(), spec_.scaling), spec_);
+  const std::vector<double>& divisors = above ? spec_.factors.above : spec_.factors.up_to;
+  if (!divisors.empty()) frequencies = frequencies / at::tensor(divisors, at::kDouble);
   const at::Tensor angles = at::outer(at::arange(positions, at::kDouble) / spec_.interpolation, frequencies);
-  cos_ = (angles.cos() * spec_.amplitude).to(options);
-  sin_ = (angles.sin() * spec_.amplitude).to(options);
+  table.cos = (angles.cos() * spec_.amplitude).to(options);
+  table.sin = (angles.sin() * spec_.amplitude).to(options);
+  scale_queries(table);
+  return table;
 }
 
 void RopeTable::reserve(int64_t positions, at::ScalarType type) {
@@ -66,18 +83,20 @@ void RopeTable::reserve(int64_t positions, at::ScalarType type) {
   if (positions > 0) grow(positions, at::TensorOptions().dtype(acc_type(type)).device(target_.memory()));
 }
 
-void RopeTable::rotate(const at::Tensor& x, const Positions& rows, int direction) {
+void RopeTable::rotate(const at::Tensor& x, const Positions& rows, int direction, Of what) {
   const at::NoGradGuard no_grad;
   MPX_ASSERT(x.dim() == 4 && x.stride(3) == 1 && x.size(3) >= spec_.dims,
              "RopeTable::rotate needs x [s, b, heads, head_dim >= ", spec_.dims, "] with a last stride of 1");
   const int64_t positions = x.size(0);
   const bool has_rows = rows.rows.defined();
-  grow(has_rows ? rows.whole : rows.first + positions,
-       at::TensorOptions().dtype(acc_type(x.scalar_type())).device(x.device()));
+  const Table& angles = grow(has_rows ? rows.whole : rows.first + positions,
+                             at::TensorOptions().dtype(acc_type(x.scalar_type())).device(x.device()));
   const auto select_table = [&](const at::Tensor& table) {
     return has_rows ? select_rows(table, 0, rows.rows) : table.narrow(0, rows.first, positions);
   };
-  const at::Tensor cos = select_table(cos_), sin = select_table(sin_);
+  const bool queries = what == Of::queries;
+  const at::Tensor cos = select_table(queries ? angles.query_cos : angles.cos),
+                   sin = select_table(queries ? angles.query_sin : angles.sin);
   const kernels::RopeShape shape{positions,   x.size(1),   x.size(2),   spec_.dims,
                                  x.stride(0), x.stride(1), x.stride(2), spec_.interleaved};
   dispatch_element(x.scalar_type(), [&](auto zero) {

@@ -4,7 +4,9 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <array>
 #include <cstdint>
+#include <vector>
 
 #include "device/launch_point.h"
 #include "nn/microbatch.h"
@@ -29,6 +31,13 @@ struct RopeYarn {
 // YaRN's attention scale, 0.1 weight ln(factor) + 1; 1 if factor <= 1.
 double yarn_mscale(double factor, double weight);
 
+// LongRoPE (arXiv 2402.13753): divisors of the frequencies, one per pair, for all positions of a sequence. Sequences
+// of more than `positions` use `above`, others `up_to`. Empty: off.
+struct RopeFactors {
+  std::vector<double> up_to = {}, above = {};
+  int64_t positions = 0;
+};
+
 struct RopeSpec {
   int64_t dims = 0;  // number of rotated dimensions, the first ones of a head; even
   double base = 10000;
@@ -37,6 +46,10 @@ struct RopeSpec {
   RopeScaling scaling = {};
   RopeYarn yarn = {};
   double amplitude = 1;  // factor of the cosines and sines
+  RopeFactors factors = {};
+  // Queries at position p are multiplied by 1 + query_beta ln(1 + floor(p / query_positions)).
+  double query_beta = 0;
+  int64_t query_positions = 1;
 };
 
 class RopeTable {
@@ -51,14 +64,21 @@ class RopeTable {
 
   // Rotates x [s, b, heads, head_dim] (any strides, last one 1) in place, without autograd; row i has position
   // rows[i]. direction +1: forward; -1: inverse rotation for the gradient, also scaled by the amplitude.
-  void rotate(const at::Tensor& x, const Positions& rows, int direction);
+  enum class Of { queries, keys };
+  void rotate(const at::Tensor& x, const Positions& rows, int direction, Of what = Of::keys);
 
  private:
-  void grow(int64_t positions, const at::TensorOptions& options);
+  // [positions, dims / 2]
+  struct Table {
+    at::Tensor cos, sin, query_cos, query_sin;
+  };
+  // Returns the table for sequences of `positions`.
+  const Table& grow(int64_t positions, const at::TensorOptions& options);
+  void scale_queries(Table& table) const;
 
   RopeSpec spec_;
   device::Target target_;
-  at::Tensor cos_, sin_;  // [positions, dims / 2]
+  std::array<Table, 2> tables_;  // for sequences up to factors.positions, and for longer ones
 };
 
 }  // namespace metroplex::nn

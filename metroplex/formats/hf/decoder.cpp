@@ -29,6 +29,7 @@ struct Layer {
   }
   bool qkv_bias() const { return model.add_bias_linear || model.add_qkv_bias; }
   // Per query group: the rows of its queries, then of its key and its value. Hugging Face stores three tensors.
+  // With fused_qkv, one: all queries, then all keys, then all values.
   void qkv(const char* kind) const {
     const bool bias = std::string(kind) == "bias";
     const int64_t groups = num_kv_groups(model), d = head_dim_size(model), queries = num_heads(model) / groups * d;
@@ -36,12 +37,18 @@ struct Layer {
     const auto dims = [&](int64_t first) { return bias ? Dims{first} : Dims{first, h}; };
     const auto at = [&](int64_t first) { return bias ? Dims{first} : Dims{first, 0}; };
     MappedTensor tensor{ours + "self_attention.linear_qkv." + kind, dims(rows), {}};
-    const auto name = [&](const char* which) { return theirs + "self_attn." + which + "_proj." + kind; };
+    const bool fused = names.fused_qkv;
+    const int64_t q_rows = groups * queries, kv_rows = groups * d, first_k = fused ? q_rows : 0;
+    const auto name = [&](const char* which) {
+      return theirs + "self_attn." + (fused ? "qkv" : which) + "_proj." + kind;
+    };
+    const auto theirs_rows = [&](int64_t separate) { return dims(fused ? q_rows + 2 * kv_rows : separate); };
     for (int64_t g = 0; g < groups; ++g) {
       const int64_t row = g * (queries + 2 * d);
-      tensor.parts.push_back(rows_part(name("q"), dims(groups * queries), at(row), dims(queries), g * queries));
-      tensor.parts.push_back(rows_part(name("k"), dims(groups * d), at(row + queries), dims(d), g * d));
-      tensor.parts.push_back(rows_part(name("v"), dims(groups * d), at(row + queries + d), dims(d), g * d));
+      tensor.parts.push_back(rows_part(name("q"), theirs_rows(q_rows), at(row), dims(queries), g * queries));
+      tensor.parts.push_back(rows_part(name("k"), theirs_rows(kv_rows), at(row + queries), dims(d), first_k + g * d));
+      tensor.parts.push_back(rows_part(name("v"), theirs_rows(kv_rows), at(row + queries + d), dims(d),
+                                       (fused ? first_k + kv_rows : 0) + g * d));
     }
     out.push_back(std::move(tensor));
   }
@@ -120,6 +127,7 @@ struct Layer {
     if (model.add_bias_linear) whole("mlp.router.bias", router + ".bias", {count});
     if (model.moe_router_enable_expert_bias) {
       whole("mlp.router.expert_bias", block + names.expert_bias, {count});
+      if (names.expert_bias_rows) out.back().parts[0].shape = {1, count};
       out.back().kind = "buffer";
     }
     if (names.experts == DecoderNames::Experts::columns) joined_columns();
@@ -202,6 +210,13 @@ Json rope_config(const config::Model& m) {
     rope["truncate"] = m.yarn_correction_range_round_to_int;
     if (m.mscale_all_dim != 0) rope["mscale"] = m.mscale, rope["mscale_all_dim"] = m.mscale_all_dim;
     if (m.yarn_attention_factor > 0) rope["attention_factor"] = m.yarn_attention_factor;
+  } else if (m.longrope()) {
+    rope["rope_type"] = "longrope";
+    rope["short_factor"] = config::longrope_factors(m.longrope_short_factor);
+    rope["long_factor"] = config::longrope_factors(m.longrope_long_factor);
+    rope["factor"] = m.rotary_scaling_factor;
+    rope["original_max_position_embeddings"] = m.original_max_position_embeddings;
+    if (const double factor = m.yarn_attention_factor; factor > 0) rope["attention_factor"] = factor;
   } else if (m.use_rope_scaling) {
     rope["rope_type"] = "llama3";
     rope["factor"] = m.rope_scaling_factor;

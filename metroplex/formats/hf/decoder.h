@@ -10,9 +10,9 @@
 namespace metroplex::hf {
 
 // families/
-extern const Family kArcee, kDeepseekV2, kDeepseekV3, kErnie45, kGemma2, kGemma3, kGlm4, kGlm4Moe, kGpt2, kGptOss,
-    kGranite, kGraniteMoe, kHunYuanDense, kHunYuanMoe, kKimiK2, kLlama, kMiniMaxM2, kMistral, kMixtral, kNemotron,
-    kOlmo2, kOlmo3, kQwen2, kQwen2Moe, kQwen3, kQwen3Moe, kSeedOss, kSmolLm3, kStarcoder2;
+extern const Family kArcee, kDeepseekV2, kDeepseekV3, kErnie45, kErnie45Moe, kGemma2, kGemma3, kGlm4, kGlm4Moe, kGpt2,
+    kGptOss, kGranite, kGraniteMoe, kHunYuanDense, kHunYuanMoe, kKimiK2, kLlama, kMiniMaxM2, kMinistral3, kMistral,
+    kMixtral, kNemotron, kOlmo2, kOlmo3, kPhi3, kQwen2, kQwen2Moe, kQwen3, kQwen3Moe, kSeedOss, kSmolLm3, kStarcoder2;
 
 // Sets a key of section model; replaces an earlier value.
 template <class Value>
@@ -49,6 +49,9 @@ Settings decoder_settings_without_heads(const ConfigReader& config, Window windo
                                         PartialRope partial = PartialRope::refused);
 // The factor of the loss for balancing, if config.json turns it on.
 void add_balancing(const ConfigReader& config, Settings& settings);
+// moe_router_topk, with a softmax over the selected experts. One selected expert has the weight 1. Then the settings
+// are those of sigmoid scores, divided by their sum: they have the same order, and the softmax is not supported.
+void add_chosen_softmax(int64_t topk, Settings& settings);
 // Layers with experts by decoder_sparse_step and mlp_only_layers.
 std::string sparse_layers(const ConfigReader& config);
 // Experts of DeepSeek-V3 and families with its router: dense first layers, shared experts, sigmoid scores.
@@ -81,6 +84,7 @@ struct DecoderNames {
   // Norms of a layer. The norms after attention and MLP exist with sandwich_norm.
   std::string input_norm = "input_layernorm", attention_norm = "post_attention_layernorm",
               mlp_input_norm = "post_attention_layernorm", mlp_norm = "post_feedforward_layernorm";
+  bool fused_qkv = false;  // qkv_proj
   std::string q_norm = "q_norm", k_norm = "k_norm";
   // Dense MLPs. Without a gate only mlp_up and mlp_down exist. An empty mlp_gate: mlp_up stores both, the gate first.
   std::string mlp_gate = "gate_proj", mlp_up = "up_proj", mlp_down = "down_proj";
@@ -91,6 +95,7 @@ struct DecoderNames {
   Experts experts = Experts::separate;
   std::string block = "mlp", gate = "gate_proj", up = "up_proj", down = "down_proj", router = "gate";
   std::string expert_bias = "gate.e_score_correction_bias";  // in the block, with moe_router_enable_expert_bias
+  bool expert_bias_rows = false;                             // stored as [1, experts]
   std::string shared = "shared_experts", shared_gate = "shared_expert_gate";  // in the block
 };
 std::vector<MappedTensor> decoder_tensors(const config::Model& model, const DecoderNames& names);

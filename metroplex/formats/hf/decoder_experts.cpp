@@ -12,6 +12,13 @@ void add_balancing(const ConfigReader& config, Settings& settings) {
     set(settings, "moe_aux_loss_coeff", config.number("router_aux_loss_coef", 0.001));
 }
 
+void add_chosen_softmax(int64_t topk, Settings& settings) {
+  set(settings, "moe_router_topk", topk);
+  if (topk != 1) return;
+  set(settings, "moe_router_score_function", "sigmoid");
+  set(settings, "moe_router_topk_normalization", "always");
+}
+
 std::string sparse_layers(const ConfigReader& config) {
   const int64_t step = config.integer("decoder_sparse_step", 1);
   config.require(step > 0, "decoder_sparse_step", "a number above 0");

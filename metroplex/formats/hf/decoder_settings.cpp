@@ -44,12 +44,37 @@ void add_yarn(const ConfigReader& config, const ConfigReader& declared, Settings
   else if (!both && all_dim != 0) set(settings, "yarn_attention_factor", sharper);
 }
 
+// Factors as text with commas between.
+std::string factor_list(const ConfigReader& declared, const char* key) {
+  const Json& list = declared.value(key);
+  const bool numbers = list.is_array() && !list.empty() &&
+                       std::all_of(list.begin(), list.end(), [](const Json& factor) { return factor.is_number(); });
+  declared.require(numbers, key, "a list of numbers with rope_type longrope");
+  std::string text;
+  for (const Json& factor : list) text += (text.empty() ? "" : ",") + exact(factor.get<double>());
+  return text;
+}
+
+void add_longrope(const ConfigReader& config, const ConfigReader& declared, Settings& settings) {
+  const int64_t positions = config.integer("max_position_embeddings", 2048);
+  const ConfigReader& holder = config.has("original_max_position_embeddings") ? config : declared;
+  const int64_t before = holder.integer("original_max_position_embeddings", positions);
+  const double ratio = static_cast<double>(positions) / static_cast<double>(std::max<int64_t>(1, before));
+  set(settings, "longrope_short_factor", factor_list(declared, "short_factor"));
+  set(settings, "longrope_long_factor", factor_list(declared, "long_factor"));
+  set(settings, "original_max_position_embeddings", before);
+  set(settings, "rotary_scaling_factor", std::max(1.0, declared.number("factor", ratio)));
+  if (declared.has("attention_factor"))
+    set(settings, "yarn_attention_factor", declared.number("attention_factor", 1.0));
+}
+
 void add_scaling(const ConfigReader& config, const ConfigReader& declared, const char* key, Settings& settings) {
   const std::string type = declared.text("rope_type", declared.text("type", "default"));
   declared.ignore({"type", "original_max_position_embeddings", "max_position_embeddings"});
-  MPX_CHECK(type == "default" || type == "llama3" || type == "yarn" || type == "linear", "hf", where(key),
-            " has rope_type ", type, ", which is not supported; use default, linear, llama3 or yarn");
-  set(settings, "rope_type", type == "yarn" ? "yarn" : "rope");
+  MPX_CHECK(type == "default" || type == "llama3" || type == "yarn" || type == "linear" || type == "longrope", "hf",
+            where(key), " has rope_type ", type,
+            ", which is not supported; use default, linear, llama3, yarn or longrope");
+  set(settings, "rope_type", type == "yarn" || type == "longrope" ? type : "rope");
   if (type == "default") return;
   const auto needed = [&](const char* number) {
     MPX_CHECK(declared.has(number), "hf", where(key), " with rope_type ", type, " has no ", number, "; add it");
@@ -57,6 +82,7 @@ void add_scaling(const ConfigReader& config, const ConfigReader& declared, const
   };
   if (type == "linear") return set(settings, "rotary_seq_len_interpolation_factor", needed("factor"));
   if (type == "yarn") return add_yarn(config, declared, settings);
+  if (type == "longrope") return add_longrope(config, declared, settings);
   set(settings, "use_rope_scaling", true);
   set(settings, "rope_scaling_factor", needed("factor"));
   set(settings, "rope_scaling_low_freq_factor", needed("low_freq_factor"));

@@ -5,6 +5,8 @@
 #include <set>
 
 #include "base/error.h"
+#include "config/load.h"
+#include "config/validate.h"
 #include "files/convert_dtype.h"
 #include "hf/decoder.h"
 
@@ -67,6 +69,27 @@ bool has_multi_token(files::FileSystem& disk, const std::string& directory, cons
                      [&](const auto& info) { return named(info.name); });
 }
 
+// transformers keeps the routers of some families in float32.
+bool has_wide_router(files::FileSystem& disk, const std::string& directory, const Family& family,
+                     const Settings& settings) {
+  const config::Model model = config::resolved(config::load("", settings), 1).model;
+  if (!model.has_experts() || !has_weights(disk, directory)) return false;
+  std::string name;
+  for (const MappedTensor& tensor : family.tensors(model)) {
+    if (name.empty() && tensor.name.ends_with(".mlp.router.weight")) name = tensor.parts.front().name;
+  }
+  std::string path = files::join_path(directory, kSingleFile);
+  if (!disk.exists(path)) {
+    const Json map = read_json(disk, files::join_path(directory, kIndex)).value("weight_map", Json::object());
+    if (!map.contains(name) || !map.at(name).is_string()) return false;
+    path = files::join_path(directory, map.at(name).get<std::string>());
+    if (!disk.exists(path)) return false;
+  }
+  const files::SafetensorsFile file(disk.map(path), path);
+  return std::any_of(file.tensors().begin(), file.tensors().end(),
+                     [&](const auto& info) { return info.name == name && info.dtype == files::Dtype::kF32; });
+}
+
 }  // namespace
 
 std::vector<std::string> read_settings(files::FileSystem& disk, const std::string& directory) {
@@ -84,6 +107,10 @@ std::vector<std::string> read_settings(files::FileSystem& disk, const std::strin
   config.require(types.count(type) > 0, config.has("dtype") ? "dtype" : "torch_dtype",
                  "float32, bfloat16 or float16");
   settings.push_back("precision.params_dtype=" + types.at(type));
+  settings.push_back(std::string("model.hf_model_type=") +
+                     (family.written_as ? family.written_as : family.model_type));
+  if (type != "float32" && has_wide_router(disk, directory, family, settings))
+    set(settings, "moe_router_weight_in_fp32", true);
   const std::string key = "model.max_position_embeddings=";
   const auto named = [&](const std::string& setting) { return setting.starts_with(key); };
   const int64_t positions = std::stoll(std::find_if(settings.begin(), settings.end(), named)->substr(key.size()));

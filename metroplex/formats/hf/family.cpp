@@ -7,10 +7,10 @@ namespace metroplex::hf {
 
 // A model is exported as the first family in this list that can represent it.
 static constexpr const Family* kFamilies[] = {
-    &kGpt2,       &kLlama,      &kMistral,   &kQwen2,        &kQwen3,     &kMixtral, &kQwen3Moe, &kQwen2Moe,
-    &kDeepseekV2, &kDeepseekV3, &kKimiK2,    &kGptOss,       &kGemma2,    &kGemma3,  &kSeedOss,  &kArcee,
-    &kNemotron,   &kStarcoder2, &kErnie45,   &kGlm4,         &kGlm4Moe,   &kSmolLm3, &kGranite,  &kGraniteMoe,
-    &kOlmo2,      &kOlmo3,      &kMiniMaxM2, &kHunYuanDense, &kHunYuanMoe};
+    &kGpt2,       &kLlama,      &kMistral,   &kQwen2,        &kQwen3,      &kMixtral,    &kQwen3Moe,   &kQwen2Moe,
+    &kDeepseekV2, &kDeepseekV3, &kKimiK2,    &kGptOss,       &kGemma2,     &kGemma3,     &kSeedOss,    &kArcee,
+    &kNemotron,   &kStarcoder2, &kErnie45,   &kGlm4,         &kGlm4Moe,    &kSmolLm3,    &kGranite,    &kGraniteMoe,
+    &kOlmo2,      &kOlmo3,      &kMiniMaxM2, &kHunYuanDense, &kHunYuanMoe, &kErnie45Moe, &kMinistral3, &kPhi3};
 
 std::vector<std::string> family_names() {
   std::vector<std::string> names;
@@ -40,6 +40,10 @@ Settings read_config(const Family& family, const Json& config) {
 }
 
 const Family& family_for(const config::Model& model) {
+  for (const Family* family : kFamilies) {
+    const bool wanted = model.hf_model_type == family->model_type;
+    if (wanted && (family->multi_token || model.mtp_num_layers == 0) && represents(*family, model)) return *family;
+  }
   for (const Family* family : kFamilies) {
     if ((family->multi_token || model.mtp_num_layers == 0) && represents(*family, model)) return *family;
   }

@@ -48,7 +48,8 @@ struct Family {
   std::vector<MappedTensor> (*tensors)(const config::Model& model);
   // The inverse of settings() for models that the family can represent, and any config.json for others.
   Json (*config)(const config::Model& model);
-  bool multi_token = false;  // directories may have multi-token prediction layers (num_nextn_predict_layers)
+  const char* written_as = nullptr;  // model_type of exports, if it is another one
+  bool multi_token = false;          // directories may have multi-token prediction layers (num_nextn_predict_layers)
 };
 
 // Returns the settings of a config.json. Throws base::Error("hf") for a key that the family does not read.

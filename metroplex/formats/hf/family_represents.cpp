@@ -36,11 +36,20 @@ void resolve_attention(Model& m, const Model& defaults) {
   if (count == 0) m.window_size = -1, m.rotary_base_local = 0;
 }
 
+void resolve_longrope(Model& m) {
+  for (std::string* text : {&m.longrope_short_factor, &m.longrope_long_factor}) {
+    const std::vector<double> factors = config::longrope_factors(*text);
+    text->clear();
+    for (const double factor : factors) *text += (text->empty() ? "" : ",") + exact(factor);
+  }
+}
+
 void resolve_positions(Model& m, const Model& defaults) {
   if (m.position_embedding_type != config::PositionEmbedding::learned_absolute) m.max_position_embeddings = 0;
   const bool yarn = m.yarn() && (m.rotary_scaling_factor != 1 || m.yarn_attention_factor > 0);
-  m.rope_type = yarn ? config::RopeType::yarn : config::RopeType::rope;
-  if (!yarn) {
+  if (!m.longrope()) m.rope_type = yarn ? config::RopeType::yarn : config::RopeType::rope;
+  if (m.longrope()) resolve_longrope(m);
+  if (!yarn && !m.longrope()) {
     // Latent attention scales its scores with any rope_type.
     if (!m.multi_latent_attention) m.mscale_all_dim = 0;
     if (m.mscale_all_dim == 0) m.rotary_scaling_factor = 1;
@@ -54,7 +63,7 @@ void resolve_positions(Model& m, const Model& defaults) {
     m.rope_scaling_high_freq_factor = defaults.rope_scaling_high_freq_factor;
     m.rope_scaling_original_max_position_embeddings = defaults.rope_scaling_original_max_position_embeddings;
   }
-  const bool scaled = yarn || m.use_rope_scaling || m.rotary_seq_len_interpolation_factor != 1;
+  const bool scaled = yarn || m.longrope() || m.use_rope_scaling || m.rotary_seq_len_interpolation_factor != 1;
   if (m.has_window() && m.rotary_base_local == 0 && !scaled) m.rotary_base_local = m.rotary_base;
   std::vector<bool> unrotated = config::rope_layers(m);
   unrotated.flip();

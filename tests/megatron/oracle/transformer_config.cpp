@@ -214,8 +214,15 @@ class Checker {
 
 }  // namespace
 
+// Metroplex also adds the bias of experts to a softmax.
+static void check_expert_bias(const config::ExpertSettings& experts, std::vector<config::Violation>& list) {
+  if (experts.expert_bias && experts.score_function == "softmax")
+    list.push_back({"moe_router_enable_expert_bias", "true", "needs sigmoid or sqrtsoftplus scores", "turn it off"});
+}
+
 std::vector<config::Violation> violations(const TransformerConfig& given) {
   std::vector<config::Violation> list;
+  check_expert_bias(given.experts, list);
   TransformerConfig settings = given;
   settings.graphs = settings.cuda_graphs = migrate_options(given.cuda_graphs, list);
   for (const auto& found :

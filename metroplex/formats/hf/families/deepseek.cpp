@@ -94,9 +94,18 @@ static Json config_v3(const config::Model& m) {
 
 const Family kDeepseekV2{"deepseek_v2", "DeepseekV2ForCausalLM", deepseek::settings_v2, deepseek::tensors,
                          deepseek::config_v2};
-const Family kDeepseekV3{"deepseek_v3",     "DeepseekV3ForCausalLM", deepseek::settings_v3,
-                         deepseek::tensors, deepseek::config_v3,     true};
-const Family kKimiK2{"kimi_k2",         "DeepseekV3ForCausalLM", deepseek::settings_v3,
-                     deepseek::tensors, deepseek::config_v3,     true};
+const Family kDeepseekV3{.model_type = "deepseek_v3",
+                         .architecture = "DeepseekV3ForCausalLM",
+                         .settings = deepseek::settings_v3,
+                         .tensors = deepseek::tensors,
+                         .config = deepseek::config_v3,
+                         .multi_token = true};
+const Family kKimiK2{.model_type = "kimi_k2",
+                     .architecture = "DeepseekV3ForCausalLM",
+                     .settings = deepseek::settings_v3,
+                     .tensors = deepseek::tensors,
+                     .config = deepseek::config_v3,
+                     .written_as = "deepseek_v3",
+                     .multi_token = true};
 
 }  // namespace metroplex::hf

@@ -63,7 +63,11 @@ static Json moe_config(const config::Model& m) {
 }  // namespace glm4
 
 const Family kGlm4{"glm4", "Glm4ForCausalLM", glm4::settings, glm4::tensors, glm4::make_config};
-const Family kGlm4Moe{"glm4_moe",        "Glm4MoeForCausalLM", glm4::moe_settings,
-                      glm4::moe_tensors, glm4::moe_config,     true};
+const Family kGlm4Moe{.model_type = "glm4_moe",
+                      .architecture = "Glm4MoeForCausalLM",
+                      .settings = glm4::moe_settings,
+                      .tensors = glm4::moe_tensors,
+                      .config = glm4::moe_config,
+                      .multi_token = true};
 
 }  // namespace metroplex::hf

@@ -45,7 +45,7 @@ static Settings settings(ConfigReader& config) {
   set(settings, "glu_linear_offset", 1.0);
   set(settings, "softmax_type", "learnable");
   set(settings, "num_moe_experts", config.integer("num_local_experts"));
-  set(settings, "moe_router_topk", config.integer("num_experts_per_tok"));
+  add_chosen_softmax(config.integer("num_experts_per_tok"), settings);
   set(settings, "moe_ffn_hidden_size", config.integer("intermediate_size"));
   add_balancing(config, settings);
   return settings;

@@ -35,7 +35,7 @@ static Settings moe_settings(ConfigReader& config) {
   const bool attention = config.flag("attention_bias", false);
   add_biases(attention, attention, false, settings);
   set(settings, "num_moe_experts", config.integer("num_local_experts", 8));
-  set(settings, "moe_router_topk", config.integer("num_experts_per_tok", 2));
+  add_chosen_softmax(config.integer("num_experts_per_tok", 2), settings);
   set(settings, "moe_ffn_hidden_size", config.integer("intermediate_size"));
   add_balancing(config, settings);
   return settings;

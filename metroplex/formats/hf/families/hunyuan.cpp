@@ -51,7 +51,7 @@ static Settings moe_settings(ConfigReader& config) {
   Settings settings = shared_settings(config);
   const int64_t width = config.integer("intermediate_size");
   set(settings, "num_moe_experts", number_per_layer(config, "num_experts"));
-  set(settings, "moe_router_topk", number_per_layer(config, "moe_topk"));
+  add_chosen_softmax(number_per_layer(config, "moe_topk"), settings);
   set(settings, "moe_ffn_hidden_size", width);
   set(settings, "moe_shared_expert_intermediate_size", width);
   return settings;

@@ -19,6 +19,12 @@ static Settings settings(ConfigReader& config) {
                                                        static_cast<double>(config.integer("head_dim"))}});
   Settings settings = decoder_settings(config, Window::refused, PartialRope::read);
   add_biases(false, false, false, settings);
+  // Keys of published files.
+  config.require(config.flag("use_qk_norm", true), "use_qk_norm", "true");
+  config.require(config.text("qk_norm_type", "per_layer") == "per_layer", "qk_norm_type", "per_layer");
+  config.require(config.text("scoring_func", "sigmoid") == "sigmoid", "scoring_func", "sigmoid");
+  config.require(config.flag("use_routing_bias", true), "use_routing_bias", "true");
+  config.require(config.integer("shared_intermediate_size", 0) == 0, "shared_intermediate_size", "0");
   set(settings, "qk_layernorm", true);
   set(settings, "qk_layernorm_all_heads", true);
   set(settings, "num_moe_experts", config.integer("num_local_experts"));

@@ -15,7 +15,7 @@ static Settings settings(ConfigReader& config) {
   Settings settings = decoder_settings(config, Window::declared);
   add_biases(false, false, false, settings);
   set(settings, "num_moe_experts", config.integer("num_local_experts"));
-  set(settings, "moe_router_topk", config.integer("num_experts_per_tok", 2));
+  add_chosen_softmax(config.integer("num_experts_per_tok", 2), settings);
   set(settings, "moe_ffn_hidden_size", config.integer("intermediate_size"));
   set(settings, "moe_input_jitter_eps", config.number("router_jitter_noise", 0));
   add_balancing(config, settings);

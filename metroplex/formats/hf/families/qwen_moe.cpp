@@ -11,10 +11,15 @@ namespace qwen_moe {
 
 static void add_experts(const ConfigReader& config, int64_t experts, Settings& settings) {
   set(settings, "num_moe_experts", config.integer("num_experts", config.integer("num_local_experts", experts)));
-  set(settings, "moe_router_topk", config.integer("num_experts_per_tok"));
   set(settings, "moe_ffn_hidden_size", config.integer("moe_intermediate_size"));
   set(settings, "moe_layer_freq", sparse_layers(config));
-  set(settings, "moe_router_pre_softmax", !config.flag("norm_topk_prob", false));
+  const int64_t topk = config.integer("num_experts_per_tok");
+  if (config.flag("norm_topk_prob", false)) {
+    add_chosen_softmax(topk, settings);
+  } else {
+    set(settings, "moe_router_topk", topk);
+    set(settings, "moe_router_pre_softmax", true);
+  }
   add_balancing(config, settings);
 }
 

@@ -34,6 +34,7 @@ static Settings settings(ConfigReader& config) {
   unrotated.flip();
   if (std::find(unrotated.begin(), unrotated.end(), true) != unrotated.end())
     set(settings, "no_rope_freq", layer_pattern(unrotated));
+  config.ignore({"max_window_layers"});
   const bool slides = config.flag("use_sliding_window", false);
   add_windows(config, slides ? unrotated : std::vector<bool>(unrotated.size()), settings);
   const bool attention = config.flag("attention_bias", false);

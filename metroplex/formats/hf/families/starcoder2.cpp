@@ -14,6 +14,9 @@ static Settings settings(ConfigReader& config) {
   add_activation(config, "hidden_act", "gelu_pytorch_tanh", settings);
   add_heads(config, settings);
   add_window(config, Window::declared, settings);
+  // Published files repeat keys of an older class, which transformers ignores.
+  config.ignore({"activation_function", "attention_softmax_in_fp32", "layer_norm_epsilon", "mlp_type", "norm_type",
+                 "scale_attention_softmax_in_fp32", "scale_attn_weights"});
   const bool biases = config.flag("use_bias", true);
   add_biases(biases, biases, biases, settings);
   set(settings, "normalization", "LayerNorm");
