@@ -81,6 +81,14 @@ std::vector<Variant> variants() {
   olmo.model.add_qkv_bias = olmo.model.add_attention_output_bias = olmo.model.add_mlp_bias = true;
   olmo.model.hidden_dropout = 0.1;
   all.push_back(olmo);
+  Variant parallel{"parallel attention and mlp, LayerNorm without bias, layers without rotary positions",
+                   llama_model()};
+  parallel.model.family = "gpt";
+  parallel.model.normalization = "LayerNorm", parallel.model.add_norm_bias = false;
+  parallel.model.parallel_attention_mlp = parallel.model.rotary_interleaved = true;
+  parallel.model.no_rope_freq = "2", parallel.model.logits_scaling = 2, parallel.model.hidden_dropout = 0.1;
+  parallel.model.add_attention_output_bias = parallel.model.add_mlp_bias = true;
+  all.push_back(parallel);
   Variant longrope{"longrope of a long sequence, partial rotation, documents", llama_model(), 0, true};
   longrope.model.rope_type = config::RopeType::longrope, longrope.model.rotary_percent = 0.5;
   longrope.model.longrope_short_factor = "1", longrope.model.longrope_long_factor = "3";

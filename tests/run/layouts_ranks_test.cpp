@@ -85,6 +85,16 @@ config::Config norms() {
       "optim: {lr: 1.0e-3, weight_decay: 0.1}\n");
 }
 
+// Attention and MLP that read one LayerNorm without bias.
+config::Config parallel() {
+  config::Config config = norms();
+  config.model.family = "gpt";
+  config.model.normalization = config::Normalization::LayerNorm;
+  config.model.pre_norm = config.model.parallel_attention_mlp = true;
+  config.model.sandwich_norm = config.model.qk_layernorm_all_heads = config.model.add_norm_bias = false;
+  return config;
+}
+
 // Two multi-token prediction layers; the last stage reads the first stage's embedding.
 config::Config ahead() {
   config::Config config = llama();
@@ -141,6 +151,7 @@ TEST(AnyLayoutEqualsOneRank, LlamaWithGroupedQueries) { walk(llama(), 6, 4); }
 TEST(AnyLayoutEqualsOneRank, LatentAttentionWithYarn) { walk(latent(), 6, 4); }
 TEST(AnyLayoutEqualsOneRank, WindowsCapsAndSinks) { walk(windows(), 6, 4); }
 TEST(AnyLayoutEqualsOneRank, NormsAfterLayersAndMultipliers) { walk(norms(), 6, 4); }
+TEST(AnyLayoutEqualsOneRank, ParallelAttentionAndMlp) { walk(parallel(), 6, 4); }
 TEST(AnyLayoutEqualsOneRank, MultiTokenPrediction) { walk(ahead(), 6, 4); }
 // Prediction layers in a stage before that of the loss: alone, after other layers, on the rank of the loss, with an
 // empty stage between.

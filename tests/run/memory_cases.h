@@ -32,6 +32,9 @@ inline const std::string kNorms =
     ", pre_norm: false, sandwich_norm: true, qk_layernorm: true, qk_layernorm_all_heads: true, no_rope_freq: 2,"
     " residual_multiplier: 0.4, logits_scaling: 2, add_attention_output_bias: true, add_mlp_bias: true";
 
+inline const std::string kParallel =
+    ", position_embedding_type: rope, add_norm_bias: false, parallel_attention_mlp: true, qk_layernorm: true";
+
 // Short sequences, with every option that changes the held memory.
 inline config::Config saved_config(const MemoryCase& test_case) {
   const std::string family =
@@ -102,6 +105,8 @@ inline std::vector<MemoryCase> saved_cases() {
       {"windows", true, {}, kWindows + "}\n"},
       {"windows bf16 tp 2 sp", true, {2, 1, 1, 1, true}, kWindows + "}\n" + kBf16},
       {"norms after layers", true, {}, kNorms + "}\n"},
+      {"parallel attention and mlp", false, {}, kParallel + "}\n"},
+      {"parallel attention and mlp bf16 tp 2 sp", false, {2, 1, 1, 1, true}, kParallel + "}\n" + kBf16},
       {"norms after layers bf16 tp 2 sp", true, {2, 1, 1, 1, true}, kNorms + "}\n" + kBf16},
       {"codegeex", false, {}, ""},
       {"gpt tp 2", false, {2, 1, 1, 1, false}, ""},

@@ -109,7 +109,7 @@ struct Model {
   bool output_bias() const { return add_bias_linear || add_attention_output_bias; }
   bool mlp_bias() const { return add_bias_linear || add_mlp_bias; }
   // Whether output projections add their biases themselves, because the complete sum is normalized or scaled.
-  bool needs_whole_sum() const { return sandwich_norm || residual_multiplier != 1; }
+  bool needs_whole_sum() const { return sandwich_norm || parallel_attention_mlp || residual_multiplier != 1; }
   bool has_capacity() const { return moe_expert_capacity_factor > 0; }
 };
 

@@ -193,11 +193,20 @@ void check_layer_parts(Rules& rules) {
   const Model& m = rules.config.model;
   rules.require(!m.sandwich_norm || !m.has_experts(), "model.sandwich_norm", "true",
                 "excludes experts (model.num_moe_experts)", "turn it off");
+  rules.require_effect(m.add_norm_bias || m.normalization == Normalization::LayerNorm, "model.add_norm_bias", "false",
+                       "has no effect with model.normalization = RMSNorm", "leave it out");
+  rules.require(!m.parallel_attention_mlp || (!m.has_experts() && !m.sandwich_norm), "model.parallel_attention_mlp",
+                "true", "excludes experts (model.num_moe_experts) and model.sandwich_norm", "turn it off");
+  rules.require(!m.parallel_attention_mlp || !rules.config.train.captures_parts(), "model.parallel_attention_mlp",
+                "true", "excludes graphs of parts of layers (train.cuda_graph_impl)",
+                "use train.cuda_graph_impl = full_iteration or none");
   rules.require(m.pre_norm || m.sandwich_norm, "model.pre_norm", "false", "needs model.sandwich_norm",
                 "set model.sandwich_norm, or leave it true");
   const Family* const family = find_family(m.family);
   rules.require(!m.sandwich_norm || family == nullptr || !family->top_query, "model.sandwich_norm", "true",
                 concat("excludes model.family = ", m.family), "turn it off, or use another family");
+  rules.require(!m.parallel_attention_mlp || family == nullptr || !family->top_query, "model.parallel_attention_mlp",
+                "true", concat("excludes model.family = ", m.family), "turn it off, or use another family");
   static constexpr const char* kUnits = "has no effect without model.gated_linear_unit";
   rules.require_effect(m.gated_linear_unit || m.activation_func_clamp_value == 0, "model.activation_func_clamp_value",
                        m.activation_func_clamp_value, kUnits, "leave it 0, or turn the gate on");

@@ -15,13 +15,15 @@
 namespace metroplex::models {
 
 nn::NormSpec norm_spec(const std::string& name, const config::Model& model, const nn::LayerContext& context) {
-  return {name,
-          model.hidden_size,
-          model.normalization == config::Normalization::RMSNorm,
-          model.layernorm_epsilon,
-          context.sp_axes,
-          topology::Role::norm,
-          model.apply_layernorm_1p};
+  nn::NormSpec spec{name,
+                    model.hidden_size,
+                    model.normalization == config::Normalization::RMSNorm,
+                    model.layernorm_epsilon,
+                    context.sp_axes,
+                    topology::Role::norm,
+                    model.apply_layernorm_1p};
+  spec.add_bias = model.add_norm_bias;
+  return spec;
 }
 
 static std::optional<nn::Norm> make_norm(bool exists, const std::string& name, const config::Model& model,
@@ -135,6 +137,10 @@ static bool has_experts(const config::Model& model, int64_t number) {
 void add_layer_segments(nn::Block& block, const LayerSpec& spec, const ModelContext& context,
                         std::shared_ptr<nn::RopeTable> rope) {
   const config::Model& model = context.model;
+  if (model.parallel_attention_mlp) {
+    block.segments.push_back(make_parallel_segment(spec, context, std::move(rope)));
+    return;
+  }
   block.segments.push_back(std::make_unique<AttentionSegment>(spec, model, context, std::move(rope)));
   if (has_experts(model, spec.layer)) {
     const moe::ExpertsLayerSpec experts{spec.name + ".mlp", spec.layer,

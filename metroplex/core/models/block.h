@@ -72,6 +72,9 @@ class FeedForwardSegment final : public nn::Segment {
   double multiplier_;  // of the result
 };
 
+// The segment of a layer with model.parallel_attention_mlp.
+std::unique_ptr<nn::Segment> make_parallel_segment(const LayerSpec& spec, const ModelContext& context,
+                                                   std::shared_ptr<nn::RopeTable> rope);
 // Appends the attention segment and the feed-forward segments of this layer, dense or with experts.
 void add_layer_segments(nn::Block& block, const LayerSpec& spec, const ModelContext& context,
                         std::shared_ptr<nn::RopeTable> rope);

@@ -138,6 +138,7 @@ SelfAttention::SelfAttention(const AttentionSpec& spec, const config::Model& mod
     const auto norm = [&](const char* name, int64_t heads) {
       NormSpec norm{spec.name + name,        heads_.head_dim,         rms, model.layernorm_epsilon, {},
                     topology::Role::qk_norm, model.apply_layernorm_1p};
+      norm.add_bias = model.add_norm_bias;
       if (model.qk_layernorm_all_heads) norm.width *= heads, norm.columns = context.tp;
       else norm.partial = topology::Axis::tp;  // a rank has only its heads
       return norm;

@@ -37,7 +37,7 @@ Norm::Norm(const NormSpec& spec, const LayerContext& context) : spec_(spec), tar
   if (spec.columns.size() > 1)
     weight.cuts = {topology::even_shard(0, topology::Axis::tp, width, spec.columns.size(), spec.columns.index())};
   weight_ = make_param({spec.name + ".weight", {width}, weight, init}, context);
-  if (!spec.rms) {
+  if (spec.has_bias()) {
     const topology::Placement placement{.partial = spec.partial, .role = topology::Role::bias};
     bias_ = make_param({spec.name + ".bias", {spec.width}, placement, Init::zeros}, context);
   }
@@ -176,7 +176,7 @@ Norm::Backward Norm::start_backward(const at::Tensor& dy, const NormSaved& saved
   call.rstd = saved.rstd;
   call.dx = at::empty_like(call.x);
   call.dweight = at::empty({spec_.width}, call.rstd.options());
-  if (!spec_.rms) call.dbias = at::empty_like(call.dweight);
+  if (spec_.has_bias()) call.dbias = at::empty_like(call.dweight);
   call.shape = norm_shape(call.x);
   if (target_.gpu()) call.lines = at::empty({kernels::norm_lines(call.shape) * 2 * spec_.width}, call.rstd.options());
   return call;
@@ -243,7 +243,7 @@ at::Tensor Norm::forward(const at::Tensor& x) {
 
 void Norm::collect_params(std::vector<Param*>& params) {
   params.push_back(&weight_);
-  if (!spec_.rms) params.push_back(&bias_);
+  if (spec_.has_bias()) params.push_back(&bias_);
 }
 
 Input normalize(Norm& norm, const at::Tensor& x, const SavePolicy& saving) {

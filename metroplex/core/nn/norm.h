@@ -29,6 +29,9 @@ struct NormSpec {
   // The ranks that hold the columns of a row, in order. With several, RMSNorm sums over them, and the weight is split
   // over tp.
   comm::Group columns = {};
+  bool add_bias = true;  // LayerNorm only
+
+  bool has_bias() const { return !rms && add_bias; }
 };
 
 struct NormSaved {

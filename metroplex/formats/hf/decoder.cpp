@@ -55,7 +55,7 @@ struct Layer {
   // The weight of a norm, and the bias of a LayerNorm.
   void norm(const std::string& our_name, const std::string& their_name, int64_t width) const {
     whole(our_name + ".weight", their_name + ".weight", {width});
-    if (model.normalization == config::Normalization::LayerNorm)
+    if (model.normalization == config::Normalization::LayerNorm && model.add_norm_bias)
       whole(our_name + ".bias", their_name + ".bias", {width});
   }
   // The first layer of an MLP of `width`.
@@ -180,7 +180,7 @@ struct Layer {
     if (model.pre_norm) norm("input_layernorm", names.input_norm, h);
     attention();
     if (model.sandwich_norm) norm("post_self_attn_layernorm", names.attention_norm, h);
-    if (model.pre_norm) norm("pre_mlp_layernorm", names.mlp_input_norm, h);
+    if (model.pre_norm && !model.parallel_attention_mlp) norm("pre_mlp_layernorm", names.mlp_input_norm, h);
     has_experts ? experts() : mlp("mlp", "mlp", model.ffn_hidden_size);
     if (model.sandwich_norm) norm("post_mlp_layernorm", names.mlp_norm, h);
   }

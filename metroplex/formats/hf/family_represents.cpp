@@ -97,6 +97,7 @@ Model resolve_function(Model m) {
   m.family = "gpt";
   m.mtp_num_layers = 0;
   m.ffn_hidden_size = config::ffn_width(m);
+  if (m.normalization == config::Normalization::RMSNorm) m.add_norm_bias = true;
   m.add_qkv_bias = m.add_qkv_bias || m.add_bias_linear;
   m.add_attention_output_bias = m.output_bias(), m.add_mlp_bias = m.mlp_bias();
   if (!m.gated_linear_unit) m.activation_func_clamp_value = m.glu_linear_offset = 0;
