@@ -162,7 +162,8 @@ void insert_fault(step::Assembly& assembly, Fault fault) {
     const std::string& name = slice.param->name;
     if (fault == Fault::zero_tensor && name == "decoder.layers.0.self_attention.linear_proj.weight")
       slice.values.zero_();
-    if (fault == Fault::scaled_norm && name == "decoder.layers.1.pre_mlp_layernorm.weight") slice.values.mul_(1.001);
+    if (fault == Fault::scaled_norm && name.starts_with("decoder.layers.1.") && name.ends_with("_layernorm.weight"))
+      slice.values.mul_(1.001);
   }
   assembly.model.families.loaded();
 }
