@@ -13,7 +13,7 @@ NOT_DRAWN = {
         "data.vocab_file", "data.merge_file", "data.tokenizer_type", "train.metrics_file", "memory.offload_directory",
         "data.allow_other_tokenizer", "data.multiple_validation_sets", "model.moe_router_force_trace",
         "model.moe_echo_dump_dir", "model.from", "checkpoint.export_hf"],
-    "only exported directories use them, and no run here exports": ["model.special_token_ids", "model.generation_config"],
+    "only exported directories use them, and no run here exports": ["model.special_token_ids", "model.generation_config", "model.hf_model_type"],
     "the checks set the length of a run in iterations and samples": ["train.train_epochs"],
     "such a run trains nothing that the checks could compare": ["train.skip_train"],
     "how a run is resumed, which the checks say": [
@@ -123,9 +123,10 @@ class Drawing(Experts):
         return self.keys.get("parallel.pipeline_schedule")
 
     def excludes_parts(self):
-        """Whether weight actions or passes in turns exclude graphs of parts of layers."""
+        """Whether weight actions, passes in turns or parallel layers exclude graphs of parts of layers."""
         splits = self.get_schedule() in ("zb_h1", "zb_h2", "zb_v", "dualpipe_v", "searched")
-        return splits or "parallel.overlap_moe_expert_parallel_comm" in self.keys
+        return (splits or "parallel.overlap_moe_expert_parallel_comm" in self.keys or
+                "model.parallel_attention_mlp" in self.keys)
 
     def model(self):
         self.family = self.one("gpt", "gpt", "llama", "llama", "codegeex", "mixtral", "qwen3_moe")
@@ -177,14 +178,28 @@ class Drawing(Experts):
         self.attention(rope)
         if rope:
             self.frequencies()
-        if rope and self.chance():
+        if rope and self.keys.get("model.rope_type") != "longrope" and self.chance():
             self.latents()
+        self.norms_and_positions(rope)
         self.maybe("model.add_qkv_bias", "true")
         self.maybe("model.layernorm_epsilon", 1e-6, 1e-3)
         self.maybe("model.attention_dropout", 0.1, 0.5, odds=0.25)
         self.maybe("model.hidden_dropout", 0.1, 0.5, odds=0.25)
         self.maybe("model.init_method_std", 0.005, 0.1)
         self.maybe("model.sharded_initialization", "true", odds=0.08)
+
+    def norms_and_positions(self, rope):
+        latent = "model.multi_latent_attention" in self.keys
+        rms = self.family in ("llama", "mixtral", "qwen3_moe") or self.keys.get("model.normalization") == "RMSNorm"
+        if not rms:
+            self.maybe("model.add_norm_bias", "false")
+        if (self.keys.get("model.qk_layernorm") == "true" or self.family == "qwen3_moe") and not latent:
+            if rms:
+                self.maybe("model.qk_layernorm_all_heads", "true", odds=0.4)
+            if rope and "model.query_scaling_beta" not in self.keys:
+                self.maybe("model.qk_layernorm_after_rope", "true", odds=0.4)
+        if rope and not latent:
+            self.maybe("model.no_rope_freq", 2, 3, "[%s]" % ",".join(["1"] + ["0"] * (self.layers - 1)))
 
     def attention(self, rope):
         codegeex = self.family == "codegeex"
@@ -206,6 +221,8 @@ class Drawing(Experts):
             self.maybe("model.sandwich_norm", "true")
             if self.keys.get("model.sandwich_norm") == "true":
                 self.maybe("model.pre_norm", "false")
+            else:
+                self.maybe("model.parallel_attention_mlp", "true")
         if self.family in ("llama", "mixtral", "qwen3_moe") or self.keys.get("model.gated_linear_unit") == "true":
             self.maybe("model.activation_func_clamp_value", 0.01, 1)
             self.maybe("model.glu_linear_offset", 1, -0.5)
@@ -215,9 +232,13 @@ class Drawing(Experts):
         self.maybe("model.rotary_seq_len_interpolation_factor", 0.5, 4, odds=0.06)
         if "model.use_rope_scaling" in self.keys or not self.chance():
             return
-        self.put("model.rope_type", "yarn")
-        self.put("model.rotary_scaling_factor", self.one(1.5, 4, 40))
         self.maybe("model.original_max_position_embeddings", 4, 16, odds=0.7)
+        if self.chance(0.3):
+            return self.longrope()
+        self.put("model.rope_type", "yarn")
+        if "model.rotary_percent" not in self.keys:
+            self.maybe("model.query_scaling_beta", 0.1, 1, odds=0.3)
+        self.put("model.rotary_scaling_factor", self.one(1.5, 4, 40))
         self.maybe("model.beta_fast", 2, 4, odds=0.5)
         self.maybe("model.beta_slow", 0.5, odds=0.3)
         self.maybe("model.yarn_correction_range_round_to_int", "false", odds=0.3)
@@ -225,8 +246,16 @@ class Drawing(Experts):
         self.maybe("model.mscale_all_dim", 0.5, 1, odds=0.3)
         self.maybe("model.yarn_attention_factor", 0.5, 1.2, odds=0.2)
 
+    def longrope(self):
+        self.put("model.rope_type", "longrope")
+        self.keys.setdefault("model.original_max_position_embeddings", 8)
+        width = int(self.keys.get("model.kv_channels", self.hidden // int(self.keys["model.num_attention_heads"])))
+        pairs = int(width * float(self.keys.get("model.rotary_percent", 1))) // 2
+        for name in ("short", "long"):
+            self.put(f"model.longrope_{name}_factor", ",".join(str(self.one(1, 1.5, 4, 30)) for _ in range(pairs)))
+
     def latents(self):
-        for key in ("kv_channels", "num_query_groups", "rotary_percent"):
+        for key in ("kv_channels", "num_query_groups", "rotary_percent", "query_scaling_beta"):
             self.keys.pop(f"model.{key}", None)
         if "model.use_rope_scaling" in self.keys:
             self.put("model.rope_type", "rope")
@@ -333,6 +362,8 @@ class Drawing(Experts):
             self.maybe("train.eval_global_batch_size", self.unit, 2 * self.unit, odds=0.3)
             self.maybe("train.full_validation", "true", odds=0.2)
         for key in ("reset_position_ids", "reset_attention_mask", "eod_mask_loss"):
+            if key == "reset_position_ids" and "model.query_scaling_beta" in self.keys:
+                continue
             self.maybe(f"data.{key}", "true", odds=1 if self.hybrid and key == "reset_attention_mask" else 0.08)
         if self.keys.get("data.reset_attention_mask") == "true":
             self.maybe("data.max_documents_per_sample", 1, 3, odds=0.5)

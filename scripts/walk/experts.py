@@ -57,6 +57,7 @@ class Experts:
         if self.keys["model.moe_router_load_balancing_type"] != "sinkhorn":
             self.maybe("model.moe_router_topk_scaling_factor", 0.5, 2.5)
         self.maybe("model.moe_router_dtype", "fp64", "fp32")
+        self.maybe("model.moe_router_weight_in_fp32", "true")
         self.maybe("train.log_experts_interval", 1, 2)
 
     def balance(self):
