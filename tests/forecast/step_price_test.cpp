@@ -3,6 +3,9 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cstring>
+
 #include "config/validate.h"
 
 namespace metroplex::test::step_price_test {
@@ -37,6 +40,34 @@ TEST(TracedRun, MarksTheCapturedRegions) {
   }
   EXPECT_EQ(attention, 2);
   EXPECT_EQ(other, 2 + 2);  // two MLPs, embedding, head
+}
+
+// The stages wait for each other in the sums of all families, also if one has no parameter of a family, or none.
+TEST(TracedRun, SumsFamiliesOfAllStages) {
+  for (const char* layout : {"Ett|ttL", "E||ttttL"}) {
+    config::Config config;
+    config.model.num_layers = 4;
+    config.model.hidden_size = 16;
+    config.model.num_attention_heads = 2;
+    config.model.vocab_size = 300;
+    config.model.num_moe_experts = 4;
+    config.model.moe_router_topk = 2;
+    config.model.moe_layer_freq = "[0,0,1,1]";
+    config.train.train_iters = 4;
+    config.train.seq_length = 8;
+    config.train.global_batch_size = 4;
+    config.parallel.expert_model_parallel_size = 2;
+    config.parallel.pipeline_model_parallel_layout = layout;
+    const int stages = static_cast<int>(std::count(layout, layout + std::strlen(layout), '|')) + 1;
+    config.parallel.pipeline_model_parallel_size = stages;
+    const int ranks = 2 * stages;
+    const replay::StepTime time =
+        forecast::price_step({.config = config::resolved(config, ranks), .world_size = ranks, .vocab_size = 300},
+                             price::find_machine("cpu"));
+    ASSERT_EQ(time.ranks.size(), static_cast<size_t>(stages));
+    for (const replay::RankTimes& rank : time.ranks)
+      EXPECT_NEAR(rank.total(), time.seconds, 1e-12 * time.seconds);  // sums of at most 1,000 parts
+  }
 }
 
 }  // namespace

@@ -96,5 +96,21 @@ std::string test_name(const testing::TestParamInfo<bench::Case>& info) {
 
 INSTANTIATE_TEST_SUITE_P(Cases, StepCalls, testing::ValuesIn(bench::cases()), test_name);
 
+// Stages with other parameter families: without experts, without parameters, with an fp32 router.
+const bench::Case kUneven[] = {
+    {"experts in the last stage",
+     4,
+     {"model.num_moe_experts=8", "model.moe_layer_freq=[0,0,1,1]", "parallel.pipeline_model_parallel_size=2",
+      "parallel.expert_model_parallel_size=2", "model.moe_token_dispatcher_type=allgather",
+      "parallel.data_parallel_sharding_strategy=optim"}},
+    {"a stage without parameters",
+     3,
+     {"parallel.pipeline_model_parallel_size=3", "parallel.pipeline_model_parallel_layout=E||ttttL"}},
+    {"an fp32 router in the last stage",
+     2,
+     {"model.num_moe_experts=8", "model.moe_layer_freq=[0,0,1,1]", "model.moe_router_weight_in_fp32=true",
+      "precision.params_dtype=bf16", "parallel.pipeline_model_parallel_size=2"}}};
+INSTANTIATE_TEST_SUITE_P(UnevenStages, StepCalls, testing::ValuesIn(kUneven), test_name);
+
 }  // namespace
 }  // namespace metroplex::run::step_calls_ranks_test

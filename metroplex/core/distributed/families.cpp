@@ -50,10 +50,10 @@ comm::Group make_model_parallel(const comm::World& world, Grid grid) {
   return ranks == dense.ranks() ? dense : world.make_group({"etp-ep-pp", comm::Purpose::gradients, ranks});
 }
 
-// Returns the family keys of all stages in sorted order. Collective.
-std::vector<FamilyKey> find_keys(const comm::Group& stages, const std::vector<nn::Param*>& params) {
+// Returns `keys` and the family keys of all stages in sorted order. Collective.
+std::vector<FamilyKey> find_keys(const comm::Group& stages, const std::vector<nn::Param*>& params,
+                                 std::vector<FamilyKey> keys) {
   std::ostringstream mine;
-  std::vector<FamilyKey> keys;
   for (const nn::Param* param : params) {
     const FamilyKey key = family_key(*param);
     if (std::find(keys.begin(), keys.end(), key) != keys.end()) continue;
@@ -145,7 +145,7 @@ ParamFamilies::ParamFamilies(const comm::World& world, const std::vector<nn::Par
     : dense_(make_data_parallel(world, Grid::dense, options)),
       expert_(make_data_parallel(world, Grid::expert, options)) {
   for (nn::Param* param : params) param->dtype = param->scalar_type();
-  for (const FamilyKey& key : find_keys(world.groups().stages, params)) {
+  for (const FamilyKey& key : find_keys(world.groups().stages, params, options.other_stages)) {
     ParamFamily& family = families_.emplace_back();
     family.key = key;
     std::copy_if(params.begin(), params.end(), std::back_inserter(family.params),

@@ -46,6 +46,8 @@ struct FamilyOptions {
   at::Device device = at::kCPU;
   // Number of parameters of each unit (Sharding::gathers_units), in order.
   std::vector<size_t> units;
+  // Families of other pipeline stages, for a rank that is traced alone.
+  std::vector<FamilyKey> other_stages;
 };
 
 class ParamFamilies {

@@ -165,7 +165,7 @@ Routing drop(const Routing& routing, int64_t num_experts, int64_t capacity, conf
     const at::Tensor counts = tokens_per_expert(flat, num_experts);
     const at::Tensor place = at::arange(flat.numel(), flat.options()) - (counts.cumsum(0) - counts).gather(0, sorted);
     const at::Tensor from = order.defined() ? order.gather(0, by_expert) : by_expert;
-    dropped = at::empty_like(flat).scatter_(0, from, place).ge(capacity).view(routing.experts.sizes());
+    dropped = flat.scatter(0, from, place).ge(capacity).view(routing.experts.sizes());  // `from` is a permutation
   }
   return {routing.experts.masked_fill(dropped, -1), routing.probs.masked_fill(dropped, 0)};
 }

@@ -179,8 +179,10 @@ std::vector<size_t> build_stages(const ProcessContext& process, RankModel& model
 }
 
 void make_families(const ProcessContext& process, RankModel& model, Optimization& optimization,
-                   std::vector<size_t> units, bool forward_only) {
+                   std::vector<size_t> units, bool forward_only,
+                   const std::vector<distributed::FamilyKey>& other_stages) {
   distributed::FamilyOptions options;
+  options.other_stages = other_stages;
   options.parallel = &process.config.parallel;
   options.sharding = model.sharding;
   options.forward_only = forward_only;
@@ -254,7 +256,7 @@ void make_optimization(const ProcessContext& process, const RankModel& model, Op
 
 std::unique_ptr<Assembly> assemble(const config::Config& config, const comm::World& world, int64_t vocab_size,
                                    bool forward_only, const StageBuilder& build, files::FileSystem* file_system,
-                                   InitialValues values) {
+                                   InitialValues values, const std::vector<distributed::FamilyKey>& other_stages) {
   files::PosixFileSystem local_disk;
   auto assembly = std::make_unique<Assembly>();
   ProcessContext& process = assembly->process;
@@ -283,7 +285,7 @@ std::unique_ptr<Assembly> assemble(const config::Config& config, const comm::Wor
   std::vector<pipeline::Stage*> stages;
   for (const auto& stage : model.stages) stages.push_back(stage.get());
   model.executor = std::make_unique<pipeline::Executor>(stages, process.groups().pp);
-  make_families(process, model, assembly->optimization, std::move(units), forward_only);
+  make_families(process, model, assembly->optimization, std::move(units), forward_only, other_stages);
   if (context.streams && !model.shared.empty()) {
     share_values(model.shared, model.slices);
     model.families.loaded();

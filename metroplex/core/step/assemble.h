@@ -53,10 +53,12 @@ enum class InitialValues { sampled, loaded };
 // forward_only: no gradients and no optimizer, for evaluation and generation. vocab_size comes from the tokenizer or
 // the config. `config` must be resolved and checked for world.size() ranks. `build` replaces models::build_stage for
 // a model outside the config's families. `disk` reads the trace of model.moe_router_force_trace and writes the files
-// of model.moe_echo_dump_dir; null: the local file system. Collective.
+// of model.moe_echo_dump_dir; null: the local file system. `other_stages`: for a rank that is traced alone.
+// Collective.
 std::unique_ptr<Assembly> assemble(const config::Config& config, const comm::World& world, int64_t vocab_size,
                                    bool forward_only = false, const StageBuilder& build = models::build_stage,
-                                   files::FileSystem* disk = nullptr, InitialValues values = InitialValues::sampled);
+                                   files::FileSystem* disk = nullptr, InitialValues values = InitialValues::sampled,
+                                   const std::vector<distributed::FamilyKey>& other_stages = {});
 
 at::ScalarType scalar_type(config::ParamsDtype params_dtype);
 

@@ -41,6 +41,23 @@ void find_shared_groups(std::vector<replay::StepTrace>& traces, const std::vecto
   }
 }
 
+// The parameter families of all stages.
+std::vector<distributed::FamilyKey> find_all_families(RankRequest request, const std::vector<int>& stages) {
+  if (stages.size() == 1) return {};
+  std::vector<distributed::FamilyKey> all;
+  std::vector<StageForm> forms;
+  for (size_t pp = 0; pp < stages.size(); ++pp) {
+    const StageForm form = stage_form(request.config, static_cast<int>(pp));
+    if (std::find(forms.begin(), forms.end(), form) != forms.end()) continue;
+    forms.push_back(form);
+    request.rank = stages[pp];
+    for (const distributed::FamilyKey& key : find_families(request)) {
+      if (std::find(all.begin(), all.end(), key) == all.end()) all.push_back(key);
+    }
+  }
+  return all;
+}
+
 }  // namespace
 
 TracedRun trace_run(const RankRequest& request) {
@@ -49,6 +66,8 @@ TracedRun trace_run(const RankRequest& request) {
   const std::vector<int> stages = grid.group_ranks(0, topology::Axis::pp);
   TracedRun run;
   std::vector<StageForm> forms;
+  RankRequest own = request;
+  own.other_stages = find_all_families(request, stages);
   for (size_t pp = 0; pp < stages.size(); ++pp) {
     forms.push_back(stage_form(request.config, static_cast<int>(pp)));
     const auto same = std::find(forms.begin(), forms.end() - 1, forms.back());
@@ -57,7 +76,6 @@ TracedRun trace_run(const RankRequest& request) {
       run.traces.push_back(move_trace(run.traces[from], stages, from, pp));
       continue;
     }
-    RankRequest own = request;
     own.rank = stages[pp];
     run.traces.push_back(trace_step(own));
   }

@@ -19,7 +19,8 @@ struct RankRequest {
   int64_t num_microbatches = 0;  // per step; 0: derived from train.global_batch_size
   at::Device device = at::kCPU;  // device of the run; need not exist
   step::StageBuilder build = models::build_stage;
-  bool eager = false;  // trace a step before partial graphs are captured
+  bool eager = false;                                     // trace a step before partial graphs are captured
+  std::vector<distributed::FamilyKey> other_stages = {};  // parameter families of other pipeline stages
 };
 
 // Allocates no tensor memory and needs neither other ranks nor a GPU. For a GPU, sizes are rounded up to 512 bytes,

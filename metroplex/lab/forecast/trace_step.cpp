@@ -95,13 +95,26 @@ void form_captured_regions(const step::ProcessContext& process, step::RankModel&
 
 }  // namespace
 
+std::vector<distributed::FamilyKey> find_families(const RankRequest& request) {
+  const topology::RankGrid grid(request.world_size, request.config.parallel);
+  const comm::World world = comm::make_meta_world(request.rank, grid, request.device, nullptr);
+  const auto assembly = step::assemble(request.config, world, request.vocab_size, false, request.build);
+  std::vector<distributed::FamilyKey> keys;
+  for (const nn::Param* param : assembly->model.params) {
+    const distributed::FamilyKey key = distributed::family_key(*param);
+    if (std::find(keys.begin(), keys.end(), key) == keys.end()) keys.push_back(key);
+  }
+  return keys;
+}
+
 replay::StepTrace trace_step(const RankRequest& request) {
   const config::Config& config = request.config;
   TraceRecorder recorder(block_bytes(request.device));
   const topology::RankGrid grid(request.world_size, config.parallel);
   const comm::World world = comm::make_meta_world(request.rank, grid, request.device, &recorder);
   const device::MetaMemory meter(recorder);
-  const auto assembly = step::assemble(config, world, request.vocab_size, false, request.build);
+  const auto assembly = step::assemble(config, world, request.vocab_size, false, request.build, nullptr,
+                                       step::InitialValues::sampled, request.other_stages);
   MetaGraphs graphs(recorder);
   form_captured_regions(assembly->process, assembly->model, graphs);
   const int count = static_cast<int>(std::min<int64_t>(3, count_microbatches(request)));
