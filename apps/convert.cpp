@@ -52,14 +52,17 @@ std::unique_ptr<checkpoint::Reader> open_checkpoint(files::FileSystem& disk, con
 }
 
 std::string to_hf(files::FileSystem& disk, const ConvertOptions& options) {
-  MPX_CHECK(!is_hf_directory(disk, options.from), "config", "'", options.from,
+  const bool from_hf = is_hf_directory(disk, options.from);
+  MPX_CHECK(!from_hf || hf::read_quantization(disk, options.from).is_used(), "config", "'", options.from,
             "' is already a Hugging Face directory; use --to checkpoint to make a checkpoint from it");
   hf::ExportOptions how{static_cast<int64_t>(options.shard)};
   if (!options.dtype.empty()) how.dtype = kTypes.at(options.dtype);
   if (is_model_directory(disk, options.from)) {
     const std::string from = find_model_directory(disk, options.from, options.step);
     const config::Model model = directory_config(disk, from).model;
-    hf::write_weights_directory(disk, *foreign::open_weights(disk, from, model), model, {}, options.directory, how);
+    const auto tokenizer = from_hf ? directory_run_state(disk, from).side_files : std::vector<checkpoint::SideFile>{};
+    hf::write_weights_directory(disk, *foreign::open_weights(disk, from, model), model, tokenizer, options.directory,
+                                how);
     return from;
   }
   const auto reader = open_checkpoint(disk, options);
@@ -90,8 +93,9 @@ std::string to_checkpoint(files::FileSystem& disk, const ConvertOptions& options
     state = saved_run_state(disk, *reader);
     open = [&disk, from] { return std::make_unique<checkpoint::Reader>(disk, from); };
   }
+  const bool weights_only = options.weights_only || is_model_directory(disk, from);
   const auto wanted = [&](const files::TensorForm& tensor) {
-    return !options.weights_only || tensor.kind == "weight" || tensor.kind == "buffer";
+    return !weights_only || tensor.kind == "weight" || tensor.kind == "buffer";
   };
   disk.make_whole(options.directory, [&](const std::string& part) {
     checkpoint::rewrite(disk, open, part, state, options.ranks, wanted);
@@ -117,7 +121,7 @@ int run_convert(const std::vector<std::string>& arguments) {
   app.add_option(
          "FROM", options.from,
          "a checkpoint, or a folder of checkpoints (uses the newest, or that of --ckpt-step), of Metroplex or of\n"
-         "Megatron-LM; with --to checkpoint, also a Hugging Face directory")
+         "Megatron-LM; with --to checkpoint, or if its weights are quantized, also a Hugging Face directory")
       ->required();
   app.add_option("--to", options.to, "hf, peft or checkpoint")
       ->required()

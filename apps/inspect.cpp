@@ -33,14 +33,15 @@ static std::string pad(std::string text, size_t width) {
 }
 
 void print_tensors(const OrderedJson& tensors) {
-  size_t name_width = 4, kind_width = 4;
+  size_t name_width = 4, kind_width = 4, dtype_width = 4;
   for (const OrderedJson& tensor : tensors) {
     name_width = std::max(name_width, field_text(tensor, "name").size());
     kind_width = std::max(kind_width, field_text(tensor, "kind").size());
+    dtype_width = std::max(dtype_width, field_text(tensor, "dtype").size());
   }
   for (const OrderedJson& tensor : tensors) {
     std::cout << "  " << pad(field_text(tensor, "name"), name_width) << "  "
-              << pad(field_text(tensor, "kind"), kind_width) << "  " << pad(tensor.at("dtype"), 5)
+              << pad(field_text(tensor, "kind"), kind_width) << "  " << pad(tensor.at("dtype"), dtype_width + 1)
               << pad(tensor.at("shape").dump(), 16);
     if (tensor.contains("pieces"))
       std::cout << "  " << tensor.at("pieces") << (tensor.at("pieces") == 1 ? " piece" : " pieces");

@@ -28,6 +28,7 @@ void attempt(std::vector<std::string>& problems, const Work& work) {
 }
 
 struct ListedTensors {
+  hf::Quantization quantization;
   OrderedJson files = OrderedJson::array(), tensors = OrderedJson::array();
   std::map<std::string, std::string> file_of;  // tensor -> file
   uint64_t bytes = 0, tensor_bytes = 0, parameters = 0;
@@ -43,9 +44,7 @@ void list_file(files::FileSystem& disk, const std::string& directory, const std:
   for (const files::TensorInfo& tensor : file.tensors()) {
     if (!listed.file_of.emplace(tensor.name, name).second)
       problems.push_back(base::concat("'", path, "': ", tensor.name, " is also in ", listed.file_of[tensor.name]));
-    uint64_t elements = 1;
-    for (const uint64_t rows : tensor.shape) elements *= rows;
-    listed.parameters += elements;
+    listed.parameters += listed.quantization.count_weights(tensor);
     listed.tensor_bytes += tensor.end - tensor.begin;
     listed.tensors.push_back({{"name", tensor.name},
                               {"kind", ""},
@@ -82,6 +81,8 @@ void print(const OrderedJson& json, bool with_config) {
             << (json.at("model_type").is_null() ? "no model_type" : json.at("model_type").get<std::string>()) << ", "
             << json.at("parameters") << " parameters, " << json.at("tensors").size() << " tensors, "
             << json.at("files").size() << " files, " << base::bytes_text(json.at("bytes").get<double>()) << '\n';
+  if (json.contains("quantization"))
+    std::cout << "  quantized: " << json.at("quantization").get<std::string>() << '\n';
   for (const OrderedJson& file : json.at("files"))
     std::cout << "  " << file.at("name").get<std::string>() << "  "
               << base::bytes_text(file.at("bytes").get<double>()) << '\n';
@@ -99,6 +100,7 @@ int inspect_hf(files::FileSystem& disk, const InspectOptions& options) {
   const std::string& path = options.path;
   std::vector<std::string> problems, not_built;
   ListedTensors listed;
+  attempt(not_built, [&] { listed.quantization = hf::read_quantization(disk, path); });
   for (const std::string& name : disk.list(path)) {
     if (name.ends_with(".safetensors")) attempt(problems, [&] { list_file(disk, path, name, listed, problems); });
   }
@@ -120,6 +122,7 @@ int inspect_hf(files::FileSystem& disk, const InspectOptions& options) {
       {"model_type", model_type},  {"parameters", listed.parameters},
       {"files", listed.files},     {"bytes", listed.bytes},
       {"tensors", listed.tensors}, {"not_built", not_built.empty() ? OrderedJson() : OrderedJson(not_built.front())}};
+  if (listed.quantization.is_used()) json["quantization"] = listed.quantization.to_string();
   if (options.config) json["settings"] = settings;
   if (!options.json) print(json, options.config);
   if (!options.verify && !options.json) {

@@ -136,6 +136,25 @@ run 0 train loose/run.yaml --checkpoint.load=loose --checkpoint.finetune=true $s
 prints 'loaded checkpoint loose/iter_0000000'
 run 2 convert mixture_hf --to hf no
 warns 'is already a Hugging Face directory'
+
+# Quantized weights are dequantized, by convert and by any layout.
+run 0 inspect "$cases/gpt_oss_mxfp4"
+prints 'quantized: mxfp4, a scale for each block of 1 x 32'
+prints 'gate_up_proj_blocks +U8 +.4,64,2,16'
+for name in deepseek_v3_fp8 gpt_oss_mxfp4; do
+  run 0 convert "$cases/$name" --to hf "plain_$name"
+  run 0 convert "$cases/$name" --to checkpoint "loose_$name"
+  run 0 convert "loose_$name" --to hf "from_$name"
+  cmp "plain_$name/model.safetensors" "from_$name/model.safetensors" && held || fail "from_$name has other weights"
+  mkdir "other_$name" && cp "$cases/$name"/*.safetensors "other_$name"
+  sed 's/"quant_method": "[a-z0-9]*"/"quant_method": "gptq"/' "$cases/$name/config.json" > "other_$name/config.json"
+  run 2 train --model.from "other_$name" $small --train.train_iters=1
+  warns 'quantization_config.quant_method = "gptq": must be fp8, mxfp4 or compressed-tensors'
+done
+run 0 train --model.from "$cases/deepseek_v3_fp8" $small --train.train_iters=1 --optim.lr=1e-30 --optim.weight_decay=0 \
+  --model.moe_router_bias_update_rate=0 --checkpoint.save=run_fp8 --pp 2 --nproc 2
+run 0 convert run_fp8 --to hf again_fp8
+cmp plain_deepseek_v3_fp8/model.safetensors again_fp8/model.safetensors && held || fail "a run has other weights"
 run 2 convert mixture --to checkpoint no --dtype bf16
 warns '--dtype is for --to hf, not for --to checkpoint'
 run 2 convert mixture --to hf no --base base

@@ -402,7 +402,7 @@ TEST(Dtype, ReadsHalfPrecisionExactly) {
   }
   const uint16_t brain = 0x3f80;
   EXPECT_EQ(element_as_double(Dtype::kBF16, reinterpret_cast<const std::byte*>(&brain), 0), 1.0);
-  EXPECT_THROW(element_as_double(Dtype::kF4, reinterpret_cast<const std::byte*>(&brain), 0), base::Error);
+  EXPECT_THROW(element_as_double(Dtype::kF6E2M3, reinterpret_cast<const std::byte*>(&brain), 0), base::Error);
 }
 
 // Makes flock fail in this process from now on.

@@ -91,7 +91,7 @@ TEST(HfSource, AHeadOfItsOwnIsNotTiedSilently) {
 TEST(HfSource, ReadsAnyPartOfJoinedTransposedAndStackedTensors) {
   std::mt19937 draw(7);
   const auto below = [&](int64_t n) { return static_cast<int64_t>(draw() % static_cast<uint64_t>(n)); };
-  for (const char* name : {"qwen2", "gpt2_fp16", "qwen3_moe_bf16_sharded"}) {
+  for (const char* name : {"qwen2", "gpt2_fp16", "qwen3_moe_bf16_sharded", "deepseek_v3_fp8", "gpt_oss_mxfp4"}) {
     Source source(disk, kCases + name, read_model(kCases + name));
     for (const files::TensorForm& tensor : source.tensors()) {
       const int64_t width = files::dtype_bits(tensor.dtype) / 8;

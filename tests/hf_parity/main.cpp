@@ -19,6 +19,7 @@
 #include "files/file_system.h"
 #include "files/safetensors.h"
 #include "config/model.h"
+#include "hf/directory.h"
 #include "hf_parity/model_run.h"
 #include "hf_parity/sha256.h"
 #include "support/folder.h"
@@ -148,7 +149,8 @@ LargestError compare_routing(const ModelRun& run, const Json& expected, double a
   return worst;
 }
 
-void compare_bytes(const std::string& written, const Json& expected, Report& report) {
+// `sums`: SHA-256 of each tensor.
+void compare_bytes(const char* what, const std::string& written, const Json& sums, Report& report) {
   files::PosixFileSystem disk;
   std::map<std::string, std::string> got;
   for (const std::string& name : disk.list(written)) {
@@ -160,14 +162,28 @@ void compare_bytes(const std::string& written, const Json& expected, Report& rep
   }
   int64_t equal = 0;
   std::string first;
-  for (const auto& [name, sum] : expected.at("tensor_sha256").items()) {
+  for (const auto& [name, sum] : sums.items()) {
     const bool same = got.count(name) > 0 && got.at(name) == sum.get<std::string>();
     equal += same ? 1 : 0;
     if (!same && first.empty()) first = name;
   }
-  report.exact("bytes", equal, static_cast<int64_t>(expected.at("tensor_sha256").size()), first);
-  report.exact("no other", static_cast<int64_t>(expected.at("tensor_sha256").size()),
-               static_cast<int64_t>(got.size()), "");
+  report.exact(what, equal, static_cast<int64_t>(sums.size()), first);
+  report.exact("no other", static_cast<int64_t>(sums.size()), static_cast<int64_t>(got.size()), "");
+}
+
+// Writes a quantized directory without quantization, in both dtypes.
+void compare_dequantized(const std::string& directory, const Json& expected, Report& report) {
+  files::PosixFileSystem disk;
+  const config::Model model = make_config(directory, {}, 1, 1).model;
+  const test::Folder scratch;
+  const auto write = [&](const char* name, const hf::ExportOptions& options) {
+    hf::Source source(disk, directory, model);
+    hf::write_weights_directory(disk, source, model, {}, scratch.at(name), options);
+    return scratch.at(name);
+  };
+  compare_bytes("float32", write("float32", {.dtype = files::Dtype::kF32}),
+                expected.at("quantized").at("dequantized_float32_sha256"), report);
+  compare_bytes("direct", write("direct", {}), expected.at("tensor_sha256"), report);
 }
 
 bool check(const std::string& directory, const Layout& layout, Fault fault) {
@@ -207,7 +223,8 @@ bool check(const std::string& directory, const Layout& layout, Fault fault) {
   report.exact("greedy", equal, static_cast<int64_t>(new_tokens.size()), base::concat("token ", equal));
   const test::Folder scratch;
   write_again(directory, layout, scratch.at("run"), scratch.at("again"));
-  compare_bytes(scratch.at("again"), expected, report);
+  compare_bytes("bytes", scratch.at("again"), expected.at("tensor_sha256"), report);
+  if (expected.contains("quantized")) compare_dequantized(directory, expected, report);
   std::printf("%s %s\n", report.passed() ? "PASS" : "FAIL", directory.c_str());
   return report.passed();
 }

@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "base/error.h"
+#include "files/small_float.h"
 
 namespace metroplex::files {
 namespace {
@@ -80,6 +81,12 @@ double element_as_double(Dtype dtype, const std::byte* data, uint64_t i) {
       return static_cast<double>(load_as<int64_t>(data, i));
     case Dtype::kU64:
       return static_cast<double>(load_as<uint64_t>(data, i));
+    case Dtype::kF8E4M3:
+      return e4m3_value(load_as<uint8_t>(data, i));
+    case Dtype::kF8E8M0:
+      return e8m0_value(load_as<uint8_t>(data, i));
+    case Dtype::kF4:
+      return e2m1_value(load_as<uint8_t>(data, i / 2) >> (i % 2 == 0 ? 0 : 4) & 15);
     default:
       break;
   }

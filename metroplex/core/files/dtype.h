@@ -20,8 +20,8 @@ const char* dtype_name(Dtype dtype);  // "BF16"
 std::optional<Dtype> dtype_from_name(std::string_view name);
 int dtype_bits(Dtype dtype);  // 4, 6, 8, 16, 32 or 64
 
-// Returns element i of packed elements in machine byte order, at any alignment. Throws base::Error for floating-point
-// types below 16 bits and for C64.
+// Returns element i of packed elements in machine byte order, at any alignment. Throws base::Error for C64 and for
+// floating-point types below 16 bits except F8_E4M3, F8_E8M0 and F4.
 double element_as_double(Dtype dtype, const std::byte* data, uint64_t i);
 
 }  // namespace metroplex::files

@@ -17,6 +17,7 @@
 #include "files/file_system.h"
 #include "files/safetensors.h"
 #include "hf/family.h"
+#include "hf/quantization.h"
 
 namespace metroplex::hf {
 
@@ -24,6 +25,8 @@ namespace metroplex::hf {
 // directory, also keys of section data for it. Throws base::Error("hf").
 std::vector<std::string> read_settings(files::FileSystem& disk, const std::string& directory);
 
+// Returns the quantization of config.json.
+Quantization read_quantization(files::FileSystem& disk, const std::string& directory);
 // Returns the vocab_size of config.json.
 int64_t vocabulary_size(files::FileSystem& disk, const std::string& directory);
 // Returns a note if config.json refers to Python code in the directory (auto_map), which exports do not contain; else
@@ -46,6 +49,8 @@ bool has_weights(files::FileSystem& disk, const std::string& directory);
 // tensors.
 // If model.vocab_size exceeds the stored embedding, each additional row of embedding and output layer is the mean of
 // the stored rows. This is resize_token_embeddings of transformers without its noise.
+// In a quantized directory, weights have the dtype of config.json. Weights that are rounded to it are also available
+// as "main", in float32.
 class Source final : public checkpoint::TensorSource {
  public:
   // `model` must be resolved. Tensors for which `wanted` returns false are not provided, and their stored tensors may
@@ -59,22 +64,35 @@ class Source final : public checkpoint::TensorSource {
     std::string file;
     files::TensorInfo info;
   };
+  class PartReader;
   void read(size_t tensor, const checkpoint::Piece& region, void* data) override;
   const files::SafetensorsFile& open(const std::string& file);
+  const std::byte* tensor_data(const std::string& name);
   void list_tensors();
+  void map_quantized();
+  void add_tensors();
+  files::Dtype value_dtype(const MappedTensor& tensor) const;
+  bool is_rounded(const MappedTensor& tensor) const;  // to value_dtype
   void check_numbers(const config::Model& model) const;
   // `unwanted`: tensors that may be missing. `unread`: name prefixes of stored tensors that are ignored.
   void check(const std::vector<MappedTensor>& unwanted, const std::vector<std::string>& unread) const;
+  void check_part(const TensorPart& part, const TensorPart& first, std::vector<std::string>& problems) const;
+  void check_codes(const std::string& name, const QuantizedForm& form, std::vector<std::string>& problems) const;
   void check_tied();
   void grow_vocabulary();
-  void fill_new_rows(size_t tensor, const checkpoint::Piece& box, const checkpoint::Piece& region, void* data);
-  const std::vector<std::byte>& mean_row(size_t tensor);
+  void fill_new_rows(size_t mapped, files::Dtype dtype, const checkpoint::Piece& box, const checkpoint::Piece& region,
+                     void* data);
+  const std::vector<double>& mean_row(size_t mapped);
 
   files::FileSystem& disk_;
   std::map<std::string, std::unique_ptr<files::SafetensorsFile>> files_;
   std::map<std::string, Stored> stored_;  // by Hugging Face name
+  Quantization quantization_;
+  files::Dtype config_dtype_;
+  std::map<std::string, QuantizedForm> quantized_;  // by the name of the codes
   std::vector<MappedTensor> mapped_;
-  std::map<size_t, std::vector<std::byte>> mean_rows_;  // of grown tensors, in the stored dtype; empty before use
+  std::vector<size_t> in_mapped_;                    // for each of tensors()
+  std::map<size_t, std::vector<double>> mean_rows_;  // of grown tensors; empty before use
 };
 
 struct ExportOptions {

@@ -49,6 +49,23 @@ std::string some(const std::vector<std::string>& lines) {
   return text + (lines.size() > kMost ? base::concat("\n  and ", lines.size() - kMost, " more") : "");
 }
 
+struct StoredType {
+  const char *name, *setting;
+  files::Dtype dtype;
+};
+
+const StoredType& stored_type(const ConfigReader& config) {
+  static constexpr StoredType kTypes[] = {{"float32", "fp32", files::Dtype::kF32},
+                                          {"bfloat16", "bf16", files::Dtype::kBF16},
+                                          {"float16", "fp16", files::Dtype::kF16}};
+  const std::string name = config.text("dtype", config.text("torch_dtype", "float32"));
+  const auto* const found =
+      std::find_if(std::begin(kTypes), std::end(kTypes), [&](const StoredType& type) { return name == type.name; });
+  config.require(found != std::end(kTypes), config.has("dtype") ? "dtype" : "torch_dtype",
+                 "float32, bfloat16 or float16");
+  return *found;
+}
+
 // transformers writes no multi-token prediction layers, even if config.json has num_nextn_predict_layers.
 bool has_multi_token(files::FileSystem& disk, const std::string& directory, const ConfigReader& config) {
   if (config.integer("num_nextn_predict_layers", 1) == 0) return true;
@@ -96,20 +113,16 @@ std::vector<std::string> read_settings(files::FileSystem& disk, const std::strin
   const Json json = read_json(disk, files::join_path(directory, "config.json"));
   MPX_CHECK(json.is_object(), "hf", "'", directory, "/config.json' is not a JSON object");
   const ConfigReader config(json);
-  config.require(!config.has("quantization_config"), "quantization_config",
-                 "a model without quantized weights (null)");
+  const Quantization quantization(json);  // checks its keys
   const Family& family = find_family(config.text("model_type", ""));
   std::vector<std::string> settings = read_config(family, json);
   if (family.multi_token && !has_multi_token(disk, directory, config))
     std::erase_if(settings, [](const std::string& key) { return key.starts_with("model.mtp_num_layers="); });
-  const std::string type = config.text("dtype", config.text("torch_dtype", "float32"));
-  const std::map<std::string, std::string> types{{"float32", "fp32"}, {"bfloat16", "bf16"}, {"float16", "fp16"}};
-  config.require(types.count(type) > 0, config.has("dtype") ? "dtype" : "torch_dtype",
-                 "float32, bfloat16 or float16");
-  settings.push_back("precision.params_dtype=" + types.at(type));
+  const std::string type = stored_type(config).setting;
+  settings.push_back("precision.params_dtype=" + type);
   settings.push_back(std::string("model.hf_model_type=") +
                      (family.written_as ? family.written_as : family.model_type));
-  if (type != "float32" && has_wide_router(disk, directory, family, settings))
+  if (type != "fp32" && !quantization.is_used() && has_wide_router(disk, directory, family, settings))
     set(settings, "moe_router_weight_in_fp32", true);
   const std::string key = "model.max_position_embeddings=";
   const auto named = [&](const std::string& setting) { return setting.starts_with(key); };
@@ -127,6 +140,10 @@ std::vector<std::string> read_settings(files::FileSystem& disk, const std::strin
     break;
   }
   return settings;
+}
+
+Quantization read_quantization(files::FileSystem& disk, const std::string& directory) {
+  return Quantization(read_json(disk, files::join_path(directory, "config.json")));
 }
 
 int64_t vocabulary_size(files::FileSystem& disk, const std::string& directory) {
@@ -148,9 +165,10 @@ bool has_weights(files::FileSystem& disk, const std::string& directory) {
 
 Source::Source(files::FileSystem& disk, const std::string& directory, const config::Model& model,
                const Wanted& is_wanted)
-    : TensorSource(directory), disk_(disk) {
+    : TensorSource(directory), disk_(disk), quantization_(read_quantization(disk, directory)) {
   list_tensors();
   const Json json = read_json(disk, files::join_path(directory, "config.json"));
+  config_dtype_ = stored_type(ConfigReader(json)).dtype;
   check_numbers(model);
   const Family& family = find_family(ConfigReader(json).text("model_type", ""));
   std::vector<MappedTensor> unwanted;
@@ -160,10 +178,48 @@ Source::Source(files::FileSystem& disk, const std::string& directory, const conf
   for (int64_t i = model.mtp_num_layers; family.multi_token && i < kMaxMultiToken; ++i)
     unread.push_back(multi_token_prefix(model.num_layers + i));
   grow_vocabulary();
+  map_quantized();
   check(unwanted, unread);
   if (model.tied()) check_tied();
-  for (const MappedTensor& tensor : mapped_)
-    add({tensor.name, tensor.kind, stored_.at(tensor.parts.front().name).info.dtype, tensor.shape});
+  add_tensors();
+}
+
+void Source::add_tensors() {
+  const auto add_as = [&](size_t i, const std::string& kind, files::Dtype dtype) {
+    add({mapped_[i].name, kind, dtype, mapped_[i].shape});
+    in_mapped_.push_back(i);
+  };
+  for (size_t i = 0; i < mapped_.size(); ++i) add_as(i, mapped_[i].kind, value_dtype(mapped_[i]));
+  for (size_t i = 0; i < mapped_.size(); ++i) {
+    if (is_rounded(mapped_[i])) add_as(i, "main", files::Dtype::kF32);
+  }
+}
+
+files::Dtype Source::value_dtype(const MappedTensor& tensor) const {
+  const bool follows_config = quantization_.is_used() && tensor.kind == "weight";
+  return follows_config ? config_dtype_ : stored_.at(tensor.parts.front().name).info.dtype;
+}
+
+bool Source::is_rounded(const MappedTensor& tensor) const {
+  const int bits = files::dtype_bits(value_dtype(tensor));
+  return bits < 32 && std::any_of(tensor.parts.begin(), tensor.parts.end(), [&](const TensorPart& part) {
+           const auto stored = stored_.find(part.name);  // a copy may be missing
+           return quantized_.contains(part.name) ||
+                  (stored != stored_.end() && files::dtype_bits(stored->second.info.dtype) > bits);
+         });
+}
+
+void Source::map_quantized() {
+  const auto find = [&](const std::string& name) {
+    const auto found = stored_.find(name);
+    return found == stored_.end() ? nullptr : &found->second.info;
+  };
+  for (MappedTensor& tensor : mapped_) {
+    for (TensorPart& part : tensor.parts) {
+      const auto form = quantization_.apply(part, find);
+      if (form) quantized_.emplace(part.name, *form);
+    }
+  }
 }
 
 // Bounds the allocations that depend on these sizes: each entry needs at least one byte of weights.
@@ -208,38 +264,24 @@ void Source::check(const std::vector<MappedTensor>& unwanted, const std::vector<
   std::set<std::string> wanted;
   bool lacks_ahead = false;
   for (const MappedTensor& tensor : mapped_) {
-    const auto first = stored_.find(tensor.parts.front().name);
     for (const TensorPart& part : tensor.parts) {
       if (!wanted.insert(part.name).second) continue;
-      const auto found = stored_.find(part.name);
-      if (found == stored_.end() && part.copy) continue;
-      if (found == stored_.end()) {
-        problems.push_back(part.name + " is missing");
-        lacks_ahead = lacks_ahead || tensor.name.starts_with("mtp.");
-        continue;
-      }
-      const files::TensorInfo& info = found->second.info;
-      if (!files::is_float(info.dtype))
-        problems.push_back(
-            base::concat(part.name, " is ", files::dtype_name(info.dtype), ", not F64, F32, BF16 or F16"));
-      if (!std::equal(info.shape.begin(), info.shape.end(), part.shape.begin(), part.shape.end()))
-        problems.push_back(base::concat(part.name, " has shape ", dims_text(info.shape),
-                                        ", but config.json requires ", checkpoint::describe_shape(part.shape)));
-      if (first != stored_.end() && info.dtype != first->second.info.dtype)
-        problems.push_back(base::concat(part.name, " is ", files::dtype_name(info.dtype), ", but ", first->first,
-                                        " is ", files::dtype_name(first->second.info.dtype)));
+      const auto form = quantized_.find(part.name);
+      if (form != quantized_.end()) wanted.insert(form->second.scales);
+      check_part(part, tensor.parts.front(), problems);
+      lacks_ahead = lacks_ahead || (!part.copy && !stored_.contains(part.name) && tensor.name.starts_with("mtp."));
     }
   }
   for (const MappedTensor& tensor : unwanted) {
-    for (const TensorPart& part : tensor.parts) wanted.insert(part.name);
+    for (const TensorPart& part : tensor.parts) wanted.merge(quantization_.names_of_weight(part.name));
   }
   for (const auto& [name, stored] : stored_) {
     // Older files contain tied weights, rotary frequencies and masks, which are redundant.
     const std::string& theirs = name;  // clang 14 cannot capture a structured binding
     const auto begins = [&theirs](const std::string& prefix) { return theirs.starts_with(prefix); };
     const bool follows = name == "lm_head.weight" || std::any_of(unread.begin(), unread.end(), begins) ||
-                         name.ends_with(".rotary_emb.inv_freq") || name.ends_with(".attn.bias") ||
-                         name.ends_with(".attn.masked_bias");
+                         quantization_.is_for_activations(name) || name.ends_with(".rotary_emb.inv_freq") ||
+                         name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias");
     if (wanted.count(name) == 0 && !follows) problems.push_back(name + " does not belong to this model");
   }
   MPX_CHECK(problems.empty(), "checkpoint", "'", directory(),
@@ -247,6 +289,57 @@ void Source::check(const std::vector<MappedTensor>& unwanted, const std::vector<
             lacks_ahead ? "\nmodel.mtp_num_layers needs layers that the directory does not have: set it to 0, or "
                           "initialize them with checkpoint.load_except = mtp.*"
                         : "");
+}
+
+void Source::check_part(const TensorPart& part, const TensorPart& first, std::vector<std::string>& problems) const {
+  const auto found = stored_.find(part.name);
+  if (found == stored_.end()) {
+    if (!part.copy) problems.push_back(part.name + " is missing");
+    return;
+  }
+  const auto form = quantized_.find(part.name);
+  if (form != quantized_.end()) return check_codes(part.name, form->second, problems);
+  const files::TensorInfo& info = found->second.info;
+  if (!files::is_float(info.dtype))
+    problems.push_back(base::concat(part.name, " is ", files::dtype_name(info.dtype), ", not F64, F32, BF16 or F16"));
+  if (!std::equal(info.shape.begin(), info.shape.end(), part.shape.begin(), part.shape.end()))
+    problems.push_back(base::concat(part.name, " has shape ", dims_text(info.shape), ", but config.json requires ",
+                                    checkpoint::describe_shape(part.shape)));
+  const auto other = stored_.find(first.name);
+  if (!quantization_.is_used() && other != stored_.end() && info.dtype != other->second.info.dtype)
+    problems.push_back(base::concat(part.name, " is ", files::dtype_name(info.dtype), ", but ", first.name, " is ",
+                                    files::dtype_name(other->second.info.dtype)));
+}
+
+void Source::check_codes(const std::string& name, const QuantizedForm& form,
+                         std::vector<std::string>& problems) const {
+  const auto check_shape = [&](const files::TensorInfo& info, const std::vector<Dims>& accepted) {
+    const Dims shape(info.shape.begin(), info.shape.end());
+    if (std::find(accepted.begin(), accepted.end(), shape) == accepted.end())
+      problems.push_back(base::concat(info.name, " has shape ", dims_text(info.shape),
+                                      ", but config.json and its quantization_config require ",
+                                      checkpoint::describe_shape(accepted.front())));
+  };
+  const auto check_dtype = [&](const files::TensorInfo& info, bool valid, const char* expected) {
+    if (!valid)
+      problems.push_back(base::concat(info.name, " is ", files::dtype_name(info.dtype), ", not ", expected));
+  };
+  const files::TensorInfo& codes = stored_.at(name).info;
+  check_dtype(codes, codes.dtype == form.stored, files::dtype_name(form.stored));
+  check_shape(codes, {form.shape});
+  if (quantization_.is_excluded(name))
+    problems.push_back(base::concat(name, " is quantized, but quantization_config excludes its module"));
+  const auto scales = stored_.find(form.scales);
+  if (scales == stored_.end()) {
+    problems.push_back(base::concat(form.scales, " is missing; ", name, " needs it"));
+    return;
+  }
+  const files::TensorInfo& info = scales->second.info;
+  if (form.codes == files::Dtype::kF4) check_dtype(info, info.dtype == files::Dtype::kU8, "U8");
+  else
+    check_dtype(info, files::is_float(info.dtype) || info.dtype == files::Dtype::kF8E8M0,
+                "F32, BF16, F16 or F8_E8M0");
+  check_shape(info, form.scale_shapes);
 }
 
 // Files may store tied weights once or twice; transformers unties them if the two differ.
@@ -282,36 +375,71 @@ void Source::grow_vocabulary() {
   }
 }
 
-const std::vector<std::byte>& Source::mean_row(size_t tensor) {
-  std::vector<std::byte>& mean = mean_rows_.at(tensor);
-  if (!mean.empty()) return mean;
-  const Stored& stored = stored_.at(mapped_[tensor].parts.front().name);
-  const std::byte* theirs = open(stored.file).data(stored.info);
-  const uint64_t rows = stored.info.shape[0], columns = stored.info.shape[1];
-  const uint64_t width = columns * static_cast<uint64_t>(files::dtype_bits(stored.info.dtype) / 8);
-  std::vector<double> sum(columns), row(columns);
-  const auto as_bytes = [](std::vector<double>& numbers) { return reinterpret_cast<std::byte*>(numbers.data()); };
-  for (uint64_t r = 0; r < rows; ++r) {
-    files::convert_elements(stored.info.dtype, theirs + r * width, files::Dtype::kF64, as_bytes(row), columns);
-    for (uint64_t c = 0; c < columns; ++c) sum[c] += row[c];
+// Reads rows of a part of one of our tensors, as elements of `to`.
+class Source::PartReader {
+ public:
+  PartReader(Source& source, const TensorPart& part, files::Dtype to)
+      : from_(source.stored_.at(part.name).info.dtype),
+        to_(to),
+        step_(part.strides.back()),
+        theirs_(source.tensor_data(part.name)) {
+    const auto form = source.quantized_.find(part.name);
+    if (form == source.quantized_.end()) return;
+    const files::Dtype stored = source.stored_.at(form->second.scales).info.dtype;
+    const files::Dtype scales = stored == files::Dtype::kU8 ? files::Dtype::kF8E8M0 : stored;
+    codes_.emplace(form->second, theirs_, source.tensor_data(form->second.scales), scales);
   }
-  for (double& number : sum) number /= static_cast<double>(rows);
-  mean.resize(width);
-  files::convert_elements(files::Dtype::kF64, as_bytes(sum), stored.info.dtype, mean.data(), columns);
+
+  // `first`: index into their tensor.
+  void read(int64_t first, int64_t count, std::byte* out) {
+    const int64_t width = files::dtype_bits(from_) / 8;
+    if (codes_) {
+      row_.resize(static_cast<size_t>(count) * sizeof(float));
+      codes_->read(first, step_, count, reinterpret_cast<float*>(row_.data()));
+    } else if (step_ != 1) {
+      row_.resize(static_cast<size_t>(count * width));
+      for (int64_t i = 0; i < count; ++i)
+        std::memcpy(row_.data() + i * width, theirs_ + (first + i * step_) * width, static_cast<size_t>(width));
+    }
+    const std::byte* const values = codes_ || step_ != 1 ? row_.data() : theirs_ + first * width;
+    files::convert_elements(codes_ ? files::Dtype::kF32 : from_, values, to_, out, static_cast<uint64_t>(count));
+  }
+
+ private:
+  files::Dtype from_, to_;
+  int64_t step_;
+  const std::byte* theirs_;
+  std::optional<CodeReader> codes_;
+  std::vector<std::byte> row_;
+};
+
+const std::vector<double>& Source::mean_row(size_t mapped) {
+  std::vector<double>& mean = mean_rows_.at(mapped);
+  if (!mean.empty()) return mean;
+  const TensorPart& part = mapped_[mapped].parts.front();
+  PartReader reader(*this, part, files::Dtype::kF64);
+  const int64_t rows = part.shape[0], columns = part.shape[1];
+  mean.resize(static_cast<size_t>(columns));
+  std::vector<double> row(mean.size());
+  for (int64_t r = 0; r < rows; ++r) {
+    reader.read(r * columns, columns, reinterpret_cast<std::byte*>(row.data()));
+    for (size_t c = 0; c < row.size(); ++c) mean[c] += row[c];
+  }
+  for (double& number : mean) number /= static_cast<double>(rows);
   return mean;
 }
 
-void Source::fill_new_rows(size_t tensor, const checkpoint::Piece& box, const checkpoint::Piece& region, void* data) {
-  const TensorPart& part = mapped_[tensor].parts.front();
+void Source::fill_new_rows(size_t mapped, files::Dtype dtype, const checkpoint::Piece& box,
+                           const checkpoint::Piece& region, void* data) {
+  const TensorPart& part = mapped_[mapped].parts.front();
   const int64_t begin = std::max(box.offset[0], part.shape[0]), rows = box.offset[0] + box.size[0] - begin;
   if (rows <= 0) return;
-  const std::vector<std::byte>& mean = mean_row(tensor);
-  const auto width = static_cast<int64_t>(mean.size()) / part.shape[1];
-  std::vector<std::byte> filled;
-  for (int64_t r = 0; r < rows; ++r) {
-    const auto first = mean.begin() + box.offset[1] * width;
-    filled.insert(filled.end(), first, first + box.size[1] * width);
-  }
+  const std::vector<double>& mean = mean_row(mapped);
+  const int64_t width = files::dtype_bits(dtype) / 8;
+  std::vector<std::byte> row(static_cast<size_t>(box.size[1] * width)), filled;
+  files::convert_elements(files::Dtype::kF64, reinterpret_cast<const std::byte*>(mean.data() + box.offset[1]), dtype,
+                          row.data(), static_cast<uint64_t>(box.size[1]));
+  for (int64_t r = 0; r < rows; ++r) filled.insert(filled.end(), row.begin(), row.end());
   const checkpoint::Piece piece = checkpoint::box_piece({begin, box.offset[1]}, {rows, box.size[1]});
   checkpoint::copy_overlap(piece, filled.data(), region, data, width);
 }
@@ -325,29 +453,31 @@ const files::SafetensorsFile& Source::open(const std::string& file) {
   return *opened;
 }
 
+const std::byte* Source::tensor_data(const std::string& name) {
+  const Stored& stored = stored_.at(name);
+  return open(stored.file).data(stored.info);
+}
+
 void Source::read(size_t tensor, const checkpoint::Piece& region, void* data) {
+  const size_t mapped = in_mapped_[tensor];
+  const files::Dtype dtype = tensors()[tensor].dtype;
+  const int64_t width = files::dtype_bits(dtype) / 8;
   std::vector<std::byte> rows;
   for (const checkpoint::Piece& box : checkpoint::split_into_boxes(region)) {
-    for (const TensorPart& part : mapped_[tensor].parts) {
+    for (const TensorPart& part : mapped_[mapped].parts) {
       Dims offset, size;
       if (part.copy || !overlap(box.offset, box.size, part.offset, part.size, offset, size)) continue;
-      const Stored& stored = stored_.at(part.name);
-      const files::SafetensorsFile& file = open(stored.file);
-      const auto width = static_cast<int64_t>(files::dtype_bits(stored.info.dtype) / 8);
-      const std::byte* const theirs = file.data(stored.info);
+      PartReader reader(*this, part, dtype);
       const checkpoint::Piece piece = checkpoint::box_piece(offset, size);
       rows.resize(static_cast<size_t>(piece.count() * width));
-      const int64_t length = size.back(), step = part.strides.back();
       std::byte* to = rows.data();
       for_each_row(part, offset, size, [&](int64_t from) {
-        for (int64_t i = 0; i < (step == 1 ? 1 : length); ++i)
-          std::memcpy(to + i * width, theirs + (from + i * step) * width,
-                      static_cast<size_t>((step == 1 ? length : 1) * width));
-        to += length * width;
+        reader.read(from, size.back(), to);
+        to += size.back() * width;
       });
       checkpoint::copy_overlap(piece, rows.data(), region, data, width);
     }
-    if (mean_rows_.contains(tensor)) fill_new_rows(tensor, box, region, data);
+    if (mean_rows_.contains(mapped)) fill_new_rows(mapped, dtype, box, region, data);
   }
 }
 
