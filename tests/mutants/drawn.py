@@ -8,6 +8,7 @@ JINJA = "text_test ChatTemplates*"
 SETTINGS = "hf/decoder_settings.cpp"
 DECODER = "hf/decoder.cpp"
 ROUTING = "hf/decoder_experts.cpp"
+QUANTIZED = "hf/quantization.cpp"
 FILTERS = "text/jinja/interpreter_filters.cpp"
 LISTS = "text/jinja/interpreter_list_filters.cpp"
 STEP_MATH = "kernels/step_state_math.h"
@@ -76,6 +77,19 @@ MUTANTS = [
     ("drawn_gemma3_local_theta_written_global", DECODER, "m.has_window() ? base : 10000.0", "m.has_window() ? m.rotary_base : 10000.0", HF_WRITES, "expr"),
     ("drawn_shards_by_one_tensor", "hf/directory_export.cpp", "held + bytes > static_cast<uint64_t>(most)", "bytes > static_cast<uint64_t>(most)", HF_WRITES, "expr"),
     ("drawn_total_size_of_the_last", "hf/directory_export.cpp", "total += theirs.bytes();", "total = theirs.bytes();", HF_WRITES, "stmt"),
+    # hf: quantized weights.
+    ("hf_scale_of_the_first_block_in_a_row", QUANTIZED, "block_row * column_blocks + block_column", "block_row * column_blocks", "hf_test Quantization*"),
+    ("hf_scales_of_the_first_expert", QUANTIZED, "row / form.rows * row_blocks", "0 * row_blocks", "hf_test Quantization*"),
+    ("hf_high_half_of_a_byte_first", QUANTIZED, "index % 2 == 0 ? 0 : 4", "index % 2 == 0 ? 4 : 0", "hf_test Quantization*"),
+    ("hf_codes_are_not_padded", QUANTIZED, "index % outputs) * padded_inputs + input", "index % outputs) * std::min(inputs, padded_inputs) + input", "hf_test Quantization*"),
+    ("hf_excluded_by_a_part_of_a_name", QUANTIZED, '"(.*\\\\.)?" + expression + "(\\\\..*)?$"', '"(.*\\\\.)?" + expression', "hf_test Quantization*"),
+    ("hf_asymmetric_weights_are_read", QUANTIZED, 'weights.flag("symmetric", true)', "true", "hf_test Quantization*"),
+    ("hf_excluded_weights_are_dequantized", "hf/directory_source.cpp", "if (quantization_.is_excluded(name))", "if (false)", "hf_test Quantization*"),
+    ("hf_any_shape_of_scales", "hf/directory_source.cpp", "  check_shape(info, form.scale_shapes);\n", "", "hf_test Quantization*"),
+    ("hf_main_parameters_are_rounded", "hf/directory_source.cpp", 'add_as(i, "main", files::Dtype::kF32)', 'add_as(i, "main", config_dtype_)', "hf_test Quantization*"),
+    ("hf_router_keeps_its_dtype", "hf/directory_source.cpp", 'quantization_.is_used() && tensor.kind == "weight"', "quantized_.contains(tensor.parts.front().name)", parity("deepseek_v3_fp8")),
+    ("e4m3_subnormals_halved", "files/small_float.cpp", "(exponent == 0 ? 1 : exponent)", "exponent", "files_test SmallFloat*"),
+    ("e4m3_last_exponent_is_nan", "files/small_float.cpp", "(code & 0x7f) == 0x7f", "(code & 0x78) == 0x78", "files_test SmallFloat*"),
     # hf: adapters.
     ("drawn_merged_region_of_first_group", "hf/merged.cpp", "group * box.size + inside", "group * 0 + inside", f"hf_test; {ADAPTERS}", "expr"),
     ("drawn_merged_columns_from_the_first", "hf/merged.cpp", "a.data() + k * columns + region.offset[1] + first", "a.data() + k * columns + first", f"hf_test; {ADAPTERS}", "expr"),

@@ -125,7 +125,8 @@ Quantization::Quantization(const Json& config) {
 }
 
 void Quantization::read_fp8(const ConfigReader& config) {
-  config.require(config.text("fmt", "e4m3") == "e4m3", "fmt", "e4m3");
+  const std::string codes = config.text("fmt", "e4m3");
+  config.require(codes == "e4m3" || codes == "float8_e4m3fn", "fmt", "e4m3 or float8_e4m3fn");
   if (config.has("weight_block_size"))
     std::tie(block_rows_, block_columns_) = read_block(config, "weight_block_size");
   read_excluded(config, "modules_to_not_convert");
