@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -301,6 +302,37 @@ TEST(Quantization, MissingAndMisshapedScalesAreNamed) {
   expect(error_with(keep), scale + " does not belong to this model");
   const std::string unquantized = error_with([](Directory& changed) { changed.config.erase("quantization_config"); });
   EXPECT_TRUE(has(unquantized, "mlp.down_proj.weight is F8_E4M3, not F64, F32, BF16 or F16")) << unquantized;
+}
+
+TEST(Quantization, DtypeIsBfloat16ByDefault) {
+  Directory changed(kBlocks);
+  changed.config.erase("dtype");
+  changed.write();
+  const std::vector<std::string> settings = read_settings(disk, changed.path);
+  EXPECT_EQ(std::count(settings.begin(), settings.end(), "precision.params_dtype=bf16"), 1);
+  const Source source(disk, changed.path, read_model(changed.path));
+  const std::string projection = "decoder.layers.0.mlp.linear_fc2.weight";
+  EXPECT_EQ(source.find(projection, "weight")->dtype, Dtype::kBF16);
+  ASSERT_NE(source.find(projection, "main"), nullptr);
+  EXPECT_EQ(source.find(projection, "main")->dtype, Dtype::kF32);
+  EXPECT_EQ(source.find("decoder.final_layernorm.weight", "main"), nullptr);
+}
+
+// Tensors that are not requested may be stored in any form, or be missing.
+TEST(Quantization, OtherTensorsAreNotChecked) {
+  const std::string name = "model.layers.1.mlp.down_proj.weight";
+  Directory changed(kBlocks);
+  changed.tensors.erase(name + "_scale_inv");
+  changed.write();
+  const config::Model model = read_model(changed.path);
+  const auto error_without = [&](const std::string& part) {
+    return catch_error([&] {
+      Source(disk, changed.path, model,
+             [&](const std::string& ours) { return ours.find(part) == std::string::npos; });
+    });
+  };
+  EXPECT_EQ(error_without("layers.1.mlp"), "");
+  EXPECT_TRUE(has(error_without("layers.0.mlp"), name + "_scale_inv is missing"));
 }
 
 TEST(Quantization, ExcludedModulesAreWholeNames) {

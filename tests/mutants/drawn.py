@@ -83,6 +83,8 @@ MUTANTS = [
     ("hf_high_half_of_a_byte_first", QUANTIZED, "index % 2 == 0 ? 0 : 4", "index % 2 == 0 ? 4 : 0", "hf_test Quantization*"),
     ("hf_codes_are_not_padded", QUANTIZED, "index % outputs) * padded_inputs + input", "index % outputs) * std::min(inputs, padded_inputs) + input", "hf_test Quantization*"),
     ("hf_excluded_by_a_part_of_a_name", QUANTIZED, '"(.*\\\\.)?" + expression + "(\\\\..*)?$"', '"(.*\\\\.)?" + expression', "hf_test Quantization*"),
+    ("hf_unwanted_scales_are_unknown", QUANTIZED, "names.insert(weight + suffix)", "names.insert(suffix)", "hf_test Quantization*"),
+    ("hf_quantized_dtype_default", "hf/directory_source.cpp", '? "bfloat16" : "float32"', '? "float32" : "float32"', "hf_test Quantization*"),
     ("hf_asymmetric_weights_are_read", QUANTIZED, 'weights.flag("symmetric", true)', "true", "hf_test Quantization*"),
     ("hf_excluded_weights_are_dequantized", "hf/directory_source.cpp", "if (quantization_.is_excluded(name))", "if (false)", "hf_test Quantization*"),
     ("hf_any_shape_of_scales", "hf/directory_source.cpp", "  check_shape(info, form.scale_shapes);\n", "", "hf_test Quantization*"),

@@ -58,7 +58,8 @@ const StoredType& stored_type(const ConfigReader& config) {
   static constexpr StoredType kTypes[] = {{"float32", "fp32", files::Dtype::kF32},
                                           {"bfloat16", "bf16", files::Dtype::kBF16},
                                           {"float16", "fp16", files::Dtype::kF16}};
-  const std::string name = config.text("dtype", config.text("torch_dtype", "float32"));
+  const char* const otherwise = config.has("quantization_config") ? "bfloat16" : "float32";  // gpt_oss has none
+  const std::string name = config.text("dtype", config.text("torch_dtype", otherwise));
   const auto* const found =
       std::find_if(std::begin(kTypes), std::end(kTypes), [&](const StoredType& type) { return name == type.name; });
   config.require(found != std::end(kTypes), config.has("dtype") ? "dtype" : "torch_dtype",
