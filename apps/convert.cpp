@@ -59,6 +59,7 @@ std::string to_hf(files::FileSystem& disk, const ConvertOptions& options) {
   if (!options.dtype.empty()) how.dtype = kTypes.at(options.dtype);
   if (is_model_directory(disk, options.from)) {
     const std::string from = find_model_directory(disk, options.from, options.step);
+    verify_model_directory(disk, from);
     const config::Model model = directory_config(disk, from).model;
     const auto tokenizer = from_hf ? directory_run_state(disk, from).side_files : std::vector<checkpoint::SideFile>{};
     hf::write_weights_directory(disk, *foreign::open_weights(disk, from, model), model, tokenizer, options.directory,
@@ -82,6 +83,7 @@ std::string to_checkpoint(files::FileSystem& disk, const ConvertOptions& options
   checkpoint::OpenSource open;
   if (is_model_directory(disk, from)) {
     from = find_model_directory(disk, from, options.step);
+    verify_model_directory(disk, from);
     state = directory_run_state(disk, from);
     if (const std::string note = conversion_note(disk, from); !note.empty()) std::cerr << "warning: " << note << "\n";
     open = [&disk, from, model = directory_config(disk, from).model] {
@@ -93,7 +95,7 @@ std::string to_checkpoint(files::FileSystem& disk, const ConvertOptions& options
     state = saved_run_state(disk, *reader);
     open = [&disk, from] { return std::make_unique<checkpoint::Reader>(disk, from); };
   }
-  const bool weights_only = options.weights_only || is_model_directory(disk, from);
+  const bool weights_only = options.weights_only || is_hf_directory(disk, from);
   const auto wanted = [&](const files::TensorForm& tensor) {
     return !weights_only || tensor.kind == "weight" || tensor.kind == "buffer";
   };

@@ -32,7 +32,7 @@ void print_megatron(const OrderedJson& json, bool with_config) {
   std::cout << '\n';
   print_tensors(json.at("tensors"));
   if (!json.at("not_built").is_null())
-    std::cout << "not a supported model: " << json.at("not_built").get<std::string>() << '\n';
+    std::cout << "not a complete or supported model: " << json.at("not_built").get<std::string>() << '\n';
   if (!with_config || !json.contains("settings")) return;
   std::cout << "settings:\n";
   for (const OrderedJson& setting : json.at("settings"))
@@ -67,6 +67,7 @@ int inspect_megatron(files::FileSystem& disk, const InspectOptions& options) {
   json["not_built"] = not_built.empty() ? OrderedJson() : OrderedJson(not_built);
   std::vector<std::string> problems;
   if (options.verify) {
+    problems.push_back(not_built);
     problems.push_back(find_problem([&] { mcore::verify_contents(disk, directory, contents); }));
     std::erase(problems, "");
   }

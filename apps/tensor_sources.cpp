@@ -67,6 +67,11 @@ static bool has_optimizer_state(const mcore::Source& source) {
          });
 }
 
+void verify_model_directory(files::FileSystem& disk, const std::string& directory) {
+  if (foreign::is_megatron(disk, directory))
+    mcore::verify_contents(disk, directory, mcore::read_contents(disk, directory));
+}
+
 std::string conversion_note(files::FileSystem& disk, const std::string& directory) {
   if (is_hf_directory(disk, directory)) return hf::custom_code_note(disk, directory);
   if (!foreign::is_megatron(disk, directory)) return "";

@@ -33,6 +33,10 @@ struct OpenedSource {
 // Throws base::Error if there is none, and errors from opening it.
 OpenedSource open_tensor_source(files::FileSystem& disk, const std::string& path, int64_t iteration);
 
+// Throws base::Error if a checkpoint of Megatron-LM is damaged or incomplete. Reads all of it. Other directories have
+// no checksums.
+void verify_model_directory(files::FileSystem& disk, const std::string& directory);
+
 // Returns a note about content that is not converted; "" if there is none.
 std::string conversion_note(files::FileSystem& disk, const std::string& directory);
 // Returns the state of a run that starts from this directory, with its tokenizer.

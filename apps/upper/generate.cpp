@@ -258,6 +258,7 @@ GenerateCommand generate_command(const RunArguments& first) {
   command.tokenizer = load_run_tokenizer(config.data);
   MPX_CHECK(command.tokenizer != nullptr, "config",
             "the checkpoint does not name a tokenizer; give --data.tokenizer_type and --data.tokenizer_model");
+  if (config.model.vocab_size == 0) config.model.vocab_size = command.tokenizer->vocab_size();
   command.files = run_tokenizer_files(config.data);
   if (flags.may_chat())
     command.chatting = find_chatting(config.data, command.tokenizer, flags.chat_template, directory);

@@ -67,3 +67,15 @@ PYTHON
 run 3 inspect damaged --verify
 prints 'DAMAGED  .*__0_0.distcp.: the checksum of data/0 is wrong'
 holds "a missing iteration and a flipped bit are named"
+run 3 convert damaged --to checkpoint other
+warns 'the checksum of data/0 is wrong'
+[ ! -e other ]
+holds "convert writes nothing from damaged files"
+cp -r "$cases/moe_dist_ep2" partial && chmod -R u+w partial
+sed -i 's/decoder.final_layernorm.weight/decoder.final_layernorm.weighs/' partial/iter_0000007/.metadata
+run 3 inspect partial --verify
+prints 'DAMAGED .*does not contain the weights of the model in its args'
+holds "verify finds missing tensors"
+run 3 generate --model.from "$cases/gpt_dist" --data.tokenizer_type=bytes --model.vocab_size=0 --prompt a --max-new-tokens 1
+warns 'model.vocab_size = 25[67]: must be at most the 40 rows of the word embeddings'
+holds "more tokens than rows are named"

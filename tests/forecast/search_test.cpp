@@ -254,7 +254,7 @@ TEST(ExpertBalance, DependsOnReplicaSlots) {
 TEST(ExpertBalance, FollowsARecordedTrace) {
   config::Config config = small_model(1, 8, 8, 32);
   config.parallel.expert_model_parallel_size = 4;
-  files::ExpertTrace trace{{.num_experts = 8, .topk = 1, .ep = 1, .etp = 1, .layers = {0, 1}},
+  files::ExpertTrace trace{{.num_experts = 8, .topk = 2, .ep = 1, .etp = 1, .layers = {0, 1}},
                            {{1, {1, 1, 1, 2, 1, 1, 1, 0, 1, 1, 1, 1, 1, 1, 1, 1}, {}}}};
   const forecast::ExpertDemand demand = forecast::recorded_demand(trace, config.model);
   EXPECT_FALSE(demand.is_even());
@@ -272,6 +272,13 @@ TEST(ExpertBalance, FollowsARecordedTrace) {
   // Many steps: evenly spaced samples.
   trace.steps.resize(100, trace.steps[0]);
   EXPECT_EQ(forecast::recorded_demand(trace, config.model).counts.size(), 64U);
+  trace.head.topk = 1;
+  expect_contains(catch_error([&] { forecast::recorded_demand(trace, config.model); }),
+                  "has topk 1: must be model.moe_router_topk (2)");
+  trace.head.topk = 2;
+  trace.steps[0].tokens.assign(16, 0);
+  expect_contains(catch_error([&] { forecast::recorded_demand(trace, config.model); }),
+                  "has no tokens in iteration 1");
   trace.steps.clear();
   expect_contains(catch_error([&] { forecast::recorded_demand(trace, config.model); }), "has no step");
   trace.head.num_experts = 4;

@@ -102,10 +102,18 @@ TEST(DamagedMegatronCheckpoint, NamesMissingFiles) {
   files::MemoryFileSystem disk;
   copy_case(disk, join_path(kVectors, "llama_legacy_tp2_pp2"), "/c");
   const config::Model model = read_model(disk);
+  copy_case(disk, join_path(kVectors, "llama_legacy_tp2_pp2/iter_0000007/mp_rank_01_001"),
+            "/c/iter_0000007/mp_rank_02_001");
+  const auto error = [&] { return test::catch_error([&] { read_all(disk, model); }); };
+  EXPECT_NE(error().find("mp_rank_02_001/model_optim_rng.pt' is not of this checkpoint"), std::string::npos)
+      << error();
+  disk.remove_tree("/c/iter_0000007/mp_rank_02_001");
   disk.remove_tree("/c/iter_0000007/mp_rank_01_001");
-  disk.remove_tree("/c/iter_0000007/mp_rank_00_001");
-  EXPECT_NE(test::catch_error([&] { read_all(disk, model); }).find("no mp_rank folder of pipeline stage 1 of 2"),
-            std::string::npos);
+  EXPECT_NE(
+      error().find("no mp_rank folder of tensor-parallel rank 1 of 2, pipeline stage 1 of 2 and expert-parallel "
+                   "rank 0"),
+      std::string::npos)
+      << error();
   disk.replace_file("/c/latest_checkpointed_iteration.txt", "seven");
   EXPECT_NE(test::catch_error([&] { read_all(disk, model); }).find("= 'seven': must be an iteration or release"),
             std::string::npos);
@@ -115,8 +123,33 @@ TEST(DamagedMegatronCheckpoint, LacksAShard) {
   files::MemoryFileSystem disk;
   copy_case(disk, join_path(kVectors, "llama_legacy_tp2_pp2"), "/c");
   const config::Model model = read_model(disk);
-  disk.remove_tree("/c/iter_0000007/mp_rank_01_001");
+  const std::string path = "/c/iter_0000007/mp_rank_01_001/model_optim_rng.pt",
+                    name = "decoder.layers.0.mlp.linear_fc1.weight";
+  std::string bytes = disk.read(path);
+  const size_t at = bytes.find(name);
+  ASSERT_NE(at, std::string::npos);
+  bytes[at] = 'D';  // the tensor does not belong to the model
+  disk.replace_file(path, bytes);
   EXPECT_NE(test::catch_error([&] { read_all(disk, model); }).find("the checkpoint is incomplete"),
+            std::string::npos);
+}
+
+TEST(DamagedMegatronCheckpoint, LacksExpertRanks) {
+  files::MemoryFileSystem disk;
+  copy_case(disk, join_path(kVectors, "moe_legacy_ep2"), "/c");
+  const config::Model model = read_model(disk);
+  disk.remove_tree("/c/iter_0000007/mp_rank_00_001");
+  EXPECT_NE(test::catch_error([&] { read_all(disk, model); }).find("expert-parallel rank 1 of 2"), std::string::npos);
+}
+
+TEST(DamagedMegatronCheckpoint, NamesAMissingFolder) {
+  files::MemoryFileSystem disk;
+  copy_case(disk, join_path(kVectors, "gpt_dist"), "/c");
+  disk.remove("/c/iter_0000007/common.pt");
+  EXPECT_NE(test::catch_error([&] { find_directory(disk, "/c", 0); }).find("common.pt' is missing"),
+            std::string::npos);
+  disk.replace_file("/c/latest_checkpointed_iteration.txt", "9");
+  EXPECT_NE(test::catch_error([&] { find_directory(disk, "/c", 0); }).find("names '/c/iter_0000009'"),
             std::string::npos);
 }
 

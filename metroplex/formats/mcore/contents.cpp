@@ -90,6 +90,12 @@ std::string find_directory(files::FileSystem& disk, const std::string& path, int
   }
   if (!disk.exists(tracker)) return "";
   const std::string directory = join_path(path, tracked_name(disk, tracker));
+  MPX_CHECK(disk.is_directory(directory), "checkpoint", "'", tracker, "' names '", directory,
+            "': must be a complete checkpoint; copy that folder, or write the iteration of another one");
+  for (const auto& [file, other] : {std::pair{"common.pt", ".metadata"}, {".metadata", "common.pt"}})
+    MPX_CHECK(!disk.exists(join_path(directory, file)) || disk.exists(join_path(directory, other)), "checkpoint", "'",
+              join_path(directory, other), "' is missing: a torch_dist checkpoint has ", file, " and ", other,
+              "; copy the whole folder");
   return is_checkpoint(disk, directory) ? directory : "";
 }
 

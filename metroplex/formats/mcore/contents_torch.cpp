@@ -6,6 +6,7 @@
 #include <charconv>
 #include <cstdio>
 #include <set>
+#include <tuple>
 
 #include "base/error.h"
 
@@ -100,18 +101,14 @@ class RankJoiner {
 
   // Layers of a model chunk follow those of the previous stage, and model chunks are filled stage by stage.
   void join(const std::vector<Rank>& ranks, std::vector<std::unique_ptr<TorchFile>>& files) {
+    check_ranks(ranks);
     int64_t first_layer = 0;
     for (int64_t chunk = 0; chunk < chunks_; ++chunk) {
       for (int64_t stage = 0; stage < pp_; ++stage) {
         last_layer_ = -1;
-        bool found = false;
         for (size_t i = 0; i < ranks.size(); ++i) {
-          if (ranks[i].pp != stage) continue;
-          found = true;
-          add_rank(ranks[i], *files[i], chunk, first_layer);
+          if (ranks[i].pp == stage) add_rank(ranks[i], *files[i], chunk, first_layer);
         }
-        MPX_CHECK(found, "checkpoint", "'", directory_, "' has no mp_rank folder of pipeline stage ", stage, " of ",
-                  pp_, "; copy the folders of all ranks");
         first_layer += last_layer_ + 1;
       }
     }
@@ -119,6 +116,28 @@ class RankJoiner {
   }
 
  private:
+  // The folders must be those of the sizes in the args.
+  void check_ranks(const std::vector<Rank>& ranks) const {
+    const int64_t ep = experts_ > 0 ? ep_ : 1;
+    const auto position = [](const Rank& rank) { return std::tuple(rank.tp, rank.pp, rank.ep); };
+    std::set<std::tuple<int64_t, int64_t, int64_t>> there;
+    for (const Rank& rank : ranks) {
+      there.insert(position(rank));
+      MPX_CHECK(rank.tp < tp_ && rank.pp < pp_ && rank.ep < ep, "checkpoint", "'", rank.path,
+                "' is not of this checkpoint: its args have tensor, pipeline and expert parallel sizes ", tp_, ", ",
+                pp_, " and ", ep, "; remove folders of other runs");
+    }
+    for (Rank rank; rank.pp < pp_; ++rank.pp) {
+      for (rank.tp = 0; rank.tp < tp_; ++rank.tp) {
+        for (rank.ep = 0; rank.ep < ep; ++rank.ep)
+          MPX_CHECK(there.contains(position(rank)), "checkpoint", "'", directory_,
+                    "' has no mp_rank folder of tensor-parallel rank ", rank.tp, " of ", tp_, ", pipeline stage ",
+                    rank.pp, " of ", pp_, " and expert-parallel rank ", rank.ep, " of ", ep,
+                    "; copy the folders of all ranks");
+      }
+    }
+  }
+
   void add_rank(const Rank& rank, const TorchFile& file, int64_t chunk, int64_t first_layer) {
     const pickle::Document& document = file.document();
     const std::string key = chunks_ > 1 ? base::concat("model", chunk) : "model";

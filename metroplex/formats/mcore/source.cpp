@@ -63,6 +63,12 @@ Source::Source(files::FileSystem& disk, const std::string& directory, const conf
 
 // Bounds the allocations that depend on these sizes: each entry needs at least one stored element.
 void Source::check_size(const config::Model& model) const {
+  const auto words = contents_.tensors.find("embedding.word_embeddings.weight");
+  if (words != contents_.tensors.end() && !words->second.shape.empty())
+    MPX_CHECK(
+        model.vocab_size <= words->second.shape[0], "checkpoint", "model.vocab_size = ", model.vocab_size,
+        ": must be at most the ", words->second.shape[0], " rows of the word embeddings in '", directory(),
+        "'; lower it, or convert the checkpoint to a Hugging Face directory first, to which model.from adds rows");
   int64_t elements = 0;
   for (const auto& [name, tensor] : contents_.tensors) {
     for (const Chunk& chunk : tensor.chunks) elements += checkpoint::box_piece(chunk.offset, chunk.size).count();

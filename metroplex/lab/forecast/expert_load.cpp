@@ -63,6 +63,8 @@ ExpertDemand recorded_demand(const files::ExpertTrace& trace, const config::Mode
   MPX_CHECK(trace.head.num_experts == model.num_moe_experts, "config", "the expert trace has ",
             trace.head.num_experts, " experts per layer: must be model.num_moe_experts (", model.num_moe_experts,
             "); use a trace of this model");
+  MPX_CHECK(trace.head.topk == model.moe_router_topk, "config", "the expert trace has topk ", trace.head.topk,
+            ": must be model.moe_router_topk (", model.moe_router_topk, "); use a trace of this model");
   const size_t layers = trace.head.layers.size(), all = trace.steps.size() * layers;
   MPX_CHECK(all > 0, "config", "the expert trace has no step: must have at least one; use a longer run");
   ExpertDemand demand;
@@ -72,6 +74,8 @@ ExpertDemand recorded_demand(const files::ExpertTrace& trace, const config::Mode
     std::vector<double>& counts = demand.counts.emplace_back();
     for (int64_t expert = 0; expert < trace.head.num_experts; ++expert)
       counts.push_back(static_cast<double>(trace.tokens(trace.steps[number / layers], number % layers, expert)));
+    MPX_CHECK(std::accumulate(counts.begin(), counts.end(), 0.0) > 0, "config", "the expert trace has no tokens in ",
+              "iteration ", trace.steps[number / layers].iteration, ": must have some; use another trace");
   }
   return demand;
 }
