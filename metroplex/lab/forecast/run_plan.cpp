@@ -72,14 +72,18 @@ RunPlan plan_run(const PlanRequest& request) {
   return plan_time(request, fit(request.run, make_stage_predictor()), true);
 }
 
-std::optional<RunPlan> plan_fitting_run(const PlanRequest& request) {
+std::optional<RunPlan> plan_fitting_run(const PlanRequest& request, int64_t* need) {
+  int64_t unused = 0;
+  int64_t& checked = need != nullptr ? *need : unused;
   const Predictor predict = make_stage_predictor();
   const MemoryDomains& domains = request.run.domains;
   // The first stage usually needs the most memory. Ranks of a GPU do not share it.
-  if (domains.bytes && domains.gpu && domains.ranks_each == 1 &&
-      predict_figures(request.run, 0, predict).peak > *domains.bytes)
-    return std::nullopt;
+  if (domains.bytes && domains.gpu && domains.ranks_each == 1) {
+    checked = predict_figures(request.run, 0, predict).peak;
+    if (checked > *domains.bytes) return std::nullopt;
+  }
   Fit memory = fit(request.run, predict);
+  checked = memory.need;
   if (!memory.fits()) return std::nullopt;
   return plan_time(request, std::move(memory), false);
 }

@@ -38,8 +38,9 @@ struct RunPlan {
 
 // The optimal checkpoint interval is not assumed: steps since the last save are lost, half an interval on average.
 RunPlan plan_run(const PlanRequest& request);
-// Returns nullopt, before the step is simulated, if the run does not fit. RunPlan::time has no events.
-std::optional<RunPlan> plan_fitting_run(const PlanRequest& request);
+// Returns nullopt, before the step is simulated, if the run does not fit. RunPlan::time has no events. `need`
+// receives the bytes of the domain that was checked last.
+std::optional<RunPlan> plan_fitting_run(const PlanRequest& request, int64_t* need = nullptr);
 
 // The human-readable report, and JSON.
 std::string to_text(const PlanRequest& request, const RunPlan& plan);

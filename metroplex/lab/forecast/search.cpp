@@ -106,6 +106,7 @@ class Searcher {
   struct Planned {
     std::optional<RunPlan> plan;
     bool too_large = false;
+    int64_t need = 0;  // bytes, if the rules allow it
   };
 
   [[noreturn]] void refuse(const std::vector<Layout>& layouts) const {
@@ -168,6 +169,19 @@ class Searcher {
       add(offload, estimator_.estimate(offload));
     }
   }
+  // The same after an exact prediction of `need`. Skips offload that would have to save more than kMostSaved times
+  // the estimated bytes.
+  void add_offloads(const Estimated& one, int64_t need) {
+    constexpr double kMostSaved = 2;
+    for (const Layout& offload : list_offloads(request_, one.layout)) {
+      ++out_.candidates;
+      const LayoutEstimate estimate = estimator_.estimate(offload);
+      const double saved = one.estimate.bytes - estimate.bytes;
+      const double rest = static_cast<double>(need) - kMostSaved * saved;
+      if (rest <= static_cast<double>(*request_.run.domains.bytes)) add(offload, estimate);
+      else ++out_.too_large;
+    }
+  }
 
   // Refuses first by the rules, then by memory.
   Planned plan_layout(const Layout& layout) const {
@@ -175,7 +189,8 @@ class Searcher {
     one.run.config = layout.apply(request_.run.config);
     if (!config::violations(one.run.config, one.run.world_size).empty()) return {};
     one.run.config = config::resolved(one.run.config, one.run.world_size);
-    Planned out{plan_fitting_run(one)};
+    Planned out;
+    out.plan = plan_fitting_run(one, &out.need);
     out.too_large = !out.plan;
     return out;
   }
@@ -209,7 +224,7 @@ class Searcher {
           excess_ = std::max(excess_, seconds / one.plan->step_s - 1);
           found_.push_back({order_[i].layout, std::move(*one.plan), seconds, ""});
         }
-        if (one.too_large) add_offloads(batch[i - next]);
+        if (one.too_large) add_offloads(Estimated(order_[i]), one.need);
       }
       next = end;
       if (order_.size() > known)
