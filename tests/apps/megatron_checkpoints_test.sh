@@ -24,6 +24,7 @@ python3 -c 'import json; assert json.load(open("directory/config.json"))["model_
 held
 holds "to a checkpoint and to a Hugging Face directory: the same tensors from every layout"
 
+# A learning rate of 1e-30 changes no fp32 weight above 1e-30 x 2^24; all recorded weights are larger.
 run 0 train --model.from "$cases/gpt_legacy_tp2" --tp 2 --nproc 2 --data.mock_data=true --train.train_iters=1 --optim.lr=1e-30 \
   --optim.weight_decay=0 --train.micro_batch_size=1 --train.global_batch_size=1 --checkpoint.save=run
 prints 'started from the weights of .*gpt_legacy_tp2'

@@ -48,7 +48,8 @@ PlanRequest request(const config::Config& config, int world, const std::string& 
   return request;
 }
 
-const forecast::SearchLimits kExhaustive{.results = 1 << 20, .margin = 1, .max_simulated = 1 << 20, .refined = 0};
+const forecast::SearchLimits kExhaustive{
+    .results = 1 << 20, .margin = 1, .most_saved = 1e30, .max_simulated = 1 << 20, .refined = 0};
 const forecast::SearchLimits kFast{.refined = 0};
 
 // METROPLEX_SEARCH_CASES=200 runs more cases.
@@ -243,7 +244,7 @@ TEST(ExpertBalance, DependsOnReplicaSlots) {
   config.model.moe_num_echo_experts = 4;
   const double one_slot = forecast::expert_load(config, {2}).imbalance;
   EXPECT_GE(one_slot, 1);
-  EXPECT_LT(one_slot, 1.02);  // capfill accepts 1 % above the mean
+  EXPECT_LT(one_slot, 1.01 + 1e-5);  // moe_echo_eps, and rounding of 1e6 rows to whole rows of 4 sources
   EXPECT_GT(forecast::expert_load(config, {2}).replicas, 0);
   EXPECT_LE(forecast::expert_load(config, {2}).replicas, 1);
   EXPECT_EQ(forecast::expert_load(config, {1}).imbalance, 1);
@@ -267,7 +268,7 @@ TEST(ExpertBalance, FollowsARecordedTrace) {
   config.model.moe_enable_echo = true;
   config.model.moe_num_echo_experts = 8;
   const replay::ExpertLoad replicated = forecast::expert_load(config, demand);
-  EXPECT_LT(replicated.imbalance, 1.02);
+  EXPECT_LT(replicated.imbalance, 1.01 + 1e-5);  // as above
   EXPECT_GT(replicated.replicas, 0);
   // Many steps: evenly spaced samples.
   trace.steps.resize(100, trace.steps[0]);

@@ -169,15 +169,13 @@ class Searcher {
       add(offload, estimator_.estimate(offload));
     }
   }
-  // The same after an exact prediction of `need`. Skips offload that would have to save more than kMostSaved times
-  // the estimated bytes.
+  // The same after an exact prediction of `need`.
   void add_offloads(const Estimated& one, int64_t need) {
-    constexpr double kMostSaved = 2;
     for (const Layout& offload : list_offloads(request_, one.layout)) {
       ++out_.candidates;
       const LayoutEstimate estimate = estimator_.estimate(offload);
       const double saved = one.estimate.bytes - estimate.bytes;
-      const double rest = static_cast<double>(need) - kMostSaved * saved;
+      const double rest = static_cast<double>(need) - limits_.most_saved * saved;
       if (rest <= static_cast<double>(*request_.run.domains.bytes)) add(offload, estimate);
       else ++out_.too_large;
     }
