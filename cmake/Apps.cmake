@@ -76,6 +76,13 @@ foreach(model gpt llama moe latent)
   add_test(NAME megatron_checkpoints_${model} COMMAND metroplex_hf_parity ${cases}
     --tokens "${megatron_cases}/${model}/tokens.json" --recorded "${megatron_cases}/${model}/logits.safetensors")
   set_tests_properties(megatron_checkpoints_${model} PROPERTIES ENVIRONMENT "OMP_NUM_THREADS=1" TIMEOUT 300)
+  list(LENGTH cases count)
+  foreach(fault zero_tensor scaled_norm)
+    add_test(NAME megatron_checkpoints_${model}_${fault} COMMAND metroplex_hf_parity ${cases} --plant ${fault}
+      --tokens "${megatron_cases}/${model}/tokens.json" --recorded "${megatron_cases}/${model}/logits.safetensors")
+    set_tests_properties(megatron_checkpoints_${model}_${fault} PROPERTIES ENVIRONMENT "OMP_NUM_THREADS=1" TIMEOUT 300
+      PASS_REGULAR_EXPRESSION "${count} directories, ${count} failed" FAIL_REGULAR_EXPRESSION "FAIL [^\n]*: ")
+  endforeach()
 endforeach()
 
 # The tensor runners of metroplex_vectors.

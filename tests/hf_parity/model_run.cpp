@@ -258,7 +258,8 @@ ModelRun run_model(const std::string& directory, const Layout& layout, const Tok
   return run;
 }
 
-std::vector<at::Tensor> compute_logits(const std::string& path, const Layout& layout, const Tokens& tokens) {
+std::vector<at::Tensor> compute_logits(const std::string& path, const Layout& layout, const Tokens& tokens,
+                                       Fault fault) {
   files::PosixFileSystem disk;
   const bool theirs = apps::is_model_directory(disk, path);
   apps::SavedRun saved;
@@ -278,6 +279,7 @@ std::vector<at::Tensor> compute_logits(const std::string& path, const Layout& la
                                          step::InitialValues::loaded);
     if (theirs) run::load_from_directory(*assembly, rank_disk);
     else run::load_state(*assembly, saved.directory, rank_disk);
+    insert_fault(*assembly, fault);
     take_logits(*assembly, tokens, mutex, logits);
   });
   return logits;

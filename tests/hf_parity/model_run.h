@@ -43,7 +43,8 @@ ModelRun run_model(const std::string& directory, const Layout& layout, const Tok
 // Logits for a Hugging Face directory, or for our checkpoint or a folder of them. They are computed in fp32 and
 // returned for each sequence as [s, V] in double, on the tp and pp ranks of the layout. Reads the main parameters of
 // a checkpoint that has them.
-std::vector<at::Tensor> compute_logits(const std::string& path, const Layout& layout, const Tokens& tokens);
+std::vector<at::Tensor> compute_logits(const std::string& path, const Layout& layout, const Tokens& tokens,
+                                       Fault fault = Fault::none);
 // Loads the directory in its stored format, saves a checkpoint on the layout, and writes that as a directory again.
 void write_again(const std::string& directory, const Layout& layout, const std::string& checkpoint,
                  const std::string& out);
