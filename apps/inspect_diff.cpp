@@ -64,7 +64,7 @@ int inspect_diff(files::FileSystem& disk, const InspectOptions& options) {
   for (const OpenedSource* opened : {&first, &second}) {
     for (const std::string& problem : opened->problems) std::cerr << "skipped: " << problem << '\n';
   }
-  // Model directories provide only weights, so other saved state is not compared.
+  // Other programs save other state, so only weights of their directories are compared.
   const bool weights_only = is_model_directory(disk, options.path) || is_model_directory(disk, options.other);
   OrderedJson rows = OrderedJson::array();
   int64_t different = 0, other_dtype = 0, left_out = 0;

@@ -154,6 +154,7 @@ for name in deepseek_v3_fp8 gpt_oss_mxfp4; do
   run 2 train --model.from "other_$name" $small --train.train_iters=1
   warns 'quantization_config.quant_method = "gptq": must be fp8, mxfp4 or compressed-tensors'
 done
+# A learning rate of 1e-30 changes no bf16 or fp32 weight above 1e-30 x 2^24.
 run 0 train --model.from "$cases/deepseek_v3_fp8" $small --train.train_iters=1 --optim.lr=1e-30 --optim.weight_decay=0 \
   --model.moe_router_bias_update_rate=0 --checkpoint.save=run_fp8 --pp 2 --nproc 2
 run 0 convert run_fp8 --to hf again_fp8

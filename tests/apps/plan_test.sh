@@ -71,7 +71,7 @@ holds "recorded loads slow a step down"
 run 2 plan experts.yaml --gpus 8 --expert-trace loads.jsonl --imbalance 2
 warns "expert-trace replaces --imbalance"
 run 2 plan run.yaml --gpus 8 --expert-trace loads.jsonl
-warns "the expert trace has 8 experts per layer: must be model.num_moe_experts .0."
+warns "expert-trace: num_experts = 8: must be model.num_moe_experts .0."
 run 3 plan experts.yaml --gpus 8 --expert-trace run.yaml
 warns "run.yaml"
 run 0 plan run.yaml --gpus 4 --cluster h100 --search --json --memory.device_memory_gib=0.09

@@ -176,7 +176,7 @@ TEST(Search, RefinesTheBestLayout) {
 }
 
 // Gathers of parameters and exchanges of experts use one network. The estimate assumes that gathers are spread evenly
-// over a step. It is 0.82 of the simulated time; without the sharing, it would be 0.70.
+// over a step. It is 0.82 of the simulated time; without the sharing it would be 0.70, with twice the sharing 0.93.
 TEST(Search, EstimatesSharedLinks) {
   config::Config config = small_model(8, 16, 512, 1024);
   config.model.hidden_size = 1024;
@@ -187,7 +187,7 @@ TEST(Search, EstimatesSharedLinks) {
   one.run.config = config::resolved(layout.apply(config), 64);
   const double simulated = forecast::plan_run(one).step_s;
   EXPECT_GT(estimate, 0.75 * simulated);
-  EXPECT_LT(estimate, simulated);
+  EXPECT_LT(estimate, 0.9 * simulated);
 }
 
 // With align_param_gather, the stages do not gather one after another.
@@ -275,16 +275,15 @@ TEST(ExpertBalance, FollowsARecordedTrace) {
   EXPECT_EQ(forecast::recorded_demand(trace, config.model).counts.size(), 64U);
   trace.head.topk = 1;
   expect_contains(catch_error([&] { forecast::recorded_demand(trace, config.model); }),
-                  "has topk 1: must be model.moe_router_topk (2)");
+                  "topk = 1: must be model.moe_router_topk (2)");
   trace.head.topk = 2;
   trace.steps[0].tokens.assign(16, 0);
-  expect_contains(catch_error([&] { forecast::recorded_demand(trace, config.model); }),
-                  "has no tokens in iteration 1");
+  expect_contains(catch_error([&] { forecast::recorded_demand(trace, config.model); }), "0 tokens in iteration 1");
   trace.steps.clear();
-  expect_contains(catch_error([&] { forecast::recorded_demand(trace, config.model); }), "has no step");
+  expect_contains(catch_error([&] { forecast::recorded_demand(trace, config.model); }), "0 steps");
   trace.head.num_experts = 4;
   expect_contains(catch_error([&] { forecast::recorded_demand(trace, config.model); }),
-                  "has 4 experts per layer: must be model.num_moe_experts (8)");
+                  "num_experts = 4: must be model.num_moe_experts (8)");
 }
 
 // Reading the batch only counts if it takes longer than the step.

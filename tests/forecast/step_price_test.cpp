@@ -13,6 +13,18 @@ namespace {
 
 using replay::IslandTrace;
 
+config::Config small_config(int64_t layers, int64_t batch) {
+  config::Config config;
+  config.model.num_layers = layers;
+  config.model.hidden_size = 16;
+  config.model.num_attention_heads = 2;
+  config.model.vocab_size = 300;
+  config.train.train_iters = 4;
+  config.train.seq_length = 8;
+  config.train.global_batch_size = batch;
+  return config;
+}
+
 std::vector<IslandTrace> forward_regions(const config::Config& config) {
   const forecast::TracedRun run =
       forecast::trace_run({.config = config::resolved(config, 1), .world_size = 1, .vocab_size = 300});
@@ -20,14 +32,7 @@ std::vector<IslandTrace> forward_regions(const config::Config& config) {
 }
 
 TEST(TracedRun, MarksTheCapturedRegions) {
-  config::Config config;
-  config.model.num_layers = 2;
-  config.model.hidden_size = 16;
-  config.model.num_attention_heads = 2;
-  config.model.vocab_size = 300;
-  config.train.train_iters = 4;
-  config.train.seq_length = 8;
-  config.train.micro_batch_size = config.train.global_batch_size = 2;
+  config::Config config = small_config(2, 1);
   for (const IslandTrace& region : forward_regions(config)) EXPECT_FALSE(region.captured);
   config.train.cuda_graph_impl = config::CudaGraphImpl::transformer_engine;
   config.train.cuda_graph_modules = {"attn"};
@@ -45,17 +50,10 @@ TEST(TracedRun, MarksTheCapturedRegions) {
 // The stages wait for each other in the sums of all families, also if one has no parameter of a family, or none.
 TEST(TracedRun, SumsFamiliesOfAllStages) {
   for (const char* layout : {"Ett|ttL", "E||ttttL"}) {
-    config::Config config;
-    config.model.num_layers = 4;
-    config.model.hidden_size = 16;
-    config.model.num_attention_heads = 2;
-    config.model.vocab_size = 300;
+    config::Config config = small_config(4, 4);
     config.model.num_moe_experts = 4;
     config.model.moe_router_topk = 2;
     config.model.moe_layer_freq = "[0,0,1,1]";
-    config.train.train_iters = 4;
-    config.train.seq_length = 8;
-    config.train.global_batch_size = 4;
     config.parallel.expert_model_parallel_size = 2;
     config.parallel.pipeline_model_parallel_layout = layout;
     const int stages = static_cast<int>(std::count(layout, layout + std::strlen(layout), '|')) + 1;

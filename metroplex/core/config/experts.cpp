@@ -175,14 +175,21 @@ std::optional<std::vector<bool>> read_window_layers(const std::string& text, int
   return layers;
 }
 
+// Reads the pattern of a key. `what`: the property of the layers with 1; `fix`: the forms that are accepted.
+static std::vector<bool> require_layers(decltype(read_window_layers)* read, const Model& model, const char* key,
+                                        const std::string& text, const char* what, const char* fix) {
+  std::string problem;
+  const auto layers = read(text, model.num_layers, problem);
+  MPX_CHECK(layers.has_value(), "config", key, " = ", text, ": must define which layers have ", what, ", but ",
+            problem, "; ", fix);
+  return *layers;
+}
+
 std::vector<bool> window_layers(const Model& model) {
   if (!model.has_window()) return std::vector<bool>(static_cast<size_t>(model.num_layers));
-  std::string problem;
-  auto layers = read_window_layers(model.window_attn_skip_freq, model.num_layers, problem);
-  MPX_CHECK(layers.has_value(), "config", "model.window_attn_skip_freq = ", model.window_attn_skip_freq,
-            ": must define which layers have a window, but ", problem,
-            "; write N for all but every N-th layer, or one 0 or 1 a layer, like [1,0] or [1]*5+[0]");
-  return *layers;
+  return require_layers(read_window_layers, model, "model.window_attn_skip_freq", model.window_attn_skip_freq,
+                        "a window",
+                        "write N for all but every N-th layer, or one 0 or 1 a layer, like [1,0] or [1]*5+[0]");
 }
 
 std::optional<std::vector<bool>> read_rope_layers(const std::string& text, int64_t num_layers, std::string& problem) {
@@ -193,22 +200,14 @@ std::optional<std::vector<bool>> read_rope_layers(const std::string& text, int64
 }
 
 std::vector<bool> rope_layers(const Model& model) {
-  std::string problem;
-  auto layers = read_rope_layers(model.no_rope_freq, model.num_layers, problem);
-  MPX_CHECK(layers.has_value(), "config", "model.no_rope_freq = ", model.no_rope_freq,
-            ": must define which layers have no rotary positions, but ", problem,
-            "; write N for every N-th layer, or one 0 or 1 a layer, like [0,0,0,1]");
-  return *layers;
+  return require_layers(read_rope_layers, model, "model.no_rope_freq", model.no_rope_freq, "no rotary positions",
+                        "write N for every N-th layer, or one 0 or 1 a layer, like [0,0,0,1]");
 }
 
 std::vector<bool> moe_layers(const Model& model) {
   if (!model.has_experts()) return std::vector<bool>(static_cast<size_t>(model.num_layers));
-  std::string problem;
-  auto layers = read_moe_layers(model.moe_layer_freq, model.num_layers, problem);
-  MPX_CHECK(layers.has_value(), "config", "model.moe_layer_freq = ", model.moe_layer_freq,
-            ": must define which layers have experts, but ", problem,
-            "; write N for every N-th layer, or one 0 or 1 a layer, ", "like [0,1,1,1] or ([0]*1+[1]*3)*2");
-  return *layers;
+  return require_layers(read_moe_layers, model, "model.moe_layer_freq", model.moe_layer_freq, "experts",
+                        "write N for every N-th layer, or one 0 or 1 a layer, like [0,1,1,1] or ([0]*1+[1]*3)*2");
 }
 
 std::vector<double> longrope_factors(const std::string& text) {

@@ -29,8 +29,8 @@ class Layer {
     Tails tails{tail};
     tails.insert(tails.end(), others.begin(), others.end());
     for (const std::string& name : tails) {
-      tensor.ways.push_back({whole(number_name(name), {}, shape)});
-      tensor.ways.push_back({whole(group_ + inner_ + name, {number_}, shape)});
+      tensor.alternatives.push_back({whole(number_name(name), {}, shape)});
+      tensor.alternatives.push_back({whole(group_ + inner_ + name, {number_}, shape)});
     }
     out_.push_back(std::move(tensor));
   }
@@ -94,7 +94,7 @@ class Layer {
     if (!model_.gated_linear_unit) return;
     Dims half = shape, second(shape.size(), 0);
     half[0] /= 2, second[0] = half[0];
-    out_.back().ways.push_back(
+    out_.back().alternatives.push_back(
         {{number_name(name + "_w"), {}, Dims(shape.size(), 0), half}, {number_name(name + "_v"), {}, second, half}});
   }
   void add_mlp(const std::string& name, int64_t width) {
@@ -140,8 +140,9 @@ class Layer {
         offset[1] = size[1];
         halves.push_back({name + "_v", {}, offset, size, 1});
       }
-      out_.back().ways.push_back(std::move(parts));
-      if (tail.starts_with("linear_fc1") && model_.gated_linear_unit) out_.back().ways.push_back(std::move(halves));
+      out_.back().alternatives.push_back(std::move(parts));
+      if (tail.starts_with("linear_fc1") && model_.gated_linear_unit)
+        out_.back().alternatives.push_back(std::move(halves));
     }
   }
 

@@ -26,8 +26,8 @@ struct MappedTensor {
   std::string name;  // ours
   Dims shape;
   std::string kind = "weight";  // or "buffer"
-  // Formats and versions of Megatron store a tensor in different ways; the parts of each way cover it.
-  std::vector<std::vector<Part>> ways;
+  // Formats and versions of Megatron divide a tensor differently. The parts of each alternative cover it.
+  std::vector<std::vector<Part>> alternatives;
 };
 
 // In the order of the model. `model` must be resolved.

@@ -81,26 +81,26 @@ void Source::check_size(const config::Model& model) const {
 // Optimizer state may be missing. Older versions of Megatron store it in flat shards, which are not read.
 void Source::add_tensor(const MappedTensor& tensor, const std::string& kind, std::vector<std::string>& problems) {
   const bool is_state = kind != tensor.kind;
-  std::vector<Part> way = find_way(tensor, is_state ? kind + "/" : "");
-  if (way.empty()) {
-    if (!is_state) problems.push_back(tensor.ways.front().front().stored + " is missing");
+  std::vector<Part> parts = find_parts(tensor, is_state ? kind + "/" : "");
+  if (parts.empty()) {
+    if (!is_state) problems.push_back(tensor.alternatives.front().front().stored + " is missing");
     return;
   }
   std::string problem;
-  for (size_t i = 0; i < way.size() && problem.empty(); ++i) problem = shape_problem(tensor, way[i]);
+  for (size_t i = 0; i < parts.size() && problem.empty(); ++i) problem = shape_problem(tensor, parts[i]);
   if (!problem.empty() && is_state) return;
   if (!problem.empty()) problems.push_back(problem);
-  add({tensor.name, kind, contents_.tensors.at(way.front().stored).dtype, tensor.shape});
-  parts_.push_back(std::move(way));
+  add({tensor.name, kind, contents_.tensors.at(parts.front().stored).dtype, tensor.shape});
+  parts_.push_back(std::move(parts));
 }
 
-// Returns the parts of the first way that is stored, with `prefix` before their names; none if there is none.
-std::vector<Part> Source::find_way(const MappedTensor& tensor, const std::string& prefix) const {
-  for (std::vector<Part> way : tensor.ways) {
-    for (Part& part : way) part.stored = prefix + part.stored;
-    const bool is_stored = std::all_of(way.begin(), way.end(),
+// Returns the parts of the first stored alternative, with `prefix` before their names; empty if there is none.
+std::vector<Part> Source::find_parts(const MappedTensor& tensor, const std::string& prefix) const {
+  for (std::vector<Part> parts : tensor.alternatives) {
+    for (Part& part : parts) part.stored = prefix + part.stored;
+    const bool is_stored = std::all_of(parts.begin(), parts.end(),
                                        [&](const Part& part) { return contents_.tensors.contains(part.stored); });
-    if (is_stored) return way;
+    if (is_stored) return parts;
   }
   return {};
 }
@@ -128,8 +128,8 @@ std::string Source::shape_problem(const MappedTensor& tensor, const Part& part) 
 void Source::check_unknown(const std::vector<MappedTensor>& mapped, std::vector<std::string>& problems) const {
   std::set<std::string> known;
   for (const MappedTensor& tensor : mapped) {
-    for (const std::vector<Part>& way : tensor.ways) {
-      for (const Part& part : way) known.insert(part.stored);
+    for (const std::vector<Part>& parts : tensor.alternatives) {
+      for (const Part& part : parts) known.insert(part.stored);
     }
   }
   for (const auto& [name, tensor] : contents_.tensors) {

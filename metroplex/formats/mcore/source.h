@@ -33,7 +33,7 @@ class Source final : public checkpoint::TensorSource {
   void read(size_t tensor, const checkpoint::Piece& region, void* data) override;
   void check_size(const config::Model& model) const;
   void add_tensor(const MappedTensor& tensor, const std::string& kind, std::vector<std::string>& problems);
-  std::vector<Part> find_way(const MappedTensor& tensor, const std::string& prefix) const;
+  std::vector<Part> find_parts(const MappedTensor& tensor, const std::string& prefix) const;
   std::string shape_problem(const MappedTensor& tensor, const Part& part) const;
   void check_unknown(const std::vector<MappedTensor>& mapped, std::vector<std::string>& problems) const;
   const std::byte* data(const StoredTensor& tensor, const Chunk& chunk);

@@ -60,13 +60,13 @@ Placement place_with_replicas(const std::vector<double>& counts, int ranks, cons
 }  // namespace
 
 ExpertDemand recorded_demand(const files::ExpertTrace& trace, const config::Model& model) {
-  MPX_CHECK(trace.head.num_experts == model.num_moe_experts, "config", "the expert trace has ",
-            trace.head.num_experts, " experts per layer: must be model.num_moe_experts (", model.num_moe_experts,
-            "); use a trace of this model");
-  MPX_CHECK(trace.head.topk == model.moe_router_topk, "config", "the expert trace has topk ", trace.head.topk,
+  MPX_CHECK(trace.head.num_experts == model.num_moe_experts, "config",
+            "--expert-trace: num_experts = ", trace.head.num_experts, ": must be model.num_moe_experts (",
+            model.num_moe_experts, "); use a trace of this model");
+  MPX_CHECK(trace.head.topk == model.moe_router_topk, "config", "--expert-trace: topk = ", trace.head.topk,
             ": must be model.moe_router_topk (", model.moe_router_topk, "); use a trace of this model");
   const size_t layers = trace.head.layers.size(), all = trace.steps.size() * layers;
-  MPX_CHECK(all > 0, "config", "the expert trace has no step: must have at least one; use a longer run");
+  MPX_CHECK(all > 0, "config", "--expert-trace: 0 steps: must have at least one; use a longer run");
   ExpertDemand demand;
   const size_t samples = std::min(all, kMostSamples);
   for (size_t sample = 0; sample < samples; ++sample) {
@@ -74,8 +74,9 @@ ExpertDemand recorded_demand(const files::ExpertTrace& trace, const config::Mode
     std::vector<double>& counts = demand.counts.emplace_back();
     for (int64_t expert = 0; expert < trace.head.num_experts; ++expert)
       counts.push_back(static_cast<double>(trace.tokens(trace.steps[number / layers], number % layers, expert)));
-    MPX_CHECK(std::accumulate(counts.begin(), counts.end(), 0.0) > 0, "config", "the expert trace has no tokens in ",
-              "iteration ", trace.steps[number / layers].iteration, ": must have some; use another trace");
+    MPX_CHECK(std::accumulate(counts.begin(), counts.end(), 0.0) > 0, "config",
+              "--expert-trace: 0 tokens in iteration ", trace.steps[number / layers].iteration,
+              ": must have tokens in each; use another trace");
   }
   return demand;
 }

@@ -86,9 +86,7 @@ class ActionTracer {
 // Forms the regions of graphs of modules, so that the trace marks them. They run eagerly here.
 void form_captured_regions(const step::ProcessContext& process, step::RankModel& model, MetaGraphs& device) {
   const config::Train& train = process.config.train;
-  if (train.cuda_graph_impl == config::CudaGraphImpl::none ||
-      train.cuda_graph_impl == config::CudaGraphImpl::full_iteration)
-    return;
+  if (!train.captures_parts()) return;
   const auto instances = std::make_shared<pipeline::GraphInstances>(device, process.world->device());
   for (const auto& stage : model.stages) stage->enable_capture(instances, pipeline::graph_scope(train));
 }
