@@ -56,7 +56,7 @@ MUTANTS = [
     ("estimates_share_links_twice", "forecast/layout_estimate.cpp", "+ sharing_s(hidden, middle, layer)", "+ 2 * sharing_s(hidden, middle, layer)", "forecast_test Search.EstimatesSharedLinks"),
     ("shares_of_a_rank_lose_a_billionth", "replay/step_time.cpp", "out_.ranks[rank].idle += out_.seconds - ranks_[rank].now;", "out_.ranks[rank].idle += out_.seconds - ranks_[rank].now + 1e-9 * out_.seconds;", "forecast_test TracedRun*"),
     ("layers_of_a_pattern_are_not_required", "config/experts.cpp", "return *layers;\n}\n\nstd::vector<bool> window_layers", "return std::vector<bool>(layers->size());\n}\n\nstd::vector<bool> window_layers", "config_test"),
-    ("offload_saves_nothing", "forecast/search.cpp", "static_cast<double>(need) - limits_.most_saved * saved;", "static_cast<double>(need);", "forecast_test Search.Offload*"),
+    ("offload_saves_nothing", "forecast/search.cpp", "static_cast<double>(need) - limits_.most_saved * saved;", "static_cast<double>(need) - 0 * saved;", "forecast_test Search.Offload*"),
     ("offload_is_free", "forecast/host_traffic.cpp", "time.seconds += added.optimizer;", "", "forecast_test HostTraffic*"),
     ("replicas_take_no_rows", "forecast/expert_load.cpp", "static_cast<double>(plan.max_load()) / (kRows * experts)", "place_on_owners(counts, ranks).imbalance", "forecast_test ExpertBalance*"),
     ("points_are_connected", "page/text_curve.cpp", "connected = drawn.connected;", "connected = true;", "page_test TextCurve*"),
