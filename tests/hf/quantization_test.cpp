@@ -243,11 +243,12 @@ TEST(Quantization, OtherMethodsAreRejectedByKey) {
       {compressed(R"("symmetric": false)"), "symmetric is false"},
       {compressed(R"("type": "int")"), "type is \"int\""},
       {compressed(R"("zero_point": 1)"), "zero_point = 1: not supported in the weights of config_groups"}};
-  for (const auto& [quantization, problem] : kWrong) {
-    const std::string error = catch_error([&] {
-      Quantization(Json{{"quantization_config", Json::parse(quantization)}});
+  for (const auto& [text, problem] : kWrong) {
+    const Json quantization = Json::parse(text);
+    const std::string error = catch_error([&quantization] {
+      Quantization(Json{{"quantization_config", quantization}});
     });
-    EXPECT_TRUE(has(error, problem)) << quantization << ": " << error;
+    EXPECT_TRUE(has(error, problem)) << text << ": " << error;
   }
   Json json = Json::parse(compressed(R"("strategy": "tensor")"));
   json["config_groups"]["group_1"] = json["config_groups"]["group_0"];
