@@ -146,4 +146,14 @@ Ranks OrderedGrid::group_ranks(int rank, AxisSet axes) const {
   return members;
 }
 
+int OrderedGrid::index_in_group(int rank, AxisSet axes) const {
+  int index = 0, before = 1;
+  for (const Axis axis : axes_) {
+    if (!axes.contains(axis)) continue;
+    index += coordinate(rank, axis) * before;
+    before *= size(axis);
+  }
+  return index;
+}
+
 }  // namespace metroplex::topology

@@ -49,6 +49,8 @@ class OrderedGrid {
   RankGroups groups(AxisSet axes) const;
   // Returns the group of groups(axes) that contains `rank`, without building the others.
   Ranks group_ranks(int rank, AxisSet axes) const;
+  // Returns the position of `rank` in that group.
+  int index_in_group(int rank, AxisSet axes) const;
 
  private:
   // Returns every combination of steps along `axes`, or along the other axes if `inside` is false.

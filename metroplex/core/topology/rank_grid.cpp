@@ -209,11 +209,8 @@ Ranks RankGrid::group_ranks(int rank, AxisSet axes) const {
 }
 
 int RankGrid::index_in_group(int rank, AxisSet axes) const {
-  const Ranks members = group_ranks(rank, axes);
-  for (size_t k = 0; k < members.size(); ++k) {
-    if (members[k] == rank) return static_cast<int>(k);
-  }
-  MPX_ASSERT(false, "rank ", rank, " is not in its own group");
+  check_rank(rank);
+  return select_grid(axes).index_in_group(rank, to_grid_axes(axes));
 }
 
 std::string RankGrid::format_coordinates(int rank) const {

@@ -6,6 +6,7 @@
 #include "base/error.h"
 #include "config/validate.h"
 #include "forecast/host_traffic.h"
+#include "plan/buckets.h"
 #include "plan/layout.h"
 
 namespace metroplex::forecast {
@@ -91,23 +92,35 @@ double sharing_s(const std::vector<double>& hidden, double passes, const LayerCo
   return most;
 }
 
-double state_bytes(const config::Config& config) {
+constexpr double kGradientBytes = 4;
+
+bool is_half(const config::Config& config) {
   return config.precision.params_dtype == config::ParamsDtype::bf16 ||
-                 config.precision.params_dtype == config::ParamsDtype::fp16
-             ? 12
-             : 8;
+         config.precision.params_dtype == config::ParamsDtype::fp16;
 }
+double param_bytes(const config::Config& config) { return is_half(config) ? 2 : 4; }
+double state_bytes(const config::Config& config) { return is_half(config) ? 12 : 8; }
 
 // Device memory of a parameter, its gradient and its optimizer state.
 double bytes_per_param(const config::Config& config, double shards) {
-  const bool half = config.precision.params_dtype == config::ParamsDtype::bf16 ||
-                    config.precision.params_dtype == config::ParamsDtype::fp16;
-  const double value = half ? 2 : 4, gradient = 4,
-               state = config.optim.optimizer_cpu_offload ? 0 : state_bytes(config);
-  const config::ShardingStrategy sharding = config.parallel.data_parallel_sharding_strategy;
-  const bool all = sharding == config::ShardingStrategy::optim_grads_params;
-  const bool gradients = all || sharding == config::ShardingStrategy::optim_grads;
-  return (all ? value / shards : value) + (gradients ? gradient / shards : gradient) + state / shards;
+  const double state = config.optim.optimizer_cpu_offload ? 0 : state_bytes(config);
+  const config::Sharding sharding = config.parallel.sharding();
+  return param_bytes(config) / (sharding.parameters ? shards : 1) +
+         kGradientBytes / (sharding.gradients ? shards : 1) + state / (sharding.any() ? shards : 1);
+}
+
+struct Params {
+  double dense = 0, experts = 0;
+};
+
+// ZeRO-2: gradient buckets that are filling and in reduction. ZeRO-3: the parameters of two layers and the
+// gradients of one.
+double transient_bytes(const config::Config& config, const LayerCosts& layer, const Params& stage, int64_t dp) {
+  const config::Sharding sharding = config.parallel.sharding();
+  if (!sharding.gradients) return 0;
+  if (sharding.parameters) return (layer.params + layer.expert_params) * (2 * param_bytes(config) + kGradientBytes);
+  const auto bucket = static_cast<double>(plan::gradient_bucket_size(config.parallel, sharding, dp));
+  return kGradientBytes * (std::min(stage.dense, 2 * bucket) + std::min(stage.experts, 2 * bucket));
 }
 
 // Layers of a stage without embedding and head.
@@ -124,8 +137,11 @@ double slowest_stage_layers(const config::Config& config) {
 double live_microbatches(const Layout& layout, int64_t microbatches) {
   if (layout.pp == 1) return 1;
   const auto pp = static_cast<double>(layout.pp), vpp = static_cast<double>(layout.vpp);
-  const double most = layout.vpp > 1 && layout.schedule != config::Schedule::zb_v ? pp + (pp - 1) / vpp : pp;
-  return std::min(static_cast<double>(microbatches), most);
+  const bool zb_v = layout.schedule == config::Schedule::zb_v;
+  const double most = layout.vpp > 1 && !zb_v ? pp + (pp - 1) / vpp : pp;
+  // zb_v: the chunk that ran forward last holds only its border if the rest is recomputed.
+  const double empty = zb_v && layout.recompute == config::Recompute::full ? 0.5 : 0;
+  return std::min(static_cast<double>(microbatches), most) - empty;
 }
 
 }  // namespace
@@ -175,6 +191,16 @@ LayerCosts LayoutEstimator::costs(const Layout& layout) {
   return *measured;
 }
 
+price::CollectiveCost LayoutEstimator::byte_cost(const std::string& operation, int64_t count, int64_t stride) {
+  const std::lock_guard lock(mutex_);
+  const auto [known, is_new] = byte_costs_.try_emplace({operation, count, stride});
+  if (!is_new) return known->second;
+  std::vector<int> members;
+  for (int64_t i = 0; i < count; ++i) members.push_back(static_cast<int>(i * stride));
+  known->second = request_.machine.cluster.collective_cost(operation, members, 1);
+  return known->second;
+}
+
 LayoutEstimate LayoutEstimator::estimate(const Layout& layout) {
   const LayerCosts layer = costs(layout);
   const config::Config config = layout.apply(request_.run.config);
@@ -204,15 +230,15 @@ LayoutEstimate LayoutEstimator::estimate(const Layout& layout) {
   const double expert_params = layers * layer.expert_params;
   const bool sharded = layout.sharding != config::ShardingStrategy::no_shard;
   const auto collective = [&](const char* operation, double bytes_each) {
-    const auto of = [&](int64_t count, int64_t stride, double elements) {
-      std::vector<int> members;
-      for (int64_t i = 0; i < count; ++i) members.push_back(static_cast<int>(i * stride));
-      return cluster.collective_cost(operation, members, bytes_each * elements);
+    price::CollectiveCost sum{.link_s = std::vector<double>(cluster.domains.size())};
+    const auto add_group = [&](int64_t count, int64_t stride, double elements) {
+      const price::CollectiveCost cost = byte_cost(operation, count, stride);
+      add(sum.link_s, cost, bytes_each * elements);
+      sum.latency_s = std::max(sum.latency_s, cost.latency_s);
     };
-    const price::CollectiveCost dense = of(dp * layout.cp, layout.tp, params),
-                                experts =
-                                    of(static_cast<int64_t>(expert_shards), layout.ep * layout.etp, expert_params);
-    return dense.seconds() > experts.seconds() ? dense : experts;
+    add_group(dp * layout.cp, layout.tp, params);
+    if (expert_params > 0) add_group(static_cast<int64_t>(expert_shards), layout.ep * layout.etp, expert_params);
+    return sum;  // both use the links of the rank
   };
   const price::CollectiveCost reduction = collective(sharded ? "reduce_scatter" : "all_reduce", 4),
                               gathering = collective("all_gather", sharded ? 2 : 0);
@@ -240,9 +266,14 @@ LayoutEstimate LayoutEstimator::estimate(const Layout& layout) {
   out.seconds =
       microbatches * std::max(slowest, last) + bubble + p2p + exposed + update + host.activations + host.optimizer;
   const double live = live_microbatches(layout, static_cast<int64_t>(microbatches));
-  out.bytes = params * bytes_per_param(config, sharded ? shards : 1) +
-              expert_params * bytes_per_param(config, sharded ? expert_shards : 1) +
-              (layout.offloads_activations ? 0 : live * layers * layer.activations);
+  // With a split backward, the inputs of a layer wait for the gradients of its weights, also with recomputation
+  // or offload.
+  Layout stores = layout;
+  if (splits) stores.recompute = config::Recompute::none;
+  const double stored = costs(stores).activations;
+  out.bytes = params * bytes_per_param(config, shards) + expert_params * bytes_per_param(config, expert_shards) +
+              transient_bytes(config, layer, {params, expert_params}, dp) +
+              (layout.offloads_activations && !splits ? 0 : live * layers * stored);
   return out;
 }
 

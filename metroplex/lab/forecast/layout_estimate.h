@@ -24,7 +24,7 @@ struct LayerCosts {
 
 struct LayoutEstimate {
   double seconds = 0;
-  double bytes = 0;  // of parameters, optimizer and layers' activations: about a lower bound
+  double bytes = 0;  // without the memory that only a layer's own passes need: about a lower bound
 };
 
 class LayoutEstimator {
@@ -38,10 +38,13 @@ class LayoutEstimator {
   using Key = std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t, config::Recompute>;
   LayerCosts costs(const Layout& layout);
   LayerCosts measure(const Layout& layout) const;
+  // Cost of one byte in a group of `count` ranks, `stride` apart.
+  price::CollectiveCost byte_cost(const std::string& operation, int64_t count, int64_t stride);
 
   const PlanRequest& request_;
   std::mutex mutex_;
   std::map<Key, std::optional<LayerCosts>> known_;  // nullopt: refused
+  std::map<std::tuple<std::string, int64_t, int64_t>, price::CollectiveCost> byte_costs_;
 };
 
 }  // namespace metroplex::forecast

@@ -15,9 +15,6 @@
 namespace metroplex::forecast {
 namespace {
 
-// Estimated bytes above this multiple of the device's are not predicted exactly.
-constexpr double kMemoryMargin = 1.1;
-
 struct Estimated {
   Layout layout;
   LayoutEstimate estimate;
@@ -158,7 +155,8 @@ class Searcher {
   void add(const Layout& layout, const LayoutEstimate& estimate) {
     const MemoryDomains& domains = request_.run.domains;
     const double have = domains.bytes ? static_cast<double>(*domains.bytes) : INFINITY;
-    const bool too_large = estimate.bytes > kMemoryMargin * (domains.gpu ? have : have / request_.run.world_size);
+    const bool too_large =
+        estimate.bytes > limits_.memory_margin * (domains.gpu ? have : have / request_.run.world_size);
     if (too_large) ++out_.too_large;
     else order_.push_back({layout, estimate});
     if (too_large) add_offloads(layout);

@@ -22,6 +22,8 @@ struct SearchLimits {
   // Step 2 assumes that an estimate exceeds the simulated time by at most this fraction more than the estimates so
   // far. With 1, every combination is simulated.
   double margin = 0.02;
+  // Memory is not predicted exactly if the estimate exceeds the device's by this factor.
+  double memory_margin = 1.1;
   // Offload is skipped if it would have to save more than this multiple of the bytes that it saves in the estimate.
   double most_saved = 2;
   int64_t max_simulated = 48;  // ends the search before `results` layouts fit, once the best is known
