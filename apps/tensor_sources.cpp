@@ -73,7 +73,7 @@ void verify_model_directory(files::FileSystem& disk, const std::string& director
 }
 
 std::string conversion_note(files::FileSystem& disk, const std::string& directory) {
-  if (is_hf_directory(disk, directory)) return hf::custom_code_note(disk, directory);
+  if (is_hf_directory(disk, directory)) return hf::directory_note(disk, directory);
   if (!foreign::is_megatron(disk, directory)) return "";
   const mcore::Source source(disk, directory, directory_config(disk, directory).model);
   if (source.contents().optimizer_steps == 0 || has_optimizer_state(source)) return "";

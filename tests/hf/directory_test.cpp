@@ -358,10 +358,10 @@ TEST(HfConfig, KeysOfOneSortMeanKeysOfOurs) {
 TEST(HfConfig, CodeOfTheDirectoryIsNoted) {
   const test::Folder folder;
   Json json = Json::parse(disk.read(kCases + "qwen3/config.json"));
-  EXPECT_EQ(custom_code_note(disk, kCases + "qwen3"), "");
+  EXPECT_EQ(directory_note(disk, kCases + "qwen3"), "");
   json["auto_map"] = {{"AutoModelForCausalLM", "modeling.Model"}};
   std::ofstream(folder.at("config.json")) << json;
-  EXPECT_TRUE(has(custom_code_note(disk, folder.path()), "config.json' has auto_map"));
+  EXPECT_TRUE(has(directory_note(disk, folder.path()), "config.json' has auto_map"));
 }
 
 TEST(HfConfig, SequencesAreAtMostTheDefaultLength) {

@@ -67,7 +67,7 @@ MUTANTS = [
     ("longrope_factors_always_short", "nn/rope.cpp", "positions > spec_.factors.positions", "false", parity("phi3_long"), "expr"),
     ("keys_scaled_like_queries", "nn/rope.cpp", "const bool queries = what == Of::queries;", "const bool queries = true;", parity("ministral3")),
     ("expert_bias_of_softmax_ignored", "moe/routing.cpp", "at::softmax(logits.detach(), -1) + bias", "at::softmax(logits.detach(), -1)", parity("ernie4_5_moe"), "expr"),
-    ("hf_routers_are_narrow", "hf/directory_source.cpp", "info.dtype == files::Dtype::kF32", "false", parity("hunyuan_v1_moe", "ernie4_5_moe"), "expr"),
+    ("hf_routers_are_narrow", "hf/directory_source.cpp", "found->dtype == files::Dtype::kF32", "false", parity("hunyuan_v1_moe", "ernie4_5_moe"), "expr"),
     ("hf_fused_values_are_keys", DECODER, "(fused ? first_k + kv_rows : 0) + g * d", "first_k + g * d", parity("phi3"), "expr"),
     ("hf_model_type_ignored", "hf/family.cpp", "model.hf_model_type == family->model_type", "false", HF_KEYS, "expr"),
     ("parallel_readers_share_one_gradient", "models/block_parallel.cpp", "nn::fork_sum(x.normed.x)", "nn::ResidualAndNorm{x.normed.x.detach(), x.normed.x}", parity("cohere2")),

@@ -232,6 +232,35 @@ def adapted_directory(case, options, work):
         sys.exit(f"{case.name}: FAILED")
 
 
+VISION = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28,
+          "patch_size": 14}
+MULTIMODAL = {  # text model, and the multimodal model around it
+    "gemma3": lambda text: transformers.Gemma3ForConditionalGeneration(
+        transformers.Gemma3Config(text_config=text, vision_config=VISION, mm_tokens_per_image=4)),
+    "ministral3": lambda text: transformers.Mistral3ForConditionalGeneration(
+        transformers.Mistral3Config(text_config=text, vision_config={**VISION, "model_type": "pixtral", "head_dim": 8})),
+}
+
+
+def text_of_multimodal(name, build, work):
+    """The text model of a multimodal directory: its logits here, and in transformers after an export."""
+    torch.manual_seed(3)
+    text = json.loads((vectors / "hf" / name / "config.json").read_text())
+    model = build(text).eval()
+    model.set_attn_implementation("eager")  # as loaded()
+    model.save_pretrained(work / "source")
+    run(programs / "metroplex", "convert", work / "source", "--to", "checkpoint", work / "run", "--weights-only")
+    run(programs / "metroplex", "convert", work / "run", "--to", "hf", work / "out")
+    compare(f"{name}, text of a multimodal directory", work / "out", work / "run", [], None, work)
+    torch.manual_seed(7)
+    tokens = torch.randint(text["vocab_size"], (2, 24))
+    with torch.no_grad():
+        theirs = model(tokens).logits
+    worst = (loaded(work / "out")(tokens).logits - theirs).abs().max().item()
+    if worst != 0:
+        sys.exit(f"{name}: the multimodal model and its exported text model are {worst} apart")
+
+
 done = 0
 for case in sorted(path.parent for path in (vectors / "hf").glob("*/config.json")):
     with tempfile.TemporaryDirectory() as work:
@@ -244,5 +273,9 @@ for name, options in TOKENIZERS.items():
 for name, options in ADAPTED:
     with tempfile.TemporaryDirectory() as work:
         adapted_directory(vectors / "hf" / name, options, pathlib.Path(work))
+    done += 1
+for name, build in MULTIMODAL.items():
+    with tempfile.TemporaryDirectory() as work:
+        text_of_multimodal(name, build, pathlib.Path(work))
     done += 1
 print(f"transformers {transformers.__version__}, peft {peft.__version__}: {done} models of metroplex load there and say the same")

@@ -18,6 +18,7 @@
 #include "files/safetensors.h"
 #include "hf/family.h"
 #include "hf/quantization.h"
+#include "hf/text_part.h"
 
 namespace metroplex::hf {
 
@@ -29,9 +30,9 @@ std::vector<std::string> read_settings(files::FileSystem& disk, const std::strin
 Quantization read_quantization(files::FileSystem& disk, const std::string& directory);
 // Returns the vocab_size of config.json.
 int64_t vocabulary_size(files::FileSystem& disk, const std::string& directory);
-// Returns a note if config.json refers to Python code in the directory (auto_map), which exports do not contain; else
-// "".
-std::string custom_code_note(files::FileSystem& disk, const std::string& directory);
+// Returns a note about parts of the directory that are not read, and that exports do not contain: the other models of
+// a multimodal directory, or Python code (auto_map). Else "".
+std::string directory_note(files::FileSystem& disk, const std::string& directory);
 
 // Returns keys model.special_token_ids and model.generation_config from the directory's two files.
 std::vector<std::string> special_id_settings(const Json& config, const Json& generation);
@@ -68,7 +69,7 @@ class Source final : public checkpoint::TensorSource {
   void read(size_t tensor, const checkpoint::Piece& region, void* data) override;
   const files::SafetensorsFile& open(const std::string& file);
   const std::byte* tensor_data(const std::string& name);
-  void list_tensors();
+  void list_tensors(const TextPart& text);
   void map_quantized();
   void add_tensors();
   files::Dtype value_dtype(const MappedTensor& tensor) const;

@@ -9,6 +9,7 @@
 #include "config/validate.h"
 #include "files/convert_dtype.h"
 #include "hf/decoder.h"
+#include "hf/text_part.h"
 
 namespace metroplex::hf {
 namespace {
@@ -25,6 +26,29 @@ Json read_json(files::FileSystem& disk, const std::string& path) {
   } catch (const Json::exception& error) {
     base::throw_error("hf", base::concat("'", path, "' is not JSON: ", error.what()));
   }
+}
+
+TextPart read_text_part(files::FileSystem& disk, const std::string& directory) {
+  const Json json = read_json(disk, files::join_path(directory, "config.json"));
+  MPX_CHECK(json.is_object(), "hf", "'", directory, "/config.json' is not a JSON object; copy the directory again");
+  return find_text_part(json);
+}
+
+// The file of each tensor of the text model, by its name there; empty without an index.
+std::map<std::string, std::string> read_index(files::FileSystem& disk, const std::string& directory,
+                                              const TextPart& text) {
+  std::map<std::string, std::string> files;
+  const std::string index = files::join_path(directory, kIndex);
+  if (!disk.exists(index)) return files;
+  const Json json = read_json(disk, index);
+  MPX_CHECK(json.is_object() && json.contains("weight_map") && json.at("weight_map").is_object(), "checkpoint", "'",
+            index, "' has no weight_map; copy the directory again");
+  for (const auto& [tensor, file] : json.at("weight_map").items()) {
+    MPX_CHECK(file.is_string() && file.get<std::string>().find('/') == std::string::npos, "checkpoint", "'", index,
+              "' must name a file in the directory for ", tensor, "; copy the directory again");
+    if (const auto name = text.name(tensor)) files.emplace(*name, file.get<std::string>());
+  }
+  return files;
 }
 
 // Computes the overlap of two regions; returns false if they are disjoint.
@@ -67,67 +91,76 @@ const StoredType& stored_type(const ConfigReader& config) {
   return *found;
 }
 
+// The value of a key of section model that every family sets.
+int64_t integer_setting(const Settings& settings, const std::string& key) {
+  const std::string begin = "model." + key + "=";
+  const auto found = std::find_if(settings.begin(), settings.end(),
+                                  [&](const std::string& setting) { return setting.starts_with(begin); });
+  MPX_ASSERT(found != settings.end(), "a family without ", begin);
+  return std::stoll(found->substr(begin.size()));
+}
+
+// The first tensor of the text model that `is_wanted`, or nothing.
+std::optional<files::TensorInfo> find_tensor(files::FileSystem& disk, const std::string& directory,
+                                             const TextPart& text,
+                                             const std::function<bool(const std::string&)>& is_wanted) {
+  std::string path = files::join_path(directory, kSingleFile);
+  if (!disk.exists(path)) {
+    const std::map<std::string, std::string> files = read_index(disk, directory, text);
+    const auto found =
+        std::find_if(files.begin(), files.end(), [&](const auto& file) { return is_wanted(file.first); });
+    if (found == files.end()) return std::nullopt;
+    path = files::join_path(directory, found->second);
+    if (!disk.exists(path)) return std::nullopt;
+  }
+  const files::SafetensorsFile file(disk.map(path), path);
+  for (const files::TensorInfo& info : file.tensors()) {
+    const auto name = text.name(info.name);
+    if (name && is_wanted(*name)) return info;
+  }
+  return std::nullopt;
+}
+
 // transformers writes no multi-token prediction layers, even if config.json has num_nextn_predict_layers.
-bool has_multi_token(files::FileSystem& disk, const std::string& directory, const ConfigReader& config) {
+bool has_multi_token(files::FileSystem& disk, const std::string& directory, const TextPart& text) {
+  const ConfigReader config(text.config);
   if (config.integer("num_nextn_predict_layers", 1) == 0) return true;
   const std::string prefix = multi_token_prefix(config.integer("num_hidden_layers"));
-  const std::string index = files::join_path(directory, kIndex), one = files::join_path(directory, kSingleFile);
-  const auto named = [&](const std::string& name) { return name.starts_with(prefix); };
-  if (disk.exists(index)) {
-    const Json json = read_json(disk, index);
-    const Json map = json.is_object() ? json.value("weight_map", Json::object()) : Json::object();
-    for (const auto& [name, file] : map.items()) {
-      if (named(name)) return true;
-    }
-    return false;
-  }
-  if (!disk.exists(one)) return false;
-  const files::SafetensorsFile file(disk.map(one), one);
-  return std::any_of(file.tensors().begin(), file.tensors().end(),
-                     [&](const auto& info) { return named(info.name); });
+  return find_tensor(disk, directory, text, [&](const std::string& name) { return name.starts_with(prefix); })
+      .has_value();
 }
 
 // transformers keeps the routers of some families in float32.
-bool has_wide_router(files::FileSystem& disk, const std::string& directory, const Family& family,
-                     const Settings& settings) {
+bool has_wide_router(files::FileSystem& disk, const std::string& directory, const TextPart& text,
+                     const Family& family, const Settings& settings) {
   const config::Model model = config::resolved(config::load("", settings), 1).model;
   if (!model.has_experts() || !has_weights(disk, directory)) return false;
-  std::string name;
+  std::string router;
   for (const MappedTensor& tensor : family.tensors(model)) {
-    if (name.empty() && tensor.name.ends_with(".mlp.router.weight")) name = tensor.parts.front().name;
+    if (router.empty() && tensor.name.ends_with(".mlp.router.weight")) router = tensor.parts.front().name;
   }
-  std::string path = files::join_path(directory, kSingleFile);
-  if (!disk.exists(path)) {
-    const Json map = read_json(disk, files::join_path(directory, kIndex)).value("weight_map", Json::object());
-    if (!map.contains(name) || !map.at(name).is_string()) return false;
-    path = files::join_path(directory, map.at(name).get<std::string>());
-    if (!disk.exists(path)) return false;
-  }
-  const files::SafetensorsFile file(disk.map(path), path);
-  return std::any_of(file.tensors().begin(), file.tensors().end(),
-                     [&](const auto& info) { return info.name == name && info.dtype == files::Dtype::kF32; });
+  const auto found = find_tensor(disk, directory, text, [&](const std::string& name) { return name == router; });
+  return found && found->dtype == files::Dtype::kF32;
 }
 
 }  // namespace
 
 std::vector<std::string> read_settings(files::FileSystem& disk, const std::string& directory) {
-  const Json json = read_json(disk, files::join_path(directory, "config.json"));
-  MPX_CHECK(json.is_object(), "hf", "'", directory, "/config.json' is not a JSON object");
+  const TextPart text = read_text_part(disk, directory);
+  const Json& json = text.config;
   const ConfigReader config(json);
   const Quantization quantization(json);  // checks its keys
   const Family& family = find_family(config.text("model_type", ""));
   std::vector<std::string> settings = read_config(family, json);
-  if (family.multi_token && !has_multi_token(disk, directory, config))
+  if (family.multi_token && !has_multi_token(disk, directory, text))
     std::erase_if(settings, [](const std::string& key) { return key.starts_with("model.mtp_num_layers="); });
   const std::string type = stored_type(config).setting;
   settings.push_back("precision.params_dtype=" + type);
   settings.push_back(std::string("model.hf_model_type=") +
                      (family.written_as ? family.written_as : family.model_type));
-  if (type != "fp32" && !quantization.is_used() && has_wide_router(disk, directory, family, settings))
+  if (type != "fp32" && !quantization.is_used() && has_wide_router(disk, directory, text, family, settings))
     set(settings, "moe_router_weight_in_fp32", true);
-  const std::string key = "model.max_position_embeddings=";
-  const auto named = [&](const std::string& setting) { return setting.starts_with(key); };
-  const int64_t positions = std::stoll(std::find_if(settings.begin(), settings.end(), named)->substr(key.size()));
+  const int64_t positions = integer_setting(settings, "max_position_embeddings");
   settings.push_back(base::concat("train.seq_length=", std::min(positions, config::Train().seq_length)));
   const std::string generation = files::join_path(directory, "generation_config.json");
   for (std::string& setting :
@@ -144,16 +177,20 @@ std::vector<std::string> read_settings(files::FileSystem& disk, const std::strin
 }
 
 Quantization read_quantization(files::FileSystem& disk, const std::string& directory) {
-  return Quantization(read_json(disk, files::join_path(directory, "config.json")));
+  return Quantization(read_text_part(disk, directory).config);
 }
 
 int64_t vocabulary_size(files::FileSystem& disk, const std::string& directory) {
-  const Json json = read_json(disk, files::join_path(directory, "config.json"));
-  return ConfigReader(json).integer("vocab_size");
+  const Json json = read_text_part(disk, directory).config;
+  return integer_setting(read_config(find_family(ConfigReader(json).text("model_type", "")), json), "vocab_size");
 }
 
-std::string custom_code_note(files::FileSystem& disk, const std::string& directory) {
+std::string directory_note(files::FileSystem& disk, const std::string& directory) {
   const std::string path = files::join_path(directory, "config.json");
+  const TextPart text = read_text_part(disk, directory);
+  if (text.multimodal && !text.other_configs.empty())
+    return base::concat("'", path, "' has ", text.other_configs,
+                        ": only the text model (text_config) is read, and exports contain only it");
   if (!ConfigReader(read_json(disk, path)).has("auto_map")) return "";
   return base::concat("'", path,
                       "' has auto_map: the Python code of the directory is not run, and exports have neither "
@@ -167,11 +204,15 @@ bool has_weights(files::FileSystem& disk, const std::string& directory) {
 Source::Source(files::FileSystem& disk, const std::string& directory, const config::Model& model,
                const Wanted& is_wanted)
     : TensorSource(directory), disk_(disk), quantization_(read_quantization(disk, directory)) {
-  list_tensors();
-  const Json json = read_json(disk, files::join_path(directory, "config.json"));
-  config_dtype_ = stored_type(ConfigReader(json)).dtype;
+  const TextPart text = read_text_part(disk, directory);
+  list_tensors(text);
+  MPX_CHECK(!stored_.empty(), "checkpoint", "'", directory, "' has ",
+            text.multimodal ? "no tensor of the text model; its names begin with model.language_model. or "
+                              "language_model."
+                            : "no tensors; copy the safetensors files again");
+  config_dtype_ = stored_type(ConfigReader(text.config)).dtype;
   check_numbers(model);
-  const Family& family = find_family(ConfigReader(json).text("model_type", ""));
+  const Family& family = find_family(ConfigReader(text.config).text("model_type", ""));
   std::vector<MappedTensor> unwanted;
   for (MappedTensor& tensor : family.tensors(model))
     (!is_wanted || is_wanted(tensor.name) ? mapped_ : unwanted).push_back(std::move(tensor));
@@ -233,29 +274,23 @@ void Source::check_numbers(const config::Model& model) const {
             " experts, but there are only ", bytes, " bytes of weights");
 }
 
-void Source::list_tensors() {
+void Source::list_tensors(const TextPart& text) {
   std::set<std::string> names;
   // As in transformers, the single file takes precedence.
-  const std::string index = files::join_path(directory(), kIndex);
-  if (!disk_.exists(files::join_path(directory(), kSingleFile)) && disk_.exists(index)) {
-    const Json json = read_json(disk_, index);
-    MPX_CHECK(json.contains("weight_map") && json.at("weight_map").is_object(), "checkpoint", "'", index,
-              "' has no weight_map");
-    for (const auto& [tensor, file] : json.at("weight_map").items()) {
-      MPX_CHECK(file.is_string() && file.get<std::string>().find('/') == std::string::npos, "checkpoint", "'", index,
-                "' must name a file in the directory for ", tensor);
-      names.insert(file.get<std::string>());
-    }
-  } else {
+  if (disk_.exists(files::join_path(directory(), kSingleFile)) ||
+      !disk_.exists(files::join_path(directory(), kIndex)))
     names.insert(kSingleFile);
-  }
+  else
+    for (const auto& [tensor, file] : read_index(disk_, directory(), text)) names.insert(file);
   for (const std::string& name : names) {
     MPX_CHECK(disk_.exists(files::join_path(directory(), name)), "checkpoint", "'",
               files::join_path(directory(), name), "' is missing; weights are read from safetensors files only");
     for (const files::TensorInfo& info : open(name).tensors()) {
-      const bool inserted = stored_.emplace(info.name, Stored{name, info}).second;
-      MPX_CHECK(inserted, "checkpoint", "tensor '", info.name, "' is in ", stored_.at(info.name).file, " and in ",
-                name, " of '", directory(), "'");
+      const auto own = text.name(info.name);
+      if (!own) continue;
+      const bool inserted = stored_.emplace(*own, Stored{name, info}).second;
+      MPX_CHECK(inserted, "checkpoint", "tensor '", info.name, "' is in ", stored_.at(*own).file, " and in ", name,
+                " of '", directory(), "'; remove one of the files");
     }
   }
 }

@@ -47,7 +47,12 @@ static Settings settings_v2(ConfigReader& config) {
 }
 
 static Settings settings_v3(ConfigReader& config) {
-  config.add_defaults({{"num_key_value_heads", 4},
+  config.add_defaults({{"vocab_size", 262208},
+                       {"hidden_size", 2304},
+                       {"intermediate_size", 9216},
+                       {"num_hidden_layers", 26},
+                       {"num_attention_heads", 8},
+                       {"num_key_value_heads", 4},
                        {"head_dim", 256},
                        {"max_position_embeddings", 131072},
                        {"tie_word_embeddings", true},
