@@ -15,6 +15,7 @@
 #include "files/file_system.h"
 #include "foreign/model_directory.h"
 #include "hf/directory.h"
+#include "hf/merged.h"
 
 namespace metroplex::apps {
 namespace {
@@ -25,7 +26,7 @@ const std::map<std::string, files::Dtype> kTypes{
     {"fp32", files::Dtype::kF32}, {"bf16", files::Dtype::kBF16}, {"fp16", files::Dtype::kF16}};
 
 struct ConvertOptions {
-  std::string from, to, directory, dtype, base;
+  std::string from, to, directory, dtype, base, adapters;
   int64_t step = 0;
   uint64_t shard = uint64_t{5} << 30;
   int ranks = 1;
@@ -43,6 +44,8 @@ void check_target(files::FileSystem& disk, const ConvertOptions& options) {
 }
 
 std::unique_ptr<checkpoint::Reader> open_checkpoint(files::FileSystem& disk, const ConvertOptions& options) {
+  MPX_CHECK(options.adapters.empty(), "config", "--adapter = ", options.adapters,
+            ": is for a Hugging Face directory with --to hf or --to checkpoint; convert a checkpoint to one first");
   refuse_foreign(disk, options.from);
   checkpoint::Alone alone;
   checkpoint::Found found = checkpoint::open_path(disk, options.from, options.step, alone);
@@ -53,17 +56,19 @@ std::unique_ptr<checkpoint::Reader> open_checkpoint(files::FileSystem& disk, con
 
 std::string to_hf(files::FileSystem& disk, const ConvertOptions& options) {
   const bool from_hf = is_hf_directory(disk, options.from);
-  MPX_CHECK(!from_hf || hf::read_quantization(disk, options.from).is_used(), "config", "'", options.from,
+  const bool changes = !options.adapters.empty() || (from_hf && hf::read_quantization(disk, options.from).is_used());
+  MPX_CHECK(!from_hf || changes, "config", "'", options.from,
             "' is already a Hugging Face directory; use --to checkpoint to make a checkpoint from it");
   hf::ExportOptions how{static_cast<int64_t>(options.shard)};
   if (!options.dtype.empty()) how.dtype = kTypes.at(options.dtype);
   if (is_model_directory(disk, options.from)) {
     const std::string from = find_model_directory(disk, options.from, options.step);
     verify_model_directory(disk, from);
-    const config::Model model = directory_config(disk, from).model;
+    const config::Config config = directory_config(disk, from, options.adapters);
     const auto tokenizer = from_hf ? directory_run_state(disk, from).side_files : std::vector<checkpoint::SideFile>{};
-    hf::write_weights_directory(disk, *foreign::open_weights(disk, from, model), model, tokenizer, options.directory,
-                                how);
+    const auto weights = foreign::open_run_weights(disk, config);
+    hf::MergedWeights merged(*weights, config);
+    hf::write_weights_directory(disk, merged, config.model, tokenizer, options.directory, how);
     return from;
   }
   const auto reader = open_checkpoint(disk, options);
@@ -84,10 +89,10 @@ std::string to_checkpoint(files::FileSystem& disk, const ConvertOptions& options
   if (is_model_directory(disk, from)) {
     from = find_model_directory(disk, from, options.step);
     verify_model_directory(disk, from);
-    state = directory_run_state(disk, from);
-    if (const std::string note = conversion_note(disk, from); !note.empty()) std::cerr << "warning: " << note << "\n";
-    open = [&disk, from, model = directory_config(disk, from).model] {
-      return foreign::open_weights(disk, from, model);
+    state = directory_run_state(disk, from, options.adapters);
+    for (const std::string& note : conversion_notes(disk, from)) std::cerr << "warning: " << note << "\n";
+    open = [&disk, config = directory_config(disk, from, options.adapters)] {
+      return foreign::open_run_weights(disk, config);
     };
   } else {
     const auto reader = open_checkpoint(disk, options);  // also verifies it
@@ -140,6 +145,8 @@ int run_convert(const std::vector<std::string>& arguments) {
                  "hf: fp32, bf16 or fp16; default: the dtype in the checkpoint. Other types are rounded from\n"
                  "the main parameters (fp32) if the checkpoint has them")
       ->check(CLI::IsMember({"fp32", "bf16", "fp16"}));
+  app.add_option("--adapter", options.adapters,
+                 "hf, checkpoint: a directory of adapters that PEFT saved for the model in FROM. hf merges them");
   app.add_option("--base", options.base, "peft: the model that the adapters belong to, for adapter_config.json");
   app.add_option("--ranks", options.ranks, "checkpoint: number of files, of about the same size; default 1")
       ->check(CLI::Range(1, kMaxRanks));

@@ -10,7 +10,9 @@
 #include "config/fields.h"
 #include "config/load.h"
 #include "files/file_system.h"
+#include "apps/tensor_sources.h"
 #include "foreign/model_directory.h"
+#include "hf/adapters.h"
 #include "config/validate.h"
 #include "megatron/flags.h"
 #include "megatron/launch_script.h"
@@ -208,22 +210,29 @@ void add_read_script(config::Draft& draft, Words& words, RunArguments& out, Mega
   take_script(draft, path, script, std::atoll(given.c_str()), out, flags);
 }
 
-// The configuration of model.from applies to keys without a value. A run.yaml sets all keys, so a resumed run does
-// not need the directory of model.from.
+// The configurations of model.from and peft.from apply to keys without a value. A run.yaml sets all keys, so a
+// resumed run does not need the directories.
 void add_directory(config::Draft& draft) {
   config::Config config = draft.finish();
-  const std::string directory = config.model.from;
-  const std::vector<config::Field> fields = config::fields(config);
-  const bool all_given = std::all_of(fields.begin(), fields.end(), [&](const config::Field& field) {
-    // run.yaml files of older versions lack the keys that are only exported.
-    const bool exported = field.name == "special_token_ids" || field.name == "generation_config";
-    return field.section != "model" || exported || draft.given().contains(field.key());
-  });
-  if (directory.empty() || all_given) return;
+  const std::string directory = config.model.from, adapters = config.peft.from;
+  const auto all_given = [&](const char* section) {
+    const std::vector<config::Field> fields = config::fields(config);
+    return std::all_of(fields.begin(), fields.end(), [&](const config::Field& field) {
+      // run.yaml files of older versions lack the keys that are only exported.
+      const bool exported = field.name == "special_token_ids" || field.name == "generation_config";
+      return field.section != section || exported || draft.given().contains(field.key());
+    });
+  };
   files::PosixFileSystem disk;
-  for (const std::string& setting : foreign::read_settings(disk, directory)) {
-    if (!draft.given().contains(setting.substr(0, setting.find('=')))) draft.assign(setting);
-  }
+  const auto add = [&](const std::vector<std::string>& settings) {
+    for (const std::string& setting : settings) {
+      if (!draft.given().contains(setting.substr(0, setting.find('=')))) draft.assign(setting);
+    }
+  };
+  if (directory.empty()) return;
+  if (!all_given("model")) add(foreign::read_settings(disk, directory));
+  if (!adapters.empty() && !all_given("peft"))
+    add(hf::read_adapter_settings(disk, adapters, directory_config(disk, directory).model));
 }
 
 }  // namespace

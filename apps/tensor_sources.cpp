@@ -8,6 +8,7 @@
 #include "config/load.h"
 #include "config/validate.h"
 #include "foreign/model_directory.h"
+#include "hf/adapters.h"
 #include "hf/directory.h"
 #include "mcore/contents.h"
 #include "mcore/settings.h"
@@ -28,12 +29,21 @@ bool is_hf_directory(files::FileSystem& disk, const std::string& path) {
          });
 }
 
-config::Config directory_config(files::FileSystem& disk, const std::string& directory) {
-  const config::Config config = config::load("", foreign::read_settings(disk, directory));
-  config::Config checked = config;
-  checked.data.mock_data = true;  // the check requires a data setting
-  config::check(checked, 1, config::Use::evaluation);
-  return config::resolved(config, 1);
+config::Config directory_config(files::FileSystem& disk, const std::string& directory, const std::string& adapters) {
+  std::vector<std::string> settings = foreign::read_settings(disk, directory);
+  settings.push_back("model.from=" + directory);
+  const auto make = [&] {
+    const config::Config config = config::load("", settings);
+    config::Config checked = config;
+    checked.data.mock_data = true;  // the check requires a data setting
+    config::check(checked, 1, config::Use::evaluation);
+    return config::resolved(config, 1);
+  };
+  if (adapters.empty()) return make();
+  for (const std::string& setting : hf::read_adapter_settings(disk, adapters, make().model))
+    settings.push_back(setting);
+  settings.push_back("peft.from=" + adapters);
+  return make();
 }
 
 bool is_model_directory(files::FileSystem& disk, const std::string& path) {
@@ -72,34 +82,35 @@ void verify_model_directory(files::FileSystem& disk, const std::string& director
     mcore::verify_contents(disk, directory, mcore::read_contents(disk, directory));
 }
 
-std::string conversion_note(files::FileSystem& disk, const std::string& directory) {
-  if (is_hf_directory(disk, directory)) return hf::directory_note(disk, directory);
-  if (!foreign::is_megatron(disk, directory)) return "";
+std::vector<std::string> conversion_notes(files::FileSystem& disk, const std::string& directory) {
+  if (is_hf_directory(disk, directory)) return hf::directory_notes(disk, directory);
+  if (!foreign::is_megatron(disk, directory)) return {};
   const mcore::Source source(disk, directory, directory_config(disk, directory).model);
-  if (source.contents().optimizer_steps == 0 || has_optimizer_state(source)) return "";
-  return base::concat("'", directory,
-                      "': the optimizer state is not converted, because it does not have the shapes of "
-                      "the model; save the checkpoint with --dist-ckpt-optim-fully-reshardable");
+  if (source.contents().optimizer_steps == 0 || has_optimizer_state(source)) return {};
+  return {base::concat("'", directory,
+                       "': the optimizer state is not converted, because it does not have the shapes of "
+                       "the model; save the checkpoint with --dist-ckpt-optim-fully-reshardable")};
 }
 
-// A run resumes from a checkpoint of Megatron-LM that has optimizer state.
+// A run resumes from a checkpoint of Megatron-LM; without its optimizer state, with checkpoint.no_load_optim.
 static void add_progress(const mcore::Source& source, config::Config& config, checkpoint::RunState& state) {
   const mcore::Contents& contents = source.contents();
-  if (!has_optimizer_state(source)) return;
   config.run.seed = mcore::integer_argument(contents.arguments, "seed", config.run.seed);
   state.config_yaml = config::dump(config);
   state.iteration = contents.iteration;
   state.consumed_samples = mcore::consumed_samples(contents);
   Json extra = Json::parse(state.extra);
-  extra["optimizer_steps"] = contents.optimizer_steps;
+  extra["optimizer_steps"] = has_optimizer_state(source) ? contents.optimizer_steps : 0;
   extra["scheduled_samples"] = state.consumed_samples;
   extra["seed"] = config.run.seed;
   state.extra = extra.dump();
 }
 
-checkpoint::RunState directory_run_state(files::FileSystem& disk, const std::string& directory) {
-  config::Config config = directory_config(disk, directory);
+checkpoint::RunState directory_run_state(files::FileSystem& disk, const std::string& directory,
+                                         const std::string& adapters) {
+  config::Config config = directory_config(disk, directory, adapters);
   config.model.from.clear();
+  config.peft.from.clear();
   checkpoint::RunState state;
   state.config_yaml = config::dump(config);
   state.parent = "";

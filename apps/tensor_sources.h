@@ -22,8 +22,10 @@ bool is_model_directory(files::FileSystem& disk, const std::string& path);
 // newest). Throws base::Error if a Hugging Face directory is given with an iteration.
 std::string find_model_directory(files::FileSystem& disk, const std::string& path, int64_t iteration);
 using checkpoint::refuse_foreign;
-// Returns the configuration from such a directory, resolved for one rank. Throws base::Error.
-config::Config directory_config(files::FileSystem& disk, const std::string& directory);
+// Returns the configuration from such a directory, resolved for one rank. `adapters`: their directory (peft.from), or
+// "". Throws base::Error.
+config::Config directory_config(files::FileSystem& disk, const std::string& directory,
+                                const std::string& adapters = "");
 
 struct OpenedSource {
   std::unique_ptr<checkpoint::TensorSource> source;
@@ -37,10 +39,11 @@ OpenedSource open_tensor_source(files::FileSystem& disk, const std::string& path
 // no checksums.
 void verify_model_directory(files::FileSystem& disk, const std::string& directory);
 
-// Returns a note about content that is not converted; "" if there is none.
-std::string conversion_note(files::FileSystem& disk, const std::string& directory);
+// Returns notes about content that is not converted.
+std::vector<std::string> conversion_notes(files::FileSystem& disk, const std::string& directory);
 // Returns the state of a run that starts from this directory, with its tokenizer.
-checkpoint::RunState directory_run_state(files::FileSystem& disk, const std::string& directory);
+checkpoint::RunState directory_run_state(files::FileSystem& disk, const std::string& directory,
+                                         const std::string& adapters = "");
 // Returns the saved state of a checkpoint, with the files next to its tensors.
 checkpoint::RunState saved_run_state(files::FileSystem& disk, const checkpoint::Reader& reader);
 

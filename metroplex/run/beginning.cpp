@@ -45,7 +45,8 @@ void begin_from_weights(RunContext& run) {
   if (directory.empty()) return;
   const std::string skipped_tensors =
       run.timers.measure("load-checkpoint", 0, [&] { return load_from_directory(*run.assembly, run.disk()); });
-  run.say(" started from the weights of " + directory);
+  const std::string& adapters = run.config().peft.from;
+  run.say(" started from the weights of " + directory + (adapters.empty() ? "" : " and the adapters of " + adapters));
   if (!skipped_tensors.empty()) run.say(" " + skipped_tensors);
 }
 

@@ -60,6 +60,7 @@ void check_adapters(const Config& config, const Config& saved, const std::string
   Config here = config, there = saved;
   if (here.peft.lora() && !there.peft.lora() && here.checkpoint.finetune) return;
   there.peft.lora_dropout = here.peft.lora_dropout;
+  there.peft.from = here.peft.from;
   const std::vector<Field> left = config::fields(here), right = config::fields(there);
   for (size_t i = 0; i < left.size(); ++i) {
     const bool same = left[i].section != "peft" || config::to_yaml(left[i]) == config::to_yaml(right[i]);

@@ -144,7 +144,7 @@ std::vector<std::string> start_warnings(const config::Config& config, int64_t eo
   const std::string& from = config.model.from;  // a resumed run does not need this directory
   if (!from.empty() && disk.exists(files::join_path(from, "config.json"))) {
     all.push_back(untrained_rows(config, disk));
-    all.push_back(hf::directory_note(disk, from));
+    for (std::string& note : hf::directory_notes(disk, from)) all.push_back(std::move(note));
   }
   std::erase(all, "");
   return all;

@@ -53,8 +53,7 @@ void check_same_data(const TrainDataInfo& here, const files::Manifest& manifest,
 void check_directory(const config::Config& config, files::FileSystem& disk) {
   const std::string& from = config.model.from;
   if (from.empty() || !foreign::has_weights(disk, from)) return;
-  foreign::open_weights(disk, from, config.model,
-                        [&](const std::string& name) { return config::loads(config, name); });
+  foreign::open_run_weights(disk, config, [&](const std::string& name) { return config::loads(config, name); });
 }
 
 void check_checkpoint(const config::Config& config, const TokenizerFacts& tokenizer, int64_t world_size,

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <optional>
 #include <set>
 #include <sstream>
 
@@ -16,6 +17,7 @@
 #include "config/name_patterns.h"
 #include "files/file_system.h"
 #include "foreign/model_directory.h"
+#include "hf/merged.h"
 #include "run/compatible.h"
 #include "step/freezing.h"
 #include "step/state_tensors.h"
@@ -279,7 +281,26 @@ std::string find_later_branch(files::FileSystem& disk, const config::Checkpoint&
 
 }  // namespace
 
-std::string load_from_source(step::Assembly& assembly, checkpoint::TensorSource& source) {
+namespace {
+
+// Weights of a new run: with DoRA, also magnitudes for new adapters.
+class StartWeights {
+ public:
+  StartWeights(checkpoint::TensorSource& given, const config::Config& config) : given_(given) {
+    if (config.peft.use_dora) dora_.emplace(given, config);
+  }
+  checkpoint::TensorSource& source() { return dora_ ? *dora_ : given_; }
+
+ private:
+  checkpoint::TensorSource& given_;
+  std::optional<hf::DoraWeights> dora_;
+};
+
+}  // namespace
+
+std::string load_from_source(step::Assembly& assembly, checkpoint::TensorSource& given) {
+  StartWeights weights(given, assembly.process.config);
+  checkpoint::TensorSource& source = weights.source();
   GroupExchange exchange(assembly.process.groups().checkpoint);
   assembly.model.families.finish_gathers();
   SkippedNames skipped;
@@ -303,8 +324,7 @@ std::string load_from_directory(step::Assembly& assembly, files::FileSystem& dis
   std::function<bool(const std::string&)> wanted;
   if (assembly.optimization.optimizer)
     wanted = [&](const std::string& name) { return config::loads(assembly.process.config, name); };
-  const config::Model& model = assembly.process.config.model;
-  return load_from_source(assembly, *foreign::open_weights(disk, model.from, model, wanted));
+  return load_from_source(assembly, *foreign::open_run_weights(disk, assembly.process.config, wanted));
 }
 
 checkpoint::RunState run_state(const step::ProcessContext& process, const step::Optimization& optimization,
@@ -314,6 +334,7 @@ checkpoint::RunState run_state(const step::ProcessContext& process, const step::
   state.consumed_samples = position.consumed_train_samples;
   config::Config saved = process.config;
   saved.model.from.clear();  // its weights are part of the checkpoint
+  saved.peft.from.clear();
   state.config_yaml = config::dump(saved);
   const kernels::StepValues step = optimization.step_state.read();
   Json extra{{"optimizer_steps", static_cast<int64_t>(step.steps)},
@@ -386,16 +407,19 @@ LoadOutcome load_state(step::Assembly& assembly, const std::string& directory, f
   assembly.model.families.finish_gathers();  // a gather in flight reads the values that loading writes
   const bool begins = assembly.optimization.optimizer && checkpoint.finetune;
   SkippedNames skipped;
+  std::optional<StartWeights> start;
+  if (begins) start.emplace(reader, assembly.process.config);
+  checkpoint::TensorSource& source = start ? start->source() : reader;
   if (begins) {
-    check_load_patterns(assembly.process, assembly.model, reader);
-    skipped = find_skipped(assembly.process, assembly.model, reader);
+    check_load_patterns(assembly.process, assembly.model, source);
+    skipped = find_skipped(assembly.process, assembly.model, source);
     outcome.skipped_tensors = skipped_text(skipped, exchange);
   }
-  load_weights(assembly.process, assembly.model, reader, skipped);
-  load_buffers(assembly.model, reader, skipped);
-  if (with_optimizer) check_moments(assembly.process, assembly.optimization, reader, outcome);
-  if (assembly.optimization.optimizer) load_optimizer(assembly.optimization, reader, with_optimizer, skipped);
-  check_all_read(assembly.process, reader, exchange, {begins, with_optimizer, !allowed.empty()}, outcome);
+  load_weights(assembly.process, assembly.model, source, skipped);
+  load_buffers(assembly.model, source, skipped);
+  if (with_optimizer) check_moments(assembly.process, assembly.optimization, source, outcome);
+  if (assembly.optimization.optimizer) load_optimizer(assembly.optimization, source, with_optimizer, skipped);
+  check_all_read(assembly.process, source, exchange, {begins, with_optimizer, !allowed.empty()}, outcome);
   if (with_optimizer) {
     load_step(assembly.optimization, extra.at("optimizer_steps"), extra.value("grad_scaler", Json()));
     if (extra.contains("schedule"))  // not if another program saved it

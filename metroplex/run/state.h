@@ -50,7 +50,7 @@ checkpoint::RunState run_state(const step::ProcessContext& process, const step::
 // adapters missing from the source. Throws base::Error for any other missing weight, and for a source tensor that no
 // rank can use. On rank 0, returns the skipped tensors.
 std::string load_from_source(step::Assembly& assembly, checkpoint::TensorSource& source);
-// The same from the directory config.model.from, which must be set.
+// The same from the directory config.model.from, which must be set, with the adapters of config.peft.from.
 std::string load_from_directory(step::Assembly& assembly, files::FileSystem& disk);
 
 // The checks of load_state() that need no tensors. Throws if the checkpoint belongs to another model, or if a

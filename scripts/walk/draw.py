@@ -12,7 +12,8 @@ NOT_DRAWN = {
         "data.train_data_path", "data.valid_data_path", "data.test_data_path", "data.data_cache_path", "data.tokenizer_model",
         "data.vocab_file", "data.merge_file", "data.tokenizer_type", "train.metrics_file", "memory.offload_directory",
         "data.allow_other_tokenizer", "data.multiple_validation_sets", "model.moe_router_force_trace",
-        "model.moe_echo_dump_dir", "model.from", "checkpoint.export_hf"],
+        "model.moe_echo_dump_dir", "model.from", "peft.from", "checkpoint.export_hf"],
+    "it begins with the lengths of loaded weights": ["peft.use_dora"],
     "only exported directories use them, and no run here exports": ["model.special_token_ids", "model.generation_config", "model.hf_model_type"],
     "the checks set the length of a run in iterations and samples": ["train.train_epochs"],
     "such a run trains nothing that the checks could compare": ["train.skip_train"],
@@ -473,10 +474,14 @@ class Drawing(Experts):
             self.maybe("peft.lora_alpha", 1, 16, odds=0.5)
             self.maybe("peft.lora_dropout", 0.1, 0.5, odds=0.4)
             self.maybe("peft.use_rslora", "true", odds=0.3)
+            self.maybe("peft.rank_pattern", ".*_proj=2", odds=0.2)
+            self.maybe("peft.alpha_pattern", "layers.0..*_proj=3", odds=0.2)
             self.maybe("peft.lora_target_modules", "o_proj", odds=0.2)
             self.maybe("peft.modules_to_save", "embed_tokens", odds=0.3)
             if "model.multi_latent_attention" not in self.keys:
                 self.maybe("peft.lora_target_modules", "q_proj,v_proj", "k_proj,o_proj", odds=0.3)
+            if self.experts and not {"peft.lora_dropout", "model.moe_enable_echo"} & set(self.keys):
+                self.maybe("peft.lora_target_modules", "experts.up_proj,experts.down_proj,o_proj", odds=0.5)
 
     def memory(self):
         self.maybe("memory.log_memory", "false", odds=0.08)

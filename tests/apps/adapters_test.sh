@@ -179,3 +179,43 @@ assert abs(adapted - merged) < 1e-5 and abs(adapted - base) > 0.01, sys.argv
 PYTHON
 held
 holds "the run with adapters and the merged directory have one loss, the directory that it began with another"
+
+# Adapters of PEFT: evaluated and merged without a run, and trained further on another layout.
+run 0 convert "$base" --adapter adapters --to hf merged_again
+run 0 inspect merged --diff merged_again
+prints 'all [0-9]+ tensors are equal'
+run 0 convert "$base" --adapter adapters --to checkpoint converted
+differ lora converted
+run 0 train "${from[@]}" --peft.from adapters "${still[@]}" --checkpoint.save=further --tp 2 --nproc 2
+prints 'started from the weights of .*llama_sharded and the adapters of adapters'
+differ lora further
+run 0 train further/run.yaml --checkpoint.load=further --checkpoint.save=further --train.train_iters=2 --optim.override_opt_param_scheduler=true
+prints 'at iteration 1'
+[ "$(test_loss --load lora)" = "$(test_loss --model.from "$base" --peft.from adapters)" ] && held || fail "losses of adapters and their run"
+run 0 generate "$base" --peft.from adapters --prompt a --max-new-tokens 2 --temperature 0
+run 2 eval --load lora --peft.from adapters "${small[@]}"
+warns 'peft.from = adapters: needs the model that the adapters belong to'
+run 2 convert lora --adapter adapters --to hf none
+warns '--adapter = adapters: is for a Hugging Face directory'
+run 3 train "${from[@]}" --peft.from adapters --peft.lora_target_modules=q_proj --train.train_iters=1 --checkpoint.save=none
+warns 'contains tensors that this run does not use'
+mkdir several && cp -r adapters several/one && cp -r adapters several/two
+run 2 train "${from[@]}" --peft.from several --train.train_iters=1 --checkpoint.save=none
+warns 'peft.from = several: contains several adapters: one, two; name one, such as several/one'
+run 2 train "${from[@]}" --peft.lora_rank=2 --peft.rank_pattern=oproj=1 --train.train_iters=1 --checkpoint.save=none
+warns 'peft.rank_pattern = oproj=1: must select a module with an adapter'
+holds "adapters of PEFT are read, merged, trained further, and named if they do not fit"
+
+# DoRA begins with the model's function, on any layout, and passes through PEFT's files.
+run 0 train "${from[@]}" "${still[@]}" --peft.lora_rank=2 --peft.use_dora=true --checkpoint.save=dora_begun --tp 2 --nproc 2
+run 0 train "${from[@]}" --peft.lora_rank=2 --peft.use_dora=true --peft.rank_pattern=o_proj=1 --train.train_iters=3 --checkpoint.save=dora
+run 0 convert dora --to peft dora_adapters
+run 0 convert dora --to hf dora_merged --dtype fp32
+python3 - "$(test_loss --load dora_begun)" "$(test_loss --model.from "$base")" "$(test_loss --load dora)" \
+  "$(test_loss --model.from dora_merged)" "$(test_loss --model.from "$base" --peft.from dora_adapters)" << 'PYTHON'
+import sys
+begun, base, trained, merged, read = map(float, sys.argv[1:])
+assert abs(begun - base) < 1e-5 and abs(trained - merged) < 1e-5 and abs(trained - base) > 0.01 and trained == read, sys.argv
+PYTHON
+held
+holds "DoRA begins as the model, and merged and exported DoRA adapters have the loss of their run"

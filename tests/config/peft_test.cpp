@@ -9,9 +9,43 @@ namespace {
 TEST(Peft, ScaleIsAlphaOverTheRankOrItsRoot) {
   Peft peft;
   peft.lora_rank = 16, peft.lora_alpha = 8;
-  EXPECT_EQ(peft.lora_scale(), 0.5);
+  EXPECT_EQ(peft.scale("decoder.layers.0.self_attention.q_proj"), 0.5);
   peft.use_rslora = true;
-  EXPECT_EQ(peft.lora_scale(), 2.0);
+  EXPECT_EQ(peft.scale("decoder.layers.0.self_attention.q_proj"), 2.0);
+}
+
+// As get_pattern_key of PEFT: the first pattern that matches the name, or its end after a dot.
+TEST(Peft, FirstMatchingPatternGivesRankAndAlpha) {
+  Peft peft;
+  peft.lora_rank = 16, peft.lora_alpha = 8;
+  peft.rank_pattern = {"layers.0.self_attention.q_proj=4", "q_proj=2", R"(decoder\.layers\.[12]\..*_proj=32)"};
+  peft.alpha_pattern = {"proj=3", "1.mlp.up_proj=12.5"};
+  const std::string attention = "decoder.layers.0.self_attention.";
+  EXPECT_EQ(peft.rank(attention + "q_proj"), 4);
+  EXPECT_EQ(peft.rank("decoder.layers.2.self_attention.q_proj"), 2);
+  EXPECT_EQ(peft.rank("decoder.layers.2.self_attention.k_proj"), 32);
+  EXPECT_EQ(peft.rank(attention + "k_proj"), 16);
+  EXPECT_EQ(peft.rank("xq_proj"), 16);
+  EXPECT_EQ(peft.alpha(attention + "o_proj"), 8);
+  EXPECT_EQ(peft.scale("decoder.layers.1.mlp.up_proj"), 12.5 / 32);
+}
+
+TEST(Peft, TargetsAreNamesOrTheirEnds) {
+  Peft peft;
+  peft.lora_rank = 1;
+  EXPECT_TRUE(peft.adapts("decoder.layers.11.mlp.up_proj"));
+  EXPECT_FALSE(peft.adapts("decoder.layers.1.mlp.experts.up_proj"));
+  peft.lora_target_modules = {"layers.1.mlp.up_proj", "o_proj"};
+  EXPECT_TRUE(peft.adapts("decoder.layers.1.mlp.up_proj"));
+  EXPECT_FALSE(peft.adapts("decoder.layers.11.mlp.up_proj"));
+  EXPECT_TRUE(peft.adapts("decoder.layers.11.self_attention.o_proj"));
+  EXPECT_FALSE(peft.adapts("decoder.layers.11.self_attention.go_proj"));
+  peft.lora_target_modules = {"up_proj"};
+  EXPECT_TRUE(peft.adapts("decoder.layers.1.mlp.shared_experts.up_proj"));
+  EXPECT_FALSE(peft.adapts("decoder.layers.1.mlp.experts.up_proj"));
+  peft.lora_target_modules = {"experts.up_proj"};
+  EXPECT_TRUE(peft.adapts("decoder.layers.1.mlp.experts.up_proj"));
+  EXPECT_FALSE(peft.adapts("decoder.layers.1.mlp.shared_experts.up_proj"));
 }
 
 TEST(Peft, AdaptersOfSharedExpertsHaveTheWidthOfTheseExperts) {

@@ -184,6 +184,12 @@ TEST(HfConfig, RefusesWhatOurModelsDoNotHave) {
       {"deepseek_v3", R"({"num_key_value_heads": 2})", "num_key_value_heads is 2"},
       {"deepseek_v3", R"({"scoring_func": "softmax"})", "scoring_func is \"softmax\""},
       {"deepseek_v2", R"({"topk_method": "noaux_tc"})", "topk_method is \"noaux_tc\""},
+      {"deepseek_v3", R"({"n_group": 2, "topk_group": 3})", "topk_group = 3: must be from 1 to n_group (2)"},
+      {"deepseek_v3", R"({"n_group": 0})", "n_group = 0: must be above 0"},
+      {"deepseek_v2", R"({"topk_group": 0})", "topk_group = 0: must be from 1"},
+      {"qwen3", R"({"bos_token_id": "<s>"})", "config.json: bos_token_id = \"<s>\": must be a token id"},
+      {"qwen3", R"({"bos_token_id": -1})", "config.json: bos_token_id = -1: must be a token id"},
+      {"qwen3", R"({"eos_token_id": [1, 2.5]})", "config.json: eos_token_id = [1,2.5]: must be a token id"},
       {"deepseek_v2", R"({"mlp_bias": true})", "mlp_bias is true"},
       {"deepseek_v2", R"({"moe_layer_freq": 2})", "moe_layer_freq is 2"},
       {"gpt_oss", R"({"attention_bias": false})", "attention_bias is false"},
@@ -358,10 +364,27 @@ TEST(HfConfig, KeysOfOneSortMeanKeysOfOurs) {
 TEST(HfConfig, CodeOfTheDirectoryIsNoted) {
   const test::Folder folder;
   Json json = Json::parse(disk.read(kCases + "qwen3/config.json"));
-  EXPECT_EQ(directory_note(disk, kCases + "qwen3"), "");
+  EXPECT_TRUE(directory_notes(disk, kCases + "qwen3").empty());
   json["auto_map"] = {{"AutoModelForCausalLM", "modeling.Model"}};
   std::ofstream(folder.at("config.json")) << json;
-  EXPECT_TRUE(has(directory_note(disk, folder.path()), "config.json' has auto_map"));
+  EXPECT_TRUE(has(directory_notes(disk, folder.path()).at(0), "config.json' has auto_map"));
+}
+
+// As in transformers, which writes no such layers.
+TEST(HfConfig, MissingMultiTokenLayersAreNoted) {
+  const std::string directory = kCases + "deepseek_v3";
+  const test::Folder folder;
+  std::filesystem::copy(directory, folder.at("d"));
+  std::filesystem::permissions(folder.at("d/config.json"), std::filesystem::perms::owner_all);
+  Json json = Json::parse(disk.read(directory + "/config.json"));
+  for (const int layers : {0, 2}) {
+    json["num_nextn_predict_layers"] = layers;
+    std::ofstream(folder.at("d/config.json")) << json;
+    const std::vector<std::string> notes = directory_notes(disk, folder.at("d"));
+    EXPECT_EQ(notes.size(), layers == 0 ? 0u : 1u);
+    EXPECT_EQ(read_model(folder.at("d")).mtp_num_layers, 0);
+    if (!notes.empty()) { EXPECT_TRUE(has(notes[0], "num_nextn_predict_layers = 2: the weight files have no")); }
+  }
 }
 
 TEST(HfConfig, SequencesAreAtMostTheDefaultLength) {

@@ -62,7 +62,9 @@ TEST(HfTextPart, IsReadLikeATextDirectory) {
     write_multimodal(plain, folder.path(), prefix);
     EXPECT_EQ(read_settings(disk, folder.path()), read_settings(disk, plain)) << prefix;
     EXPECT_EQ(vocabulary_size(disk, folder.path()), vocabulary_size(disk, plain));
-    EXPECT_TRUE(has(directory_note(disk, folder.path()), "has vision_config: only the text model")) << prefix;
+    const std::vector<std::string> notes = directory_notes(disk, folder.path());
+    ASSERT_EQ(notes.size(), 1u);
+    EXPECT_TRUE(has(notes[0], "has vision_config: only the text model")) << prefix;
     Source source(disk, folder.path(), read_model(folder.path()));
     EXPECT_EQ(source.tensors().size(), expected.tensors().size());
     for (const files::TensorForm& form : expected.tensors()) {

@@ -171,6 +171,46 @@ void compare_bytes(const char* what, const std::string& written, const Json& sum
   report.exact("no other", static_cast<int64_t>(sums.size()), static_cast<int64_t>(got.size()), "");
 }
 
+// Weights with adapters were merged in float64, as ours are, and each element is rounded to float32 once.
+LargestError compare_merged(const std::string& written, const Json& expected) {
+  LargestError worst;
+  const std::string path = files::join_path(written, "model.safetensors");
+  files::PosixFileSystem disk;
+  const files::SafetensorsFile file(disk.map(path), path);
+  for (const auto& [name, want] : expected.at("merged").items()) {
+    const files::TensorInfo* const info = file.find(name);
+    MPX_CHECK(info != nullptr, "files", "'", path, "' has no ", name);
+    const int64_t count = static_cast<int64_t>(info->end - info->begin) / 4;
+    const at::Tensor x = at::empty({count}, at::kDouble);
+    for (int64_t i = 0; i < count; ++i)
+      x.mutable_data_ptr<double>()[i] =
+          files::element_as_double(info->dtype, file.data(*info), static_cast<uint64_t>(i));
+    const double norm = want.at("l2"), unit = 0x1p-24;
+    worst.see(x.norm().item<double>(), norm, unit * norm, name + " l2");
+    worst.see(x.sum().item<double>(), want.at("sum"), unit * norm * std::sqrt(static_cast<double>(count)),
+              name + " sum");
+    const std::vector<double> first = want.at("first"), last = want.at("last");
+    for (size_t i = 0; i < first.size(); ++i)
+      worst.see(x[static_cast<int64_t>(i)].item<double>(), first[i], 2 * unit * std::abs(first[i]), name);
+    for (size_t i = 0; i < last.size(); ++i)
+      worst.see(x[count - static_cast<int64_t>(last.size() - i)].item<double>(), last[i],
+                2 * unit * std::abs(last[i]), name);
+  }
+  return worst;
+}
+
+// The mean over all tokens but the first of each sequence.
+double mean_loss(const std::vector<at::Tensor>& logits, const Tokens& tokens) {
+  double sum = 0;
+  int64_t count = 0;
+  for (size_t n = 0; n < tokens.size(); ++n) {
+    const at::Tensor log_probs = logits[n].log_softmax(1);
+    for (size_t next = 1; next < tokens[n].size(); ++next, ++count)
+      sum -= log_probs[static_cast<int64_t>(next) - 1][tokens[n][next]].item<double>();
+  }
+  return sum / static_cast<double>(count);
+}
+
 // Writes a quantized directory without quantization, in both dtypes.
 void compare_dequantized(const std::string& directory, const Json& expected, Report& report) {
   files::PosixFileSystem disk;
@@ -223,7 +263,17 @@ bool check(const std::string& directory, const Layout& layout, Fault fault) {
   report.exact("greedy", equal, static_cast<int64_t>(new_tokens.size()), base::concat("token ", equal));
   const test::Folder scratch;
   write_again(directory, layout, scratch.at("run"), scratch.at("again"));
-  compare_bytes("bytes", scratch.at("again"), expected.at("tensor_sha256"), report);
+  if (find_adapters(directory).empty()) {
+    compare_bytes("bytes", scratch.at("again"), expected.at("tensor_sha256"), report);
+  } else {
+    compare_bytes("adapters", scratch.at("again_adapters"), expected.at("adapter_tensor_sha256"), report);
+    report.line("merged", compare_merged(scratch.at("again"), expected));
+    LargestError base;
+    const double wanted_base = expected.at("loss_without_adapter");
+    base.see(mean_loss(compute_logits(directory, layout, tokens, fault), tokens), wanted_base,
+             kErrorFactor * std::max(rounding.value("loss", 0.0), unit * wanted_base), "loss");
+    report.line("base", base);
+  }
   if (expected.contains("quantized")) compare_dequantized(directory, expected, report);
   std::printf("%s %s\n", report.passed() ? "PASS" : "FAIL", directory.c_str());
   return report.passed();

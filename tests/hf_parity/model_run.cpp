@@ -11,6 +11,7 @@
 #include "checkpoint/exchange.h"
 #include "comm/launch.h"
 #include "files/file_system.h"
+#include "hf/adapters.h"
 #include "hf/directory.h"
 #include "moe/experts_layer.h"
 #include "step/batch.h"
@@ -168,15 +169,23 @@ void insert_fault(step::Assembly& assembly, Fault fault) {
   assembly.model.families.loaded();
 }
 
-// Converts our whole tensors to theirs.
+// Converts our whole tensors to theirs. Frozen parameters have no gradient and are not in `ours`.
 std::map<std::string, at::Tensor> read_hf_tensors(const std::string& directory, const config::Model& model,
                                                   const std::map<std::string, at::Tensor>& ours) {
   files::PosixFileSystem disk;
   const std::string type = hf::Json::parse(disk.read(files::join_path(directory, "config.json"))).at("model_type");
   std::map<std::string, at::Tensor> theirs;
-  for (const hf::MappedTensor& tensor : hf::find_family(type).tensors(model)) {
-    if (tensor.kind != "weight") continue;
-    const at::Tensor& x = ours.at(tensor.name);
+  const std::vector<hf::MappedTensor> mapped = hf::find_family(type).tensors(model);
+  for (const hf::AdapterModule& module : hf::adapter_modules(model, mapped)) {
+    for (const char* which : {config::kLoraA, config::kLoraB}) {
+      if (const auto found = ours.find(module.ours + which); found != ours.end())
+        theirs[hf::kPeftPrefix + module.theirs + which] = found->second;
+    }
+  }
+  for (const hf::MappedTensor& tensor : mapped) {
+    const auto found = ours.find(tensor.name);
+    if (tensor.kind != "weight" || found == ours.end()) continue;
+    const at::Tensor& x = found->second;
     for (const hf::TensorPart& part : tensor.parts) {
       at::Tensor& whole = theirs[part.name];
       if (!whole.defined()) whole = at::zeros(part.shape, at::kDouble);
@@ -187,6 +196,10 @@ std::map<std::string, at::Tensor> read_hf_tensors(const std::string& directory, 
     }
   }
   return theirs;
+}
+
+std::vector<std::string> model_arguments(const std::string& directory) {
+  return {"--model.from", directory, "--peft.from", find_adapters(directory)};
 }
 
 std::vector<std::string> sizes(int64_t sequences, int64_t length) {
@@ -206,8 +219,14 @@ std::vector<std::string> sizes(int64_t sequences, int64_t length) {
 
 }  // namespace
 
+std::string find_adapters(const std::string& directory) {
+  files::PosixFileSystem disk;
+  const std::string adapters = files::join_path(directory, "adapter");
+  return disk.exists(adapters) ? adapters : "";
+}
+
 config::Config make_config(const std::string& directory, const Layout& layout, int64_t sequences, int64_t length) {
-  return parse_config({"--model.from", directory}, layout, sizes(sequences, length));
+  return parse_config(model_arguments(directory), layout, sizes(sequences, length));
 }
 
 ModelRun run_model(const std::string& directory, const Layout& layout, const Tokens& tokens,
@@ -288,7 +307,7 @@ std::vector<at::Tensor> compute_logits(const std::string& path, const Layout& la
 void write_again(const std::string& directory, const Layout& layout, const std::string& checkpoint,
                  const std::string& out) {
   const config::Config config = parse_config(
-      {"--model.from", directory}, layout,
+      model_arguments(directory), layout,
       {"--train.micro_batch_size=1", base::concat("--train.global_batch_size=", layout.ranks()),
        "--train.train_iters=1", "--optim.lr=0", "--checkpoint.save=" + checkpoint, "--checkpoint.save_interval=1"});
   run_on_ranks(config, [&](const comm::World& world) {
@@ -302,6 +321,7 @@ void write_again(const std::string& directory, const Layout& layout, const std::
   checkpoint::Alone alone;
   const checkpoint::Found found = checkpoint::open_path(disk, checkpoint, 0, alone);
   hf::write_directory(disk, *found.reader, out);
+  if (!find_adapters(directory).empty()) hf::write_adapters(disk, *found.reader, out + "_adapters", directory);
 }
 
 }  // namespace metroplex::hf_parity

@@ -36,16 +36,20 @@ struct ModelRun {
 
 enum class Fault { none, zero_tensor, scaled_norm };
 
-// The config with sections model and data of the directory, in fp32, without dropout, on the layout, resolved.
+// The directory of adapters that PEFT saved in the folder adapter of a model; "" if there is none.
+std::string find_adapters(const std::string& directory);
+// The config with sections model, data and peft of the directory and its adapters, in fp32, without dropout, on the
+// layout, resolved.
 config::Config make_config(const std::string& directory, const Layout& layout, int64_t sequences, int64_t length);
 ModelRun run_model(const std::string& directory, const Layout& layout, const Tokens& tokens,
                    const std::vector<int64_t>& prompt, int64_t new_tokens, Fault fault);
-// Logits for a Hugging Face directory, or for our checkpoint or a folder of them. They are computed in fp32 and
-// returned for each sequence as [s, V] in double, on the tp and pp ranks of the layout. Reads the main parameters of
-// a checkpoint that has them.
+// Logits for a Hugging Face directory without its adapters, or for our checkpoint or a folder of them. They are
+// computed in fp32 and returned for each sequence as [s, V] in double, on the tp and pp ranks of the layout. Reads
+// the main parameters of a checkpoint that has them.
 std::vector<at::Tensor> compute_logits(const std::string& path, const Layout& layout, const Tokens& tokens,
                                        Fault fault = Fault::none);
 // Loads the directory in its stored format, saves a checkpoint on the layout, and writes that as a directory again.
+// Adapters are merged, and written alone to <out>_adapters.
 void write_again(const std::string& directory, const Layout& layout, const std::string& checkpoint,
                  const std::string& out);
 

@@ -65,7 +65,16 @@ Input make_input(const std::vector<int64_t>& rows, int64_t padding, at::ScalarTy
 // Results of the valid rows; parameters by the end of their names.
 using Results = std::map<std::string, at::Tensor>;
 
-std::string short_name(const nn::Param& param) { return param.name.substr(param.name.find("linear_fc")); }
+std::string short_name(const nn::Param& param) { return param.name.substr(std::string("mlp.experts.").size()); }
+
+// Adapters of all three layers, with a scale of 1.5 and another rank of down_proj.
+nn::LayerContext with_adapters(nn::LayerContext context) {
+  context.peft.lora_rank = 2, context.peft.lora_alpha = 3;
+  context.peft.lora_target_modules = {"experts.gate_proj", "experts.up_proj", "experts.down_proj"};
+  context.peft.rank_pattern = {"down_proj=4"}, context.peft.alpha_pattern = {"down_proj=6"};
+  return context;
+}
+constexpr double kAdapterScale = 1.5;
 
 std::vector<nn::Param*> list_params(moe::Experts& experts) {
   std::vector<nn::Param*> params;
@@ -90,8 +99,8 @@ Results run_layer(moe::Experts& experts, const Input& in, const moe::Replicas& r
                   {"dx", x.grad().narrow(0, 0, in.valid)},
                   {"dprobs", probs.grad().narrow(0, 0, in.valid)}};
   for (const nn::Param* param : params) {
-    EXPECT_EQ(param->backward_calls, 1) << param->name;
-    results[short_name(*param)] = param->main_grad;
+    EXPECT_EQ(param->backward_calls, param->frozen ? 0 : 1) << param->name;
+    if (!param->frozen) results[short_name(*param)] = param->main_grad;
   }
   return results;
 }
@@ -147,8 +156,7 @@ at::Tensor activated(const at::Tensor& x, const Kind& kind) {
 }
 
 // The plain formula, expert by expert, in float64 with torch's autograd, from the layer's values.
-Results formula(const Kind& kind, const Input& in, at::ScalarType type) {
-  nn::LayerContext context = test::layer_context({}, false, type);
+Results formula(const Kind& kind, const Input& in, const nn::LayerContext& context) {
   moe::Experts experts("mlp.experts", make_model(kind, static_cast<int64_t>(in.rows.size())), context, {});
   const std::vector<nn::Param*> params = list_params(experts);
   set_values(params);
@@ -159,15 +167,23 @@ Results formula(const Kind& kind, const Input& in, at::ScalarType type) {
   std::vector<at::Tensor> regions;
   int64_t first = 0;
   for (size_t e = 0; e < in.rows.size(); ++e) {
-    const auto of = [&](const char* name) { return leaves.at(name).select(0, static_cast<int64_t>(e)); };
+    const auto of = [&](const std::string& name) { return leaves.at(name).select(0, static_cast<int64_t>(e)); };
+    const auto weight = [&](const char* name, const std::vector<std::string>& words) {
+      std::vector<at::Tensor> deltas;
+      for (const std::string& word : words) {
+        if (leaves.contains(word + ".lora_A.weight"))
+          deltas.push_back(at::mm(of(word + ".lora_B.weight"), of(word + ".lora_A.weight")));
+      }
+      return deltas.empty() ? of(name) : of(name) + kAdapterScale * at::cat(deltas);
+    };
     const at::Tensor p = probs.narrow(0, first, in.rows[e]).unsqueeze(1);
     at::Tensor rows = x.narrow(0, first, in.rows[e]);
     if (kind.on_input) rows = rows * p;
-    at::Tensor inner = at::mm(rows, of("linear_fc1.weight").t());
+    at::Tensor inner = at::mm(rows, weight("linear_fc1.weight", {"gate_proj", "up_proj"}).t());
     if (kind.bias) inner = inner + of("linear_fc1.bias");
     at::Tensor out = activated(inner, kind);
     if (!kind.on_input) out = out * p;
-    out = at::mm(out, of("linear_fc2.weight").t());
+    out = at::mm(out, weight("linear_fc2.weight", {"down_proj"}).t());
     if (kind.bias) out = out + (kind.on_input ? of("linear_fc2.bias") : of("linear_fc2.bias") * p);
     regions.push_back(out);
     first += in.rows[e];
@@ -221,10 +237,38 @@ TEST(Experts, EqualThePlainFormulaInForwardAndAllGradients) {
           Kind kind = kKinds[k];
           kind.grouped = grouped;
           const Input in = make_input(rows, 7, type);
-          expect_equal(run_experts(kind, in, test::layer_context({}, false, type)), formula(kind, in, type),
-                       tolerance(type),
+          const nn::LayerContext context = test::layer_context({}, false, type);
+          expect_equal(run_experts(kind, in, context), formula(kind, in, context), tolerance(type),
                        std::string(at::toString(type)) + ", kind " + std::to_string(k) + ", rows of the first " +
                            std::to_string(rows[0]) + (grouped ? ", grouped" : ", one by one"));
+        }
+      }
+    }
+  }
+}
+
+// With the layer's own weights trained or frozen, and with the activation stored or recomputed. An adapter adds two
+// products to each layer, so the sums of tolerance() are twice as many.
+TEST(Experts, AdaptersEqualThePlainFormula) {
+  for (const at::ScalarType type : {at::kDouble, at::kFloat}) {
+    for (Kind kind : kKinds) {
+      for (const auto& rows : kRows) {
+        for (int variant = 0; variant < 8; ++variant) {
+          kind.grouped = (variant & 1) != 0;
+          const bool frozen = (variant & 2) != 0;
+          nn::LayerContext context = with_adapters(test::layer_context({}, false, type));
+          if ((variant & 4) != 0) context.saving.recomputed = {nn::SavePoint::expert_activation};
+          const Input in = make_input(rows, 7, type);
+          Results expected = formula(kind, in, context);
+          moe::Experts experts("mlp.experts", make_model(kind, static_cast<int64_t>(rows.size())), context, {});
+          set_values(list_params(experts));
+          for (nn::Param* param : list_params(experts)) {
+            if (!frozen || config::is_adapter(param->name)) continue;
+            if (param->name.ends_with(".bias")) continue;
+            param->frozen = true;
+            expected.erase(short_name(*param));
+          }
+          expect_equal(run_layer(experts, in), expected, 2 * tolerance(type), "variant " + std::to_string(variant));
         }
       }
     }
@@ -293,9 +337,11 @@ TEST(Experts, PartsOverEtpAddUpToTheWhole) {
       moe::ExpertContext at;
       at.experts = world.groups().tp;
       at.etp = etp;
-      for (const Kind& kind : kKinds) {
+      for (size_t i = 0; i < 2 * std::size(kKinds); ++i) {
+        const Kind& kind = kKinds[i / 2];
+        const nn::LayerContext context = i % 2 == 0 ? test::layer_context() : with_adapters(test::layer_context());
         const Input in = make_input({5, 0, 30, 2}, 7, at::kDouble);
-        moe::Experts experts("mlp.experts", make_model(kind, 4), test::layer_context(), at);
+        moe::Experts experts("mlp.experts", make_model(kind, 4), context, at);
         set_values(list_params(experts));
         Results results = run_layer(experts, in);
         for (const char* name : {"y", "dx", "dprobs"}) {
@@ -303,10 +349,11 @@ TEST(Experts, PartsOverEtpAddUpToTheWhole) {
           comm::all_reduce(results[name], at.experts);
         }
         for (const nn::Param* param : list_params(experts)) {
+          if (param->placement.partial.contains(topology::Axis::etp)) comm::all_reduce(param->main_grad, at.experts);
           if (!topology::sharded_axes(param->placement).contains(topology::Axis::etp)) continue;
           results[short_name(*param)] = test::whole(*param, param->main_grad, at.experts);
         }
-        expect_equal(results, formula(kind, in, at::kDouble), 1e-13, "etp " + std::to_string(etp));
+        expect_equal(results, formula(kind, in, context), 1e-13, "etp " + std::to_string(etp));
       }
     });
   }

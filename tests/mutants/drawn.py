@@ -94,10 +94,10 @@ MUTANTS = [
     ("e4m3_last_exponent_is_nan", "files/small_float.cpp", "(code & 0x7f) == 0x7f", "(code & 0x78) == 0x78", "files_test SmallFloat*"),
     # hf: adapters.
     ("drawn_merged_region_of_first_group", "hf/merged.cpp", "group * box.size + inside", "group * 0 + inside", f"hf_test; {ADAPTERS}", "expr"),
-    ("drawn_merged_columns_from_the_first", "hf/merged.cpp", "a.data() + k * columns + region.offset[1] + first", "a.data() + k * columns + first", f"hf_test; {ADAPTERS}", "expr"),
+    ("drawn_merged_with_the_first_row_of_a", "hf/merged.cpp", "a.data() + (expert * rank + k) * columns", "a.data() + expert * rank * columns", f"hf_test; {ADAPTERS}", "expr"),
     ("drawn_rslora_not_written", "hf/directory_peft.cpp", "peft.use_rslora", "false", f"hf_test; {ADAPTERS}", "expr"),
-    ("drawn_rslora_scale_by_rank", "config/peft.cpp", "use_rslora ? std::sqrt(rank) : rank", "use_rslora ? rank : rank", f"config_test; {ADAPTERS}", "expr"),
-    ("drawn_shared_expert_adapter_width", "config/peft.cpp", "shared ? m.moe_shared_expert_intermediate_size : ffn_width(m)", "shared ? ffn_width(m) : ffn_width(m)", f"config_test; {ADAPTERS}", "expr"),
+    ("drawn_rslora_scale_by_rank", "config/peft.cpp", "use_rslora ? std::sqrt(its_rank) : its_rank", "use_rslora ? its_rank : its_rank", f"config_test; {ADAPTERS}", "expr"),
+    ("drawn_shared_expert_adapter_width", "config/peft.cpp", "shared ? m.moe_shared_expert_intermediate_size : dense_width", "shared ? dense_width : dense_width", f"config_test; {ADAPTERS}", "expr"),
     # text: optional arguments of filters.
     ("drawn_map_default_ignored", LISTS, "found.is_undefined() && fallback != nullptr ? *fallback : found", "found.is_undefined() && fallback != nullptr ? found : found", JINJA, "expr"),
     ("drawn_dictsort_by_anything", LISTS, 'order == "value" ? 1 : 0', 'order != "value" ? 1 : 0', JINJA, "expr"),

@@ -35,7 +35,7 @@ struct Fixture {
   nn::AdapterRows rows() const { return adapters.rows(x.sizes(), 0, batch); }
   at::Tensor outputs() const {
     const at::Tensor out = at::zeros({kTokens, 1, 2 * kBoxRows}, at::kDouble);
-    adapters.add_outputs(out, x, rows());
+    adapters.add_outputs(out, x, {}, rows());
     return out;
   }
 };
@@ -57,7 +57,7 @@ TEST(Lora, GradientsAreDerivativesOfTheOutputs) {
   const Fixture fixture;
   const at::Tensor dy = sample({kTokens, 1, 2 * kBoxRows}, 9), dx = at::zeros_like(fixture.x);
   const at::Tensor out = at::zeros_like(dy);
-  const auto kept = fixture.adapters.keep(fixture.adapters.add_outputs(out, fixture.x, fixture.rows()));
+  const auto kept = fixture.adapters.keep(fixture.adapters.add_outputs(out, fixture.x, {}, fixture.rows()));
   const auto dhidden = fixture.adapters.add_input_gradients(dx, dy, fixture.rows());
   fixture.adapters.accumulate({dy, fixture.x, kept, dhidden}, fixture.rows());
   // Sums of at most 5 x 12 products of size 1: 60 x 2^-53 < 1e-14, ten times that for the difference.

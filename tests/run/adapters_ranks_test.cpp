@@ -38,6 +38,7 @@ const std::string kExperts =
     " hidden_dropout: 0.1, init_method_std: 0.2," +
     kSizes + "}\n" + kTrain;
 
+const Settings kDora{"peft.lora_rank=3", "peft.lora_alpha=6", "peft.use_dora=true", "model.from=weights"};
 const Settings kAdapters{"peft.lora_rank=3", "peft.lora_alpha=6", "peft.lora_dropout=0.25"};
 const Settings kFrozen{"train.freeze=embedding.*,decoder.layers.1.*,*.linear_fc2.*,*layernorm*"};
 
@@ -132,6 +133,12 @@ config::Config trained(const std::string& yaml, const Settings& settings, int64_
 
 TEST(Adapters, EveryLayoutGivesWhatOneRankGives) { expect_all_as_on_one_rank(kLlama, kAdapters, dense_cases()); }
 
+TEST(Adapters, DoraGivesTheSameInEveryLayout) {
+  expect_all_as_on_one_rank(kLlama, kDora, dense_cases());
+  expect_all_as_on_one_rank(kGpt, kDora, {{"tp 2 sp", 2, layout(2, 1, {kSequence})}, {"pp 2", 2, layout(1, 2)}});
+  expect_all_as_on_one_rank(kLatent, kDora, {{"tp 2", 2, layout(2, 1)}, {"tp 2 sp", 2, layout(2, 1, {kSequence})}});
+}
+
 TEST(Adapters, OfLatentAttentionToo) {
   expect_all_as_on_one_rank(kLatent, kAdapters,
                             {{"tp 2", 2, layout(2, 1)},
@@ -140,6 +147,18 @@ TEST(Adapters, OfLatentAttentionToo) {
 }
 
 TEST(Adapters, BesideExpertsToo) { expect_all_as_on_one_rank(kExperts, kAdapters, expert_cases()); }
+
+TEST(Adapters, OfRoutedExpertsInEveryLayout) {
+  const Settings routed{"peft.lora_rank=3", "peft.lora_alpha=6", "peft.rank_pattern=experts.up_proj=2",
+                        "peft.lora_target_modules=experts.gate_proj,experts.up_proj,experts.down_proj,o_proj"};
+  std::vector<Case> cases = expert_cases();
+  cases.push_back(
+      {"tp 2 sp, etp 2, ep 2", 4,
+       layout(2, 1, {kSequence, "parallel.expert_tensor_parallel_size=2", "parallel.expert_model_parallel_size=2"})});
+  cases.push_back({"ep 2, one product per expert", 2,
+                   layout(1, 1, {"parallel.expert_model_parallel_size=2", "model.moe_grouped_gemm=false"})});
+  expect_all_as_on_one_rank(kExperts, routed, cases);
+}
 
 TEST(Adapters, EmbeddingAndHeadAreTrainedWithThem) {
   Settings both = kAdapters, tied = kAdapters;
@@ -295,17 +314,28 @@ void expect_the_formula(const std::string& yaml, const Settings& peft, double sc
     ASSERT_TRUE(place) << name;
     places.emplace(config::adapted_module(name), *place);
   }
+  std::map<std::string, at::Tensor> unscaled;  // with DoRA: W + s B A
   for (const auto& [module, place] : places) {
     const at::Tensor delta = got.values.at(module + config::kLoraB).mm(got.values.at(module + config::kLoraA));
-    select_rows(merged.at(place.linear + ".weight"), place.box)
-        .add_(delta.view({place.box.repeats, place.box.size, -1}), scale);
+    const at::Tensor rows = select_rows(merged.at(place.linear + ".weight"), place.box);
+    rows.add_(delta.view({place.box.repeats, place.box.size, -1}), scale);
+    if (!adapted.peft.use_dora) continue;
+    unscaled[module] = rows.clone();
+    rows.mul_(got.values.at(module + config::kLoraMagnitude).view({place.box.repeats, place.box.size, 1}));
+    rows.div_(unscaled[module].norm(2, {-1}, true));
   }
   const Gradients want = compute_gradients(plain, [&](nn::Param& param) { param.data.copy_(merged.at(param.name)); });
   EXPECT_NEAR(got.loss, want.loss, kRounding);
-  EXPECT_EQ(got.gradients.size(), 2 * places.size());
+  EXPECT_EQ(got.gradients.size(), (adapted.peft.use_dora ? 3 : 2) * places.size());
   for (const auto& [module, place] : places) {
-    const at::Tensor g =
+    at::Tensor g =
         select_rows(want.gradients.at(place.linear + ".weight"), place.box).reshape({place.box.rows(), -1});
+    if (adapted.peft.use_dora) {  // the length is a constant in backward, as in PEFT
+      const at::Tensor rows = unscaled.at(module).reshape(g.sizes()), lengths = rows.norm(2, {-1});
+      const at::Tensor dm = (g * rows).sum(-1).div_(lengths);
+      EXPECT_LE((got.gradients.at(module + config::kLoraMagnitude) - dm).abs().max().item<double>(), kRounding);
+      g = g * got.values.at(module + config::kLoraMagnitude).div(lengths).unsqueeze(1);
+    }
     const at::Tensor &a = got.values.at(module + config::kLoraA), &b = got.values.at(module + config::kLoraB);
     const at::Tensor da = b.t().mm(g).mul_(scale), db = g.mm(a.t()).mul_(scale);
     EXPECT_GT(da.abs().max().item<double>(), 1e6 * kRounding) << module;
@@ -318,6 +348,12 @@ TEST(Adapters, AreTheWeightsPlusTheProductInForwardAndBackward) {
   expect_the_formula(kLlama, {"peft.lora_rank=3", "peft.lora_alpha=6"}, 2);
   expect_the_formula(kLatent, {"peft.lora_rank=4", "peft.use_rslora=true", "peft.lora_alpha=5"}, 2.5);
   expect_the_formula(kGpt, {"peft.lora_rank=1", "peft.lora_alpha=0.5"}, 0.5);
+}
+
+TEST(Adapters, DoraScalesRowsToTheirMagnitudes) {
+  expect_the_formula(kLlama, kDora, 2);
+  expect_the_formula(kLatent, kDora, 2);
+  expect_the_formula(kGpt, kDora, 2);
 }
 
 TEST(Adapters, BeginAsTheModelWithoutThem) {
@@ -368,8 +404,16 @@ TEST(Freezing, PatternsThatFitNothingAndNothingLeftToTrainAreRefused) {
   EXPECT_NE(refusal("model: {family: mixtral, num_moe_experts: 4, num_query_groups: 4, ffn_hidden_size: 16," +
                         kSizes + "}\n" + kTrain,
                     {"peft.lora_rank=2", "peft.lora_target_modules=gate_proj"}, 1)
-                .find("exists only in routed experts"),
+                .find("did you mean experts.gate_proj?"),
             std::string::npos);
+  for (const char* nothing : {"peft.lora_target_modules = layers.7.mlp.up_proj", "peft.rank_pattern = oproj=2",
+                              "peft.alpha_pattern = layers.7..*=2"}) {
+    const std::string text = nothing;
+    const size_t middle = text.find(" = ");
+    Settings settings = layout(1, 2, {"peft.lora_rank=2", text.substr(0, middle) + "=" + text.substr(middle + 3)});
+    EXPECT_NE(refusal(kLlama, settings, 2).find(text + ": must select a module with an adapter"), std::string::npos)
+        << text;
+  }
   EXPECT_NE(refusal(kLlama, {"peft.lora_alpha=2"}, 1).find("has no effect without peft.lora_rank"),
             std::string::npos);
 }

@@ -199,6 +199,8 @@ LATENT = "--peft.lora_target_modules=q_a_proj,q_b_proj,kv_a_proj_with_mqa,kv_b_p
 # A vocabulary of three more tokens, whose rows are trained next to the adapters.
 GROWN, SAVED = "--model.vocab_size={}", "--peft.modules_to_save="
 ADAPTED = [("llama_biases", []), ("qwen3", ["--peft.use_rslora=true"]), ("gemma3", []), ("gpt_oss", []), ("deepseek_v3", [LATENT]),
+           ("llama_biases", ["--peft.use_dora=true", "--peft.rank_pattern=o_proj=2"]),
+           ("qwen3", ["--peft.rank_pattern=up_proj=3,layers.1.self_attention.q_proj=2", "--peft.alpha_pattern=down_proj=3"]),
            ("llama_biases", [GROWN, SAVED + "embed_tokens,lm_head"]), ("gemma3", [GROWN, SAVED + "embed_tokens"])]
 
 
@@ -210,7 +212,7 @@ def adapted_directory(case, options, work):
         config["vocab_size"] += 3
     options = [option.format(config["vocab_size"]) for option in options]
     run(programs / "metroplex", "train", "--model.from", case, *STEPS, *layout, "--peft.lora_rank=4", "--peft.lora_alpha=8",
-        "--peft.lora_dropout=0.1", *options, "--checkpoint.save", work / "run")
+        "--peft.lora_dropout=" + ("0" if "--peft.use_dora=true" in options else "0.1"), *options, "--checkpoint.save", work / "run")
     run(programs / "metroplex", "convert", work / "run", "--to", "hf", work / "out", "--dtype", "fp32")
     compare(f"{case.name}, adapters merged", work / "out", work / "run", forward, case, work)
     same_ids(f"{case.name}, adapters merged", case, work / "out")

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <array>
+#include <charconv>
 #include <cmath>
+#include <regex>
 
 #include "config/derived.h"
 #include "config/experts.h"
@@ -18,15 +20,63 @@ bool contains(const std::vector<std::string>& words, const std::string& word) {
   return std::find(words.begin(), words.end(), word) != words.end();
 }
 
-}  // namespace
-
-double Peft::lora_scale() const {
-  const auto rank = static_cast<double>(lora_rank);
-  return lora_alpha / (use_rslora ? std::sqrt(rank) : rank);
+double find_number(const std::vector<std::string>& entries, const std::string& module, double otherwise) {
+  for (const std::string& entry : entries) {
+    const auto found = read_module_number(entry);
+    if (found && found->matches(module)) return found->number;
+  }
+  return otherwise;
 }
 
-bool Peft::adapts(const std::string& word) const {
-  return lora() && (lora_target_modules.empty() || contains(lora_target_modules, word));
+}  // namespace
+
+std::optional<ModuleNumber> read_module_number(const std::string& text) {
+  const size_t equals = text.rfind('=');
+  if (equals == std::string::npos || equals == 0) return std::nullopt;
+  ModuleNumber entry{text.substr(0, equals)};
+  const char *const begin = text.data() + equals + 1, *const end = text.data() + text.size();
+  const auto [stop, error] = std::from_chars(begin, end, entry.number);
+  if (error != std::errc() || stop != end || !(entry.number > 0) || !std::isfinite(entry.number)) return std::nullopt;
+  try {
+    entry.matches("");
+  } catch (const std::regex_error&) { return std::nullopt; }
+  return entry;
+}
+
+bool ModuleNumber::matches(const std::string& module) const {
+  return std::regex_match(module, std::regex("(?:.*\\.)?(?:" + pattern + ")"));
+}
+
+bool is_target(const std::string& target, const std::string& module) {
+  return module == target || module.ends_with("." + target);
+}
+
+int64_t Peft::rank(const std::string& module) const {
+  return static_cast<int64_t>(find_number(rank_pattern, module, static_cast<double>(lora_rank)));
+}
+
+double Peft::alpha(const std::string& module) const { return find_number(alpha_pattern, module, lora_alpha); }
+
+double Peft::scale(const std::string& module) const {
+  const auto its_rank = static_cast<double>(rank(module));
+  return alpha(module) / (use_rslora ? std::sqrt(its_rank) : its_rank);
+}
+
+bool is_routed(const std::string& module) {
+  return module.starts_with("experts.") || module.find(".experts.") != std::string::npos;
+}
+
+bool Peft::adapts(const std::string& module) const {
+  if (!lora()) return false;
+  const bool routed = is_routed(module);
+  if (lora_target_modules.empty()) return !routed;
+  return std::any_of(lora_target_modules.begin(), lora_target_modules.end(), [&](const std::string& target) {
+    return is_target(target, module) && (!routed || is_routed(target));
+  });
+}
+
+bool Peft::adapts_routed_experts() const {
+  return lora() && std::any_of(lora_target_modules.begin(), lora_target_modules.end(), is_routed);
 }
 
 bool Peft::trains(const std::string& param) const {
@@ -72,10 +122,13 @@ std::vector<std::string> adapter_words(const Model& model) {
   const std::vector<bool> experts = model.has_experts() ? moe_layers(model) : std::vector<bool>();
   const bool dense = !model.has_experts() || std::find(experts.begin(), experts.end(), false) != experts.end() ||
                      family(model.family).top_query;
-  if (!dense && model.moe_shared_expert_intermediate_size == 0) return words;
-  if (model.gated_linear_unit) words.emplace_back("gate_proj");
-  words.emplace_back("up_proj");
-  words.emplace_back("down_proj");
+  const auto add_mlp = [&](const std::string& prefix) {
+    if (model.gated_linear_unit) words.push_back(prefix + "gate_proj");
+    words.push_back(prefix + "up_proj");
+    words.push_back(prefix + "down_proj");
+  };
+  if (dense || model.moe_shared_expert_intermediate_size > 0) add_mlp("");
+  if (model.has_experts()) add_mlp("experts.");
   return words;
 }
 
@@ -83,11 +136,11 @@ static bool ends_with(const std::string& text, const std::string& end) {
   return text.size() > end.size() && text.compare(text.size() - end.size(), end.size(), end) == 0;
 }
 
-bool is_adapter(const std::string& param) { return ends_with(param, kLoraA) || ends_with(param, kLoraB); }
-
-std::string adapted_module(const std::string& param) {
-  return param.substr(0, param.size() - std::string(kLoraA).size());
+bool is_adapter(const std::string& param) {
+  return ends_with(param, kLoraA) || ends_with(param, kLoraB) || ends_with(param, kLoraMagnitude);
 }
+
+std::string adapted_module(const std::string& param) { return param.substr(0, param.rfind(".lora_")); }
 
 std::string adapter_module(const std::string& linear, const std::string& word) {
   return linear.substr(0, linear.rfind('.') + 1) + word;
@@ -109,7 +162,8 @@ std::optional<AdapterPlace> adapter_place(const Model& model, const std::string&
   if (word == "down_proj") return place("linear_fc2", {whole_layer(word, m.hidden_size)});
   if (word == "gate_proj" || word == "up_proj") {
     const bool shared = prefix.find(".shared_experts.") != std::string::npos;
-    return place("linear_fc1", fc1_boxes(m, shared ? m.moe_shared_expert_intermediate_size : ffn_width(m)));
+    const int64_t dense_width = is_routed(module) ? expert_ffn_width(m) : ffn_width(m);
+    return place("linear_fc1", fc1_boxes(m, shared ? m.moe_shared_expert_intermediate_size : dense_width));
   }
   if (!m.multi_latent_attention) return place("linear_qkv", qkv_boxes(m, true));
   const int64_t queries = heads * (m.qk_head_dim + m.qk_pos_emb_head_dim);

@@ -13,6 +13,7 @@ void check_paths(Rules& rules) {
       {"data.tokenizer_model", &config.data.tokenizer_model},
       {"memory.offload_directory", &config.memory.offload_directory},
       {"model.from", &config.model.from},
+      {"peft.from", &config.peft.from},
       {"train.expert_trace_file", &config.train.expert_trace_file},
       {"train.machine", &config.train.machine},
       {"train.metrics_file", &config.train.metrics_file},

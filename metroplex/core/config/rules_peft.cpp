@@ -2,6 +2,7 @@
 #include "config/rules.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "base/join.h"
 #include "config/family.h"
@@ -9,6 +10,8 @@
 namespace metroplex::config {
 
 using base::concat;
+
+constexpr double kMaxRank = 1000000;
 
 static void check_patterns(Rules& rules, const char* key, const std::vector<std::string>& patterns) {
   for (const std::string& pattern : patterns) {
@@ -22,14 +25,51 @@ static void check_targets(Rules& rules) {
   const Peft& peft = rules.config.peft;
   const std::vector<std::string> has = adapter_words(rules.config.model);
   for (const std::string& word : peft.lora_target_modules) {
-    if (std::find(has.begin(), has.end(), word) != has.end()) continue;
-    const std::string near = base::nearest_name(word, has);
-    const bool of_mlp = word == "gate_proj" || word == "up_proj" || word == "down_proj";
-    const bool routed = rules.config.model.has_experts() && of_mlp;
+    const auto ends = [&](const std::string& known) {
+      return is_target(known, word) && is_routed(known) == is_routed(word);
+    };
+    if (std::any_of(has.begin(), has.end(), ends)) continue;
+    const bool routed = std::find(has.begin(), has.end(), "experts." + word) != has.end();
+    const std::string near = routed ? "experts." + word : base::nearest_name(word, has);
     rules.require(false, "peft.lora_target_modules", word,
-                  routed ? "exists only in routed experts in this model, which have no adapters"
+                  routed ? "exists only in routed experts in this model"
                          : "is not a linear layer of this model, which has " + base::join(has, ", "),
-                  near.empty() || routed ? "leave it out" : concat("did you mean ", near, "?"));
+                  near.empty() ? "leave it out" : concat("did you mean ", near, "?"));
+  }
+}
+
+static void check_routed_adapters(Rules& rules) {
+  const Config& config = rules.config;
+  if (!config.peft.adapts_routed_experts()) return;
+  const std::string rule = "adapters of routed experts (experts.* in peft.lora_target_modules) do not support it";
+  const char* const fix = "turn it off, or leave experts.* out";
+  rules.require(config.peft.lora_dropout == 0 || !rules.trains(), "peft.lora_dropout", config.peft.lora_dropout, rule,
+                "set it to 0, or leave experts.* out");
+  rules.require(!config.peft.use_dora, "peft.use_dora", "true", rule, fix);
+  rules.require(!config.model.moe_enable_echo, "model.moe_enable_echo", "true", rule, fix);
+}
+
+static void check_dora(Rules& rules) {
+  const Config& config = rules.config;
+  if (!config.peft.use_dora || !rules.trains()) return;
+  rules.require(config.peft.lora_dropout == 0, "peft.lora_dropout", config.peft.lora_dropout,
+                "peft.use_dora does not support it", "set it to 0, or turn peft.use_dora off");
+  rules.require(!config.model.from.empty() || !config.checkpoint.load.empty(), "peft.use_dora", "true",
+                "is for a run that starts from weights, whose rows give the lengths",
+                "set model.from, or turn it off");
+}
+
+static void check_module_numbers(Rules& rules) {
+  const Peft& peft = rules.config.peft;
+  const char* const fix = "write it like o_proj=2, several in a list";
+  for (const std::string& text : peft.alpha_pattern)
+    rules.require(read_module_number(text).has_value(), "peft.alpha_pattern", text,
+                  "must be PATTERN=ALPHA with a regular expression and a number above 0", fix);
+  for (const std::string& text : peft.rank_pattern) {
+    const auto entry = read_module_number(text);
+    const bool is_rank = entry && entry->number == std::floor(entry->number) && entry->number <= kMaxRank;
+    rules.require(is_rank, "peft.rank_pattern", text,
+                  "must be PATTERN=RANK with a regular expression and a whole number from 1 to 1000000", fix);
   }
 }
 
@@ -61,14 +101,21 @@ void check_peft(Rules& rules) {
   check_patterns(rules, "train.freeze", rules.config.train.freeze);
   check_patterns(rules, "train.trainable", rules.config.train.trainable);
   check_load_patterns(rules);
+  rules.require(peft.from.empty() || (peft.lora() && !rules.config.model.from.empty()), "peft.from", peft.from,
+                "needs the model that the adapters belong to, and peft.lora_rank above 0",
+                "set model.from, or leave it out to use the adapters of a checkpoint");
   if (!peft.lora()) {
     refuse_without(rules, "peft.lora_rank", [](std::string_view name) {
       return name == "lora_alpha" || name == "use_rslora" || name == "lora_dropout" ||
-             name == "lora_target_modules" || name == "modules_to_save";
+             name == "lora_target_modules" || name == "modules_to_save" || name == "rank_pattern" ||
+             name == "alpha_pattern" || name == "use_dora";
     });
     return;
   }
   check_targets(rules);
+  check_module_numbers(rules);
+  check_routed_adapters(rules);
+  check_dora(rules);
   check_saved_modules(rules);
   if (family(rules.config.model.family).top_query) {
     rules.require(false, "peft.lora_rank", peft.lora_rank, "is not supported with model.family = codegeex",

@@ -21,14 +21,9 @@ namespace {
 using kernels::GroupedOp;
 using topology::Axis;
 
-struct Sizes {
-  int64_t experts = 0, hidden = 0, width = 0;  // of the whole layer
-  bool gated = false;
-};
+}  // namespace
 
-// Shards of a stack of experts over ep and, unless `cut_dim` is negative, over etp. In dimension 1 of gated units
-// gate and up are sharded separately.
-std::vector<topology::DimShard> stack_cuts(const Sizes& sizes, const ExpertContext& at, int cut_dim) {
+std::vector<topology::DimShard> stack_cuts(const StackSizes& sizes, const ExpertContext& at, int cut_dim) {
   std::vector<topology::DimShard> cuts = {topology::even_shard(0, Axis::ep, sizes.experts, at.ep, at.ep_rank())};
   if (cut_dim < 0) return cuts;
   topology::DimShard cut = topology::even_shard(cut_dim, Axis::etp, sizes.width, at.etp, at.etp_rank());
@@ -39,8 +34,6 @@ std::vector<topology::DimShard> stack_cuts(const Sizes& sizes, const ExpertConte
   cuts.push_back(cut);
   return cuts;
 }
-
-}  // namespace
 
 Experts::Experts(const std::string& name, const config::Model& model, const nn::LayerContext& context,
                  const ExpertContext& at)
@@ -55,8 +48,8 @@ Experts::Experts(const std::string& name, const config::Model& model, const nn::
       stash_(at.stash),
       products_(context.target, at.local_groups(model.num_moe_experts), -1, fill_),
       rows_(nn::activation_spec(model, context.target)) {
-  const Sizes sizes{model.num_moe_experts, model.hidden_size, config::expert_ffn_width(model),
-                    model.gated_linear_unit};
+  const StackSizes sizes{model.num_moe_experts, config::expert_ffn_width(model), model.gated_linear_unit};
+  const int64_t hidden = model.hidden_size;
   const int64_t inner = sizes.gated ? 2 * sizes.width : sizes.width;
   const auto make = [&](const char* tensor, std::vector<int64_t> shape, int cut_dim, nn::Init init) {
     topology::Placement placement;
@@ -66,16 +59,18 @@ Experts::Experts(const std::string& name, const config::Model& model, const nn::
     placement.regions = topology::expert_regions(name, sizes.experts, tensor);
     return nn::make_param({name + "." + tensor, std::move(shape), std::move(placement), init}, context);
   };
-  fc1_ = make("linear_fc1.weight", {sizes.experts, inner, sizes.hidden}, 1, nn::Init::normal);
-  fc2_ = make("linear_fc2.weight", {sizes.experts, sizes.hidden, sizes.width}, 2, nn::Init::scaled_normal);
+  fc1_ = make("linear_fc1.weight", {sizes.experts, inner, hidden}, 1, nn::Init::normal);
+  fc2_ = make("linear_fc2.weight", {sizes.experts, hidden, sizes.width}, 2, nn::Init::scaled_normal);
   if (stash_) {
     const int64_t activated = saving_.recomputes(nn::SavePoint::expert_activation) ? 0 : fc2_.local_shape[2];
-    const int64_t width = sizes.hidden + fc1_.local_shape[1] + activated;
+    const int64_t width = hidden + fc1_.local_shape[1] + activated;
     number_ = stash_->join(name, width * static_cast<int64_t>(c10::elementSize(context.dtype)));
   }
+  adapters1_ = make_adapters(name, config::fc1_boxes(model, sizes.width), true, context, at);
+  adapters2_ = make_adapters(name, {config::whole_layer("down_proj", hidden)}, false, context, at);
   if (!model.add_bias_linear) return;
   bias1_ = make("linear_fc1.bias", {sizes.experts, inner}, 1, nn::Init::zeros);
-  bias2_ = make("linear_fc2.bias", {sizes.experts, sizes.hidden}, -1, nn::Init::zeros);
+  bias2_ = make("linear_fc2.bias", {sizes.experts, hidden}, -1, nn::Init::zeros);
 }
 
 namespace {
@@ -199,10 +194,13 @@ at::Tensor Experts::forward(const ExpertRows& in, const Replicas& given, bool is
   const Counts counts = counts_of(in);
   const Factors factors{scales_input_ ? probs : at::Tensor(), scales_input_ ? at::Tensor() : probs};
   if (given.under_way != nullptr) given.under_way->join_fc1();
-  const at::Tensor inner = product(GroupedOp::forward, input(x, factors, counts), {fc1_.data, replicas.fc1}, counts);
+  const at::Tensor scaled = input(x, factors, counts);
+  const at::Tensor inner = product(GroupedOp::forward, scaled, {fc1_.data, replicas.fc1}, counts);
+  add_adapters(adapters1_, inner, scaled, counts);
   const at::Tensor activated = activation(inner, factors, counts, replicas.bias1);
   if (given.under_way != nullptr) given.under_way->join_fc2();
   const at::Tensor y = product(GroupedOp::forward, activated, {fc2_.data, replicas.fc2}, counts);
+  add_adapters(adapters2_, y, activated, counts);
   // Results are partial sums over etp, so one etp rank adds the bias.
   if (bias2_ && first_of_etp_) rows_.add_bias(y, biases(bias2_, replicas.bias2), factors.probs, counts.device);
   if (!differentiates) return y;
@@ -239,8 +237,8 @@ void Experts::keep_rows(Kept& kept, const at::Tensor& x, const at::Tensor& inner
     if (!recomputes) kept.activated = paged[2];
   } else {
     kept.inner = saving_.keep(inner);
-    if (!fc1_.frozen || scales_input_) kept.x = saving_.keep(x);
-    if (!recomputes && !fc2_.frozen) kept.activated = saving_.keep(activated);
+    if (!fc1_.frozen || scales_input_ || trains(adapters1_)) kept.x = saving_.keep(x);
+    if (!recomputes && (!fc2_.frozen || trains(adapters2_))) kept.activated = saving_.keep(activated);
   }
   if (!recomputes) return;
   kept.activated = nn::Saved::recomputed(
@@ -258,8 +256,10 @@ nn::Gradients Experts::backward(const at::Tensor& dy, const Kept& kept) {
   };
   const at::Tensor dprobs = at::empty_like(scales_input_ ? factors.input : factors.probs);
   at::Tensor gradient = product(GroupedOp::input_gradient, dy, {fc2_.data, replicas.fc2.get()}, counts);
-  if (!fc2_.frozen) bring_home(fc2_, weight_gradient(fc2_, dy, kept.activated.get(), counts));
-  else if (stash_ && !saving_.recomputes(nn::SavePoint::expert_activation)) kept.activated.get();  // frees its pages
+  const bool has_pages = stash_ && !saving_.recomputes(nn::SavePoint::expert_activation);  // get() frees them
+  const at::Tensor activated = !fc2_.frozen || trains(adapters2_) || has_pages ? kept.activated.get() : at::Tensor();
+  if (!fc2_.frozen) bring_home(fc2_, weight_gradient(fc2_, dy, activated, counts));
+  adapters_backward(adapters2_, gradient, dy, activated, counts);
   if (bias2_) bring_home(*bias2_, bias_gradient(*bias2_, dy, factors.probs, counts));
   gradient = rows_.activation_backward(gradient, kept.inner.get(), biases(bias1_, replicas.bias1.get()),
                                        factors.probs, counts.device, scales_input_ ? at::Tensor() : dprobs);
@@ -267,8 +267,11 @@ nn::Gradients Experts::backward(const at::Tensor& dy, const Kept& kept) {
     rows_.add_bias_probs(dprobs, dy, biases(bias2_, replicas.bias2.get()), counts.device);
   if (bias1_) bring_home(*bias1_, bias_gradient(*bias1_, gradient, {}, counts));
   const at::Tensor x = kept.x.get();
-  if (!fc1_.frozen) bring_home(fc1_, weight_gradient(fc1_, gradient, input(x, factors, counts), counts));
-  gradient = product(GroupedOp::input_gradient, gradient, {fc1_.data, replicas.fc1.get()}, counts);
+  const at::Tensor scaled = !fc1_.frozen || trains(adapters1_) ? input(x, factors, counts) : at::Tensor();
+  if (!fc1_.frozen) bring_home(fc1_, weight_gradient(fc1_, gradient, scaled, counts));
+  const at::Tensor inner_gradient =
+      std::exchange(gradient, product(GroupedOp::input_gradient, gradient, {fc1_.data, replicas.fc1.get()}, counts));
+  adapters_backward(adapters1_, gradient, inner_gradient, scaled, counts);
   if (scales_input_) gradient = rows_.scale_backward(gradient, x, factors.input, counts.device, dprobs);
   return {gradient, dprobs};
 }
@@ -282,6 +285,12 @@ void Experts::collect_params(std::vector<nn::Param*>& params) {
   for (auto [weight, bias] : {std::pair(&fc1_, &bias1_), std::pair(&fc2_, &bias2_)}) {
     params.push_back(weight);
     if (*bias) params.push_back(&**bias);
+  }
+  for (std::vector<Adapter>* const adapters : {&adapters1_, &adapters2_}) {
+    for (Adapter& adapter : *adapters) {
+      params.push_back(&adapter.a);
+      params.push_back(&adapter.b);
+    }
   }
 }
 

@@ -1,7 +1,8 @@
 // The local experts of a layer. For the rows of expert e they compute fc2_e(f(fc1_e x + b1_e) p) + b2_e p, with p the
 // router's probability of the row. The inner width is split over etp; results are partial sums over etp. The local
 // experts' parameters are on this rank. After them come replica slots for experts of other ranks, whose weights are
-// treated as activations and fetched by a dispatcher (replicas.h).
+// treated as activations and fetched by a dispatcher (replicas.h). Each expert may have its own adapters
+// (config/peft.h), without replicas.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -11,6 +12,7 @@
 #include <vector>
 
 #include "config/model.h"
+#include "config/peft.h"
 #include "kernels/grouped_product.h"
 #include "moe/replicas.h"
 #include "moe/context.h"
@@ -52,6 +54,14 @@ class ExpertRowKernels {
   nn::ActivationSpec spec_;
 };
 
+struct StackSizes {
+  int64_t experts = 0, width = 0;  // of the whole layer; width: of one half if gated
+  bool gated = false;
+};
+// Shards of a stack of experts over ep and, unless `cut_dim` is negative, over etp. In dimension 1 of gated units
+// gate and up are sharded separately.
+std::vector<topology::DimShard> stack_cuts(const StackSizes& sizes, const ExpertContext& at, int cut_dim);
+
 struct ExpertRows {
   at::Tensor x;       // [R, h], rows grouped by expert; rows after the last group are never read
   at::Tensor probs;   // [R], at least fp32
@@ -63,7 +73,8 @@ class Experts {
   // Parameters are <name>.linear_fc1.weight [E, ffn (x 2 when gated: [gate; up]), h], <name>.linear_fc2.weight [E, h,
   // ffn] and, with model.add_bias_linear, <name>.linear_fc1.bias [E, ffn (x 2)], <name>.linear_fc2.bias [E, h]. They
   // use the expert grid, are sharded over ep and etp, and have a region for each expert:
-  // <name>.local_experts.<e>.linear_fc1.weight.
+  // <name>.local_experts.<e>.linear_fc1.weight. Adapters of <word> are <name>.<word>.lora_A.weight [E, rank, in] and
+  // <name>.<word>.lora_B.weight [E, out, rank].
   Experts(const std::string& name, const config::Model& model, const nn::LayerContext& context,
           const ExpertContext& experts);
 
@@ -98,6 +109,25 @@ class Experts {
     decltype(Replicas::bring_home) bring_home;
   };
 
+  // The adapters of one of gate_proj, up_proj and down_proj, whose output is columns [begin, begin + size) of the
+  // layer's.
+  struct Adapter {
+    nn::Param a, b;
+    int64_t begin = 0, size = 0;
+    double scale = 1;
+    bool trains() const { return !a.frozen || !b.frozen; }
+  };
+
+  std::vector<Adapter> make_adapters(const std::string& name, const std::vector<config::AdapterBox>& boxes, bool fc1,
+                                     const nn::LayerContext& context, const ExpertContext& at) const;
+  static bool trains(const std::vector<Adapter>& adapters);
+  // out += scale B A x for the rows of each expert.
+  void add_adapters(const std::vector<Adapter>& adapters, const at::Tensor& out, const at::Tensor& x,
+                    const Counts& counts) const;
+  // dx += the adapters' gradient of x; accumulates those of A and B.
+  void adapters_backward(std::vector<Adapter>& adapters, const at::Tensor& dx, const at::Tensor& dy,
+                         const at::Tensor& x, const Counts& counts) const;
+
   Counts counts_of(const ExpertRows& in) const;
   at::Tensor input(const at::Tensor& x, const Factors& factors, const Counts& counts) const;
   at::Tensor activation(const at::Tensor& x, const Factors& factors, const Counts& counts,
@@ -130,6 +160,7 @@ class Experts {
   ExpertRowKernels rows_;
   nn::Param fc1_, fc2_;
   std::optional<nn::Param> bias1_, bias2_;
+  std::vector<Adapter> adapters1_, adapters2_;
 };
 
 }  // namespace metroplex::moe

@@ -43,7 +43,7 @@ PendingTensor start_reduce(const at::Tensor& x, const comm::Group& sp, const com
 
 struct AdaptersSaved {
   AdapterRows rows;
-  std::vector<Saved> hidden;
+  std::vector<SavedAdapter> values;
 };
 
 topology::DimShard output_shard(const LinearSpec& spec, const comm::Group& tp) {
@@ -119,27 +119,28 @@ AdapterRows Linear::adapter_rows(const Input& in, const Microbatch& batch) const
 
 at::Tensor Linear::forward(const Input& in, const AdapterRows& rows) {
   at::Tensor out;
-  std::vector<at::Tensor> hidden;
+  std::vector<AdapterValues> adapted;
   {
     const at::NoGradGuard no_grad;
     Param* const bias = added_bias();
-    const bool sums = split_ == LinearSplit::input;
+    const bool sums = split_ == LinearSplit::input, adds_bias = bias != nullptr && (sums || adapters_.scale_output());
     const at::Tensor x = split_ == LinearSplit::output ? comm::all_gather(in.x, 0, sp_) : in.x;
-    out = linear_product(target_, x, weight_->data.t(), bias != nullptr && !sums ? bias->data : at::Tensor());
-    hidden = adapters_.add_outputs(out, x, rows);
+    out = linear_product(target_, x, weight_->data.t(), bias != nullptr && !adds_bias ? bias->data : at::Tensor());
+    adapted = adapters_.add_outputs(out, x, weight_->data, rows);
     if (sums) {
       out = comm::reduce_scatter(out, 0, sp_);
       comm::all_reduce(out, tp_reduce_);
-      if (bias != nullptr) out.add_(bias->data);
     }
+    if (adds_bias) out.add_(bias->data);
   }
   if (!at::GradMode::is_enabled()) return out;
-  const AdaptersSaved adapters_saved{rows, adapters_.keep(hidden)};
+  const AdaptersSaved adapters_saved{rows, adapters_.keep(adapted)};
   const Saved saved = keeps_input() ? saving_.keep(in) : Saved();
   return attach(out, {in.x}, [this, saved, adapters_saved](const at::Tensor& dy_local) -> Gradients {
     const at::NoGradGuard no_grad;
     const bool gathers = split_ == LinearSplit::output;
-    const at::Tensor dy = split_ == LinearSplit::input ? comm::all_gather(dy_local, 0, sp_) : dy_local;
+    const at::Tensor dy = adapters_.unscale_gradients(
+        split_ == LinearSplit::input ? comm::all_gather(dy_local, 0, sp_) : dy_local, adapters_saved.values);
     const at::Tensor x_local = saved.get();
     // A deferred weight gradient keeps only this rank's rows and gathers them again.
     const bool gathers_again = weight_->deferred != nullptr && sp_.size() > 1 && adapters_.empty() &&
@@ -153,7 +154,7 @@ at::Tensor Linear::forward(const Input& in, const AdapterRows& rows) {
     if (gathers_again) gather_and_accumulate(x_local, dy_local);
     else if (!weight_->frozen) accumulate_weight_gradient(target_, *weight_, dy, x);
     if (Param* const bias = added_bias()) accumulate_bias_gradient(target_, *bias, dy_local);
-    adapters_.accumulate({dy, x, adapters_saved.hidden, dhidden}, adapters_saved.rows);
+    adapters_.accumulate({dy, x, adapters_saved.values, dhidden}, adapters_saved.rows);
     return {reduced.wait()};
   });
 }

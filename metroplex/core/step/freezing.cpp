@@ -40,9 +40,36 @@ std::vector<std::string> gather_stage_names(const ProcessContext& process, const
   return names;
 }
 
+// Every target and pattern of section peft must select an adapter.
+void check_adapter_names(const config::Peft& peft, const std::vector<std::string>& names) {
+  const auto check = [&](const char* key, const std::string& text, const auto& selects) {
+    const bool any = std::any_of(names.begin(), names.end(), [&](const std::string& name) {
+      return config::is_adapter(name) && selects(config::adapted_module(name));
+    });
+    MPX_CHECK(any, "config", key, " = ", text, ": must select a module with an adapter, such as ",
+              "decoder.layers.0.self_attention.o_proj; correct it, or leave it out");
+  };
+  for (const std::string& target : peft.lora_target_modules)
+    check("peft.lora_target_modules", target,
+          [&](const std::string& module) { return config::is_target(target, module); });
+  for (const auto& [key, entries] :
+       {std::pair{"peft.rank_pattern", &peft.rank_pattern}, std::pair{"peft.alpha_pattern", &peft.alpha_pattern}}) {
+    for (const std::string& entry : *entries)
+      check(key, entry, [number = config::read_module_number(entry)](const std::string& module) {
+        return number->matches(module);
+      });
+  }
+}
+
 void check_name_patterns(const ProcessContext& process, const RankModel& model) {
   const std::vector<NamePattern> patterns = name_patterns(process.config);
-  if (!patterns.empty() && has_all_stages(process)) check_patterns(patterns, gather_stage_names(process, model));
+  const config::Peft& peft = process.config.peft;
+  const bool adapters =
+      !peft.lora_target_modules.empty() || !peft.rank_pattern.empty() || !peft.alpha_pattern.empty();
+  if ((patterns.empty() && !adapters) || !has_all_stages(process)) return;
+  const std::vector<std::string> names = gather_stage_names(process, model);
+  check_patterns(patterns, names);
+  check_adapter_names(peft, names);
 }
 
 void check_patterns(const std::vector<NamePattern>& patterns, const std::vector<std::string>& names) {

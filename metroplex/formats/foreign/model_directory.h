@@ -25,5 +25,9 @@ bool has_weights(files::FileSystem& disk, const std::string& directory);
 std::unique_ptr<checkpoint::TensorSource> open_weights(files::FileSystem& disk, const std::string& directory,
                                                        const config::Model& model,
                                                        const std::function<bool(const std::string&)>& wanted = {});
+// Opens the weights of model.from, with the adapters of peft.from if it is set. `config` must be resolved.
+std::unique_ptr<checkpoint::TensorSource> open_run_weights(
+    files::FileSystem& disk, const config::Config& config,
+    const std::function<bool(const std::string&)>& wanted = {});
 
 }  // namespace metroplex::foreign

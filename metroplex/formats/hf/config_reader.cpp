@@ -5,7 +5,7 @@
 namespace metroplex::hf {
 namespace {
 
-std::string key_place(const char* key) { return base::concat("config.json: ", key); }
+constexpr const char* kFix = "; correct the file";
 
 // Keys that do not change the model's function: origin of the file, use of the model, training losses, and settings
 // of generation.
@@ -35,6 +35,8 @@ void ConfigReader::add_defaults(const Json& defaults) {
   }
 }
 
+std::string ConfigReader::place(const char* key) const { return base::concat(file_, ": ", key); }
+
 bool ConfigReader::has(const char* key) const {
   read_.insert(key);
   return config_.contains(key) && !config_.at(key).is_null();
@@ -46,9 +48,9 @@ const Json& ConfigReader::value(const char* key) const {
 }
 
 int64_t ConfigReader::integer(const char* key) const {
-  MPX_CHECK(has(key), "hf", key_place(key), " is missing");
-  MPX_CHECK(config_.at(key).is_number_integer(), "hf", key_place(key),
-            " is not a whole number: ", config_.at(key).dump());
+  MPX_CHECK(has(key), "hf", place(key), " is missing; add it, as in the config.json of the published model");
+  MPX_CHECK(config_.at(key).is_number_integer(), "hf", place(key), " is not a whole number: ", config_.at(key).dump(),
+            kFix);
   return config_.at(key).get<int64_t>();
 }
 
@@ -59,35 +61,35 @@ int64_t ConfigReader::integer_or_null(const char* key, int64_t otherwise) const 
 
 double ConfigReader::number(const char* key, double otherwise) const {
   if (!has(key)) return otherwise;
-  MPX_CHECK(config_.at(key).is_number(), "hf", key_place(key), " is not a number: ", config_.at(key).dump());
+  MPX_CHECK(config_.at(key).is_number(), "hf", place(key), " is not a number: ", config_.at(key).dump(), kFix);
   return config_.at(key).get<double>();
 }
 
 bool ConfigReader::flag(const char* key, bool otherwise) const {
   if (!has(key)) return otherwise;
-  MPX_CHECK(config_.at(key).is_boolean(), "hf", key_place(key),
-            " is neither true nor false: ", config_.at(key).dump());
+  MPX_CHECK(config_.at(key).is_boolean(), "hf", place(key), " is neither true nor false: ", config_.at(key).dump(),
+            kFix);
   return config_.at(key).get<bool>();
 }
 
 std::string ConfigReader::text(const char* key, const std::string& otherwise) const {
   if (!has(key)) return otherwise;
-  MPX_CHECK(config_.at(key).is_string(), "hf", key_place(key), " is not a string: ", config_.at(key).dump());
+  MPX_CHECK(config_.at(key).is_string(), "hf", place(key), " is not a string: ", config_.at(key).dump(), kFix);
   return config_.at(key).get<std::string>();
 }
 
 void ConfigReader::require(bool holds, const char* key, const std::string& wanted) const {
-  MPX_CHECK(holds, "hf", key_place(key), " is ", has(key) ? config_.at(key).dump() : "missing",
+  MPX_CHECK(holds, "hf", place(key), " is ", has(key) ? config_.at(key).dump() : "missing",
             ", which is not supported; expected ", wanted);
 }
 
-void ConfigReader::refuse_unread(const std::string& place) const {
+void ConfigReader::refuse_unread(const std::string& owner) const {
   std::string unread;
   for (const auto& [key, value] : given_.items()) {
     if (!value.is_null() && !read_.contains(key) && !is_neutral(key))
       unread += base::concat(unread.empty() ? "" : ", ", key, " = ", value.dump());
   }
-  MPX_CHECK(unread.empty(), "hf", "config.json: ", unread, ": not supported in ", place,
+  MPX_CHECK(unread.empty(), "hf", file_, ": ", unread, ": not supported in ", owner,
             "; remove keys that do not change the model");
 }
 

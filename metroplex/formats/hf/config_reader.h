@@ -1,5 +1,5 @@
-// Reads keys of config.json; null counts as missing. Errors name the key. The reader records the keys that were read,
-// so that a key without a reader is rejected instead of ignored.
+// Reads keys of config.json, or of adapter_config.json; null counts as missing. Errors name the key. The reader
+// records the keys that were read, so that a key without a reader is rejected instead of ignored.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,8 @@ using Json = nlohmann::json;
 
 class ConfigReader {
  public:
-  explicit ConfigReader(Json config) : config_(std::move(config)), given_(config_) {}
+  explicit ConfigReader(Json config, std::string file = "config.json")
+      : config_(std::move(config)), given_(config_), file_(std::move(file)) {}
   // Values of missing keys; a null key stays null.
   void add_defaults(const Json& defaults);
   void replace(const char* key, const Json& value) { config_[key] = value; }
@@ -34,13 +35,16 @@ class ConfigReader {
   const Json& value(const char* key) const;
   // Throws if `holds` is false: the value of the key is not supported, `wanted` is.
   void require(bool holds, const char* key, const std::string& wanted) const;
-  // Throws if the file has a key that was not read, is not null, and may change the model. `place`: what contains the
+  // Throws if the file has a key that was not read, is not null, and may change the model. `owner`: what contains the
   // keys.
-  void refuse_unread(const std::string& place) const;
+  void refuse_unread(const std::string& owner) const;
 
  private:
+  std::string place(const char* key) const;  // in errors
+
   Json config_;  // with defaults
   Json given_;
+  std::string file_;  // in errors
   mutable std::set<std::string> read_;
 };
 

@@ -30,9 +30,9 @@ std::vector<std::string> read_settings(files::FileSystem& disk, const std::strin
 Quantization read_quantization(files::FileSystem& disk, const std::string& directory);
 // Returns the vocab_size of config.json.
 int64_t vocabulary_size(files::FileSystem& disk, const std::string& directory);
-// Returns a note about parts of the directory that are not read, and that exports do not contain: the other models of
-// a multimodal directory, or Python code (auto_map). Else "".
-std::string directory_note(files::FileSystem& disk, const std::string& directory);
+// Returns notes about content that is not read: the other models of a multimodal directory, Python code to which
+// config.json refers (auto_map), and multi-token prediction layers that the weight files lack.
+std::vector<std::string> directory_notes(files::FileSystem& disk, const std::string& directory);
 
 // Returns keys model.special_token_ids and model.generation_config from the directory's two files.
 std::vector<std::string> special_id_settings(const Json& config, const Json& generation);
@@ -44,6 +44,9 @@ std::vector<int64_t> end_token_ids(const config::Model& model);
 
 // Whether the directory has weights in addition to configuration files.
 bool has_weights(files::FileSystem& disk, const std::string& directory);
+
+// Returns one line per problem for the end of an error; at most twelve.
+std::string list_problems(const std::vector<std::string>& problems);
 
 // Weights and buffers of a Metroplex model, read from a Hugging Face directory. Files are memory-mapped on first use,
 // and only the requested regions are read. Throws base::Error("hf") with a list of all missing, misshapen and unknown

@@ -24,7 +24,7 @@ Json read_json(files::FileSystem& disk, const std::string& path) {
   try {
     return Json::parse(disk.read(path));
   } catch (const Json::exception& error) {
-    base::throw_error("hf", base::concat("'", path, "' is not JSON: ", error.what()));
+    base::throw_error("hf", base::concat("'", path, "' is not JSON: ", error.what(), "; copy it again"));
   }
 }
 
@@ -64,13 +64,6 @@ bool overlap(const Dims& dims, const Dims& a_size, const Dims& b, const Dims& b_
 
 std::string dims_text(const std::vector<uint64_t>& shape) {
   return checkpoint::describe_shape({shape.begin(), shape.end()});
-}
-
-std::string some(const std::vector<std::string>& lines) {
-  constexpr size_t kMost = 12;
-  std::string text;
-  for (size_t i = 0; i < std::min(lines.size(), kMost); ++i) text += "\n  " + lines[i];
-  return text + (lines.size() > kMost ? base::concat("\n  and ", lines.size() - kMost, " more") : "");
 }
 
 struct StoredType {
@@ -145,6 +138,13 @@ bool has_wide_router(files::FileSystem& disk, const std::string& directory, cons
 
 }  // namespace
 
+std::string list_problems(const std::vector<std::string>& problems) {
+  constexpr size_t kMost = 12;
+  std::string text;
+  for (size_t i = 0; i < std::min(problems.size(), kMost); ++i) text += "\n  " + problems[i];
+  return text + (problems.size() > kMost ? base::concat("\n  and ", problems.size() - kMost, " more") : "");
+}
+
 std::vector<std::string> read_settings(files::FileSystem& disk, const std::string& directory) {
   const TextPart text = read_text_part(disk, directory);
   const Json& json = text.config;
@@ -185,16 +185,28 @@ int64_t vocabulary_size(files::FileSystem& disk, const std::string& directory) {
   return integer_setting(read_config(find_family(ConfigReader(json).text("model_type", "")), json), "vocab_size");
 }
 
-std::string directory_note(files::FileSystem& disk, const std::string& directory) {
+std::vector<std::string> directory_notes(files::FileSystem& disk, const std::string& directory) {
   const std::string path = files::join_path(directory, "config.json");
   const TextPart text = read_text_part(disk, directory);
-  if (text.multimodal && !text.other_configs.empty())
-    return base::concat("'", path, "' has ", text.other_configs,
-                        ": only the text model (text_config) is read, and exports contain only it");
-  if (!ConfigReader(read_json(disk, path)).has("auto_map")) return "";
-  return base::concat("'", path,
-                      "' has auto_map: the Python code of the directory is not run, and exports have neither "
-                      "it nor auto_map");
+  std::vector<std::string> notes;
+  if (!text.other_configs.empty()) {
+    notes.push_back(base::concat("'", path, "' has ", text.other_configs,
+                                 ": only the text model (text_config) is read, and exports contain only it"));
+  }
+  if (ConfigReader(read_json(disk, path)).has("auto_map")) {
+    notes.push_back(base::concat("'", path,
+                                 "' has auto_map: the Python code of the directory is not run, and exports have "
+                                 "neither it nor auto_map"));
+  }
+  const ConfigReader config(text.config);
+  const int64_t layers = config.integer("num_nextn_predict_layers", 0);
+  const bool reads_layers = find_family(config.text("model_type", "")).multi_token && has_weights(disk, directory);
+  if (layers > 0 && reads_layers && !has_multi_token(disk, directory, text)) {
+    notes.push_back(base::concat("'", path, "': num_nextn_predict_layers = ", layers,
+                                 ": the weight files have no such layers, and neither has the model; copy files "
+                                 "with these layers to train multi-token prediction"));
+  }
+  return notes;
 }
 
 bool has_weights(files::FileSystem& disk, const std::string& directory) {
@@ -271,7 +283,7 @@ void Source::check_numbers(const config::Model& model) const {
   const int64_t entries = std::max({model.num_attention_heads, model.num_moe_experts, int64_t{1}});
   MPX_CHECK(model.num_layers <= bytes / entries, "checkpoint", "'", directory(), "': config.json has ",
             model.num_layers, " layers, ", model.num_attention_heads, " heads, ", model.num_moe_experts,
-            " experts, but there are only ", bytes, " bytes of weights");
+            " experts, but there are only ", bytes, " bytes of weights; correct it, or copy all weight files");
 }
 
 void Source::list_tensors(const TextPart& text) {
@@ -321,10 +333,10 @@ void Source::check(const std::vector<MappedTensor>& unwanted, const std::vector<
     if (wanted.count(name) == 0 && !follows) problems.push_back(name + " does not belong to this model");
   }
   MPX_CHECK(problems.empty(), "checkpoint", "'", directory(),
-            "' does not contain the weights of the model in its config.json:", some(problems),
+            "' does not contain the weights of the model in its config.json:", list_problems(problems),
             lacks_ahead ? "\nmodel.mtp_num_layers needs layers that the directory does not have: set it to 0, or "
                           "initialize them with checkpoint.load_except = mtp.*"
-                        : "");
+                        : "\ncorrect config.json, or copy all weight files of the model");
 }
 
 void Source::check_part(const TensorPart& part, const TensorPart& first, std::vector<std::string>& problems) const {
