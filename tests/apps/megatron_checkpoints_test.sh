@@ -53,8 +53,14 @@ sed -i 's/optimizer.state.exp_avg.output/optimizer.state.exp_buf.output/g' bucke
 run 0 convert buckets --to checkpoint without_state
 warns 'the optimizer state is not converted'
 run 0 inspect without_state
-prints 'iter_0000000 '
-holds "other optimizer state is left out with a warning"
+prints 'iter_0000007 '
+train=(--data.mock_data=true --train.micro_batch_size=1 --train.global_batch_size=4 --optim.lr=1e-30 --run.seed=1234 --train.train_iters=8)
+run 3 train --model.from "$cases/trained_dist" --checkpoint.load without_state --checkpoint.save none "${train[@]}"
+warns 'has no optimizer state of .*checkpoint.no_load_optim'
+run 0 train --model.from "$cases/trained_dist" --checkpoint.load without_state --checkpoint.save none "${train[@]}" \
+  --checkpoint.no_load_optim=true
+prints 'loaded checkpoint without_state/iter_0000007 at iteration 7'
+holds "other optimizer state is left out with a warning, and the iteration stays"
 
 run 3 convert "$cases/gpt_dist" --to checkpoint other --ckpt-step 5
 warns 'has no checkpoint of iteration 5; choose an iteration'

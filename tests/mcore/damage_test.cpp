@@ -69,6 +69,14 @@ TEST(DamagedMegatronCheckpoint, IsReadOrRejected) {
   expect_errors("gpt_legacy", "mp_rank_00/model_optim_rng.pt", 60);
 }
 
+TEST(DamagedMegatronCheckpoint, OneRankHasOneFolder) {
+  files::MemoryFileSystem disk;
+  copy_case(disk, join_path(kVectors, "moe_legacy_ep2"), "/c");
+  copy_case(disk, join_path(kVectors, "moe_legacy_ep2/iter_0000007/mp_rank_00_000"), "/c/iter_0000007/mp_rank_00_00");
+  EXPECT_NE(test::catch_error([&] { read_model(disk); }).find("another folder is of the same rank"),
+            std::string::npos);
+}
+
 // As in older versions of Megatron, whose optimizer state has other shapes.
 TEST(MegatronOptimizerState, IsOptional) {
   files::MemoryFileSystem disk;

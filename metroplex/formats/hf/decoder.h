@@ -62,7 +62,8 @@ struct SharedExpertDefaults {
 };
 // Returns false if all layers are dense.
 bool add_shared_experts(const ConfigReader& config, const SharedExpertDefaults& defaults, Settings& settings);
-void add_group_routing(int64_t groups, int64_t chosen, int64_t best, Settings& settings);
+// n_group and topk_group, with these defaults; `best`: scores of a group that rank it.
+void add_group_routing(const ConfigReader& config, int64_t groups, int64_t chosen, int64_t best, Settings& settings);
 void add_sigmoid_routing(const ConfigReader& config, int64_t groups, int64_t chosen, Settings& settings);
 // Layers of multi-token prediction: num_nextn_predict_layers.
 void add_multi_token(const ConfigReader& config, int64_t otherwise, Settings& settings);

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "base/error.h"
 #include "config/experts.h"
 
 namespace metroplex::hf {
@@ -73,7 +74,11 @@ bool add_shared_experts(const ConfigReader& config, const SharedExpertDefaults& 
   return true;
 }
 
-void add_group_routing(int64_t groups, int64_t chosen, int64_t best, Settings& settings) {
+void add_group_routing(const ConfigReader& config, int64_t groups, int64_t chosen, int64_t best, Settings& settings) {
+  groups = config.integer("n_group", groups), chosen = config.integer("topk_group", chosen);
+  MPX_CHECK(groups > 0, "hf", "config.json: n_group = ", groups, ": must be above 0; correct it");
+  MPX_CHECK(0 < chosen && chosen <= groups, "hf", "config.json: topk_group = ", chosen,
+            ": must be from 1 to n_group (", groups, "); correct it");
   if (groups <= 1 || chosen >= groups) return;
   set(settings, "moe_router_num_groups", groups);
   set(settings, "moe_router_group_topk", chosen);
@@ -87,7 +92,7 @@ void add_sigmoid_routing(const ConfigReader& config, int64_t groups, int64_t cho
   set(settings, "moe_router_score_function", "sigmoid");
   set(settings, "moe_router_enable_expert_bias", true);
   set(settings, "moe_router_topk_normalization", config.flag("norm_topk_prob", true) ? "always" : "never");
-  add_group_routing(config.integer("n_group", groups), config.integer("topk_group", chosen), 2, settings);
+  add_group_routing(config, groups, chosen, 2, settings);
 }
 
 void add_multi_token(const ConfigReader& config, int64_t otherwise, Settings& settings) {

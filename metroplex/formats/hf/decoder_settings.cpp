@@ -102,7 +102,7 @@ void add_rope(const ConfigReader& config, PartialRope partial, Settings& setting
   const Json all = config.has(key) ? config.value(key) : Json::object();
   const bool by_layer_type = all.contains("full_attention") || all.contains("sliding_attention");
   const Json rope = by_layer_type ? all.value("full_attention", Json::object()) : all;
-  MPX_CHECK(rope.is_object(), "hf", where(key), " is not an object: ", rope.dump());
+  MPX_CHECK(rope.is_object(), "hf", where(key), " is not an object: ", rope.dump(), "; correct the file");
   const ConfigReader declared(rope);
   set(settings, "position_embedding_type", "rope");
   set(settings, "rotary_base", declared.number("rope_theta", config.number("rope_theta", 10000.0)));

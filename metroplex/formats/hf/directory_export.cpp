@@ -30,7 +30,8 @@ constexpr const char* kEmbedding = "embedding.word_embeddings.weight";
 const files::TensorForm& find_form(const checkpoint::TensorSource& run, const std::string& name,
                                    const std::string& kind) {
   const files::TensorForm* form = run.find(name, kind);
-  MPX_CHECK(form != nullptr, "checkpoint", "'", run.directory(), "' has no ", kind, " ", name);
+  MPX_CHECK(form != nullptr, "checkpoint", "'", run.directory(), "' has no ", kind, " ", name,
+            "; convert a complete checkpoint");
   return *form;
 }
 
@@ -56,7 +57,7 @@ std::vector<HfTensor> map_to_hf(const std::vector<MappedTensor>& mapped, const c
     const files::TensorForm& form = find_form(run, mapped[i].name, mapped[i].kind);
     MPX_CHECK(form.shape == mapped[i].shape, "checkpoint", "'", run.directory(), "': ", mapped[i].name, " has shape ",
               checkpoint::describe_shape(form.shape), ", but its config requires ",
-              checkpoint::describe_shape(mapped[i].shape));
+              checkpoint::describe_shape(mapped[i].shape), "; convert a checkpoint with its own configuration");
     for (const TensorPart& part : mapped[i].parts) {
       const auto [at, inserted] = index.emplace(part.name, all.size());
       if (inserted) all.push_back(make_hf_tensor(run, mapped[i], part, wanted));

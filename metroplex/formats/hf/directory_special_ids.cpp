@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "base/error.h"
+
 namespace metroplex::hf {
 namespace {
 
@@ -19,6 +21,19 @@ constexpr const char* kGenerationKeys[] = {
 Json parse_object(const std::string& text) {
   Json json = Json::parse(text, nullptr, /*allow_exceptions=*/false);
   return json.is_object() ? json : Json::object();
+}
+
+// `file` contains the ids. Older files have the pad id -1 for none.
+void check_ids(const Json& json, const char* file) {
+  for (const char* key : kIdKeys) {
+    const Json& given = json.is_object() ? json.value(key, Json()) : Json();
+    const Json ids = given.is_array() ? given : given.is_null() ? Json::array() : Json::array({given});
+    const int64_t least = key == std::string("pad_token_id") ? -1 : 0;
+    const bool valid = std::all_of(
+        ids.begin(), ids.end(), [&](const Json& id) { return id.is_number_integer() && id.get<int64_t>() >= least; });
+    MPX_CHECK(valid, "hf", file, ": ", key, " = ", given.dump(), ": must be a token id, a list of them, or null; ",
+              "correct the file");
+  }
 }
 
 Json select_ids(const Json& config) {
@@ -47,6 +62,8 @@ Json read_generation(const Json& config) {
 }  // namespace
 
 std::vector<std::string> special_id_settings(const Json& config, const Json& generation) {
+  check_ids(config, "config.json");
+  check_ids(generation, "generation_config.json");
   std::vector<std::string> settings;
   const auto add = [&](const char* key, const Json& json) {
     if (json.is_object() && !json.empty())

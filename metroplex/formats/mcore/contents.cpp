@@ -109,7 +109,8 @@ void verify_contents(files::FileSystem& disk, const std::string& directory, cons
     std::vector<checkpoint::Piece> pieces;
     for (const Chunk& chunk : tensor.chunks) pieces.push_back(checkpoint::box_piece(chunk.offset, chunk.size));
     const std::string problem = checkpoint::cover_problem(tensor.shape, pieces);
-    MPX_CHECK(problem.empty(), "checkpoint", "'", directory, "', ", name, ": ", problem);
+    MPX_CHECK(problem.empty(), "checkpoint", "'", directory, "', ", name, ": ", problem,
+              "; copy the checkpoint of all ranks again");
     for (const Chunk& chunk : tensor.chunks) {
       if (chunk.data != nullptr) continue;
       const pickle::TorchFile item(disk.map(chunk.file), chunk.file, chunk.begin, chunk.bytes);
@@ -145,7 +146,7 @@ int64_t integer_argument(const Arguments& arguments, const char* name, int64_t a
   int64_t value = 0;
   const auto [stop, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   MPX_CHECK(error == std::errc() && stop == text.data() + text.size(), "checkpoint", "args.", name, " = ", text,
-            ": must be an integer");
+            ": must be an integer; save the checkpoint with Megatron-LM");
   return value;
 }
 

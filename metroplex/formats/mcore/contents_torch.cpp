@@ -122,7 +122,8 @@ class RankJoiner {
     const auto position = [](const Rank& rank) { return std::tuple(rank.tp, rank.pp, rank.ep); };
     std::set<std::tuple<int64_t, int64_t, int64_t>> there;
     for (const Rank& rank : ranks) {
-      there.insert(position(rank));
+      MPX_CHECK(there.insert(position(rank)).second, "checkpoint", "'", rank.path,
+                "': another folder is of the same rank; remove the folders of other runs");
       MPX_CHECK(rank.tp < tp_ && rank.pp < pp_ && rank.ep < ep, "checkpoint", "'", rank.path,
                 "' is not of this checkpoint: its args have tensor, pipeline and expert parallel sizes ", tp_, ", ",
                 pp_, " and ", ep, "; remove folders of other runs");
@@ -146,7 +147,7 @@ class RankJoiner {
       const std::string name = strip_prefix(std::string(document.text(*pairs[i], "the name of a tensor")));
       if (name == "language_model")
         document.fail(*pairs[i],
-                      "the model is one of Megatron-LM before megatron.core, whose names are not supported; "
+                      "the model is one of Megatron-LM before megatron.core, whose names are not supported",
                       "load and save it with --use-mcore-models");
       if (TorchFile::is_tensor(*pairs[i + 1])) add_tensor(rank, name, file.tensor(*pairs[i + 1]), first_layer);
     }
@@ -210,10 +211,11 @@ class RankJoiner {
     Dims shape = tensor.shape;
     MPX_CHECK(parts == 1 || (dim < shape.size() && shape[dim] % groups == 0), "checkpoint", "'", directory_,
               "': ", name, " has shape ", checkpoint::describe_shape(shape),
-              ", which tensor parallelism cannot divide");
+              ", which tensor parallelism cannot divide; copy the folders of one checkpoint");
     if (parts > 1) shape[dim] *= parts;
     MPX_CHECK(stored.chunks.empty() || (stored.shape == shape && stored.dtype == tensor.dtype), "checkpoint", "'",
-              directory_, "': the shards of ", name, " have different shapes or dtypes");
+              directory_, "': the shards of ", name,
+              " have different shapes or dtypes; copy the folders of one checkpoint");
     stored.dtype = tensor.dtype, stored.shape = shape;
     if (parts == 1) groups = 1;
     Dims offset(shape.size(), 0), size = tensor.shape;
@@ -251,7 +253,8 @@ Contents read_torch(files::FileSystem& disk, const std::string& directory) {
   std::vector<std::string> names = disk.list(directory);
   const auto first =
       std::find_if(names.begin(), names.end(), [](const std::string& name) { return name.starts_with("mp_rank_"); });
-  MPX_CHECK(first != names.end(), "checkpoint", "'", directory, "' has no mp_rank_* folder");
+  MPX_CHECK(first != names.end(), "checkpoint", "'", directory,
+            "' has no mp_rank_* folder; copy the folders of all ranks");
   const auto open = [&](const std::string& path) { return std::make_unique<TorchFile>(disk.map(path), path); };
   const auto any = open(join_path(join_path(directory, *first), "model_optim_rng.pt"));
   const pickle::Document& document = any->document();

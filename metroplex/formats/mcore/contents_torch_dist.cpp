@@ -105,7 +105,7 @@ class MetadataReader {
     if (chunk == known->second.end()) document_.fail(index, base::concat(full_name, " has no chunk at this offset"));
     if (const Value* transforms = document_.find(info, "transform_descriptors");
         transforms != nullptr && transforms->kind != Kind::none)
-      document_.fail(*transforms, "compressed items are not supported; save the checkpoint without them");
+      document_.fail(*transforms, "compressed items are not supported", "save the checkpoint without them");
     const std::string file(document_.text(document_.get(info, "relative_path"), "the file of an item"));
     const int64_t begin = document_.integer(document_.get(info, "offset"), "the offset of an item"),
                   bytes = document_.integer(document_.get(info, "length"), "the length of an item");

@@ -126,7 +126,8 @@ std::vector<std::string> read_settings(const Contents& contents, const std::stri
     }
   } catch (const base::Error& error) {
     base::throw_error("checkpoint",
-                      base::concat("'", directory, "': the args of the checkpoint: ", base::message_of(error)));
+                      base::concat("'", directory, "': the args of the checkpoint: ", base::message_of(error),
+                                   "; load and save it with Megatron-LM and other arguments"));
   }
   // In latent attention, Megatron rotates neighboring channels together (apply_rotary_pos_emb).
   if (is_true(contents.arguments, "multi_latent_attention")) settings.emplace_back("model.rotary_interleaved=true");

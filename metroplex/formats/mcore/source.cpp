@@ -58,7 +58,8 @@ Source::Source(files::FileSystem& disk, const std::string& directory, const conf
   }
   check_unknown(mapped, problems);
   MPX_CHECK(problems.empty(), "checkpoint", "'", directory,
-            "' does not contain the weights of the model in its args:", some(problems));
+            "' does not contain the weights of the model in its args:", some(problems),
+            "\ncopy the checkpoint of all ranks again; with other keys of section model, set them as in its args");
 }
 
 // Bounds the allocations that depend on these sizes: each entry needs at least one stored element.
@@ -75,7 +76,8 @@ void Source::check_size(const config::Model& model) const {
   }
   const int64_t entries = std::max({model.num_moe_experts, model.mtp_num_layers, int64_t{1}});
   MPX_CHECK(model.num_layers <= elements / entries, "checkpoint", "'", directory(), "': args has ", model.num_layers,
-            " layers and ", model.num_moe_experts, " experts, but there are only ", elements, " stored weights");
+            " layers and ", model.num_moe_experts, " experts, but there are only ", elements,
+            " stored weights; copy the checkpoint of all ranks again");
 }
 
 // Optimizer state may be missing. Older versions of Megatron store it in flat shards, which are not read.

@@ -28,7 +28,8 @@ class ArchiveReader {
 
  private:
   [[noreturn]] void fail(const std::string& problem) const {
-    base::throw_error("pickle", base::concat("'", where_, "': ", problem, "; the file is damaged or incomplete"));
+    base::throw_error("pickle",
+                      base::concat("'", where_, "': ", problem, "; copy the file again, or save it with torch.save"));
   }
   template <class T>
   T number(size_t at) const {
@@ -76,8 +77,7 @@ class ArchiveReader {
     entry.name = range(at + kEntryBytes, name_size, "the name of a zip entry");
     entry.crc32 = number<uint32_t>(at + 16);
     if ((number<uint16_t>(at + 8) & kIsEncrypted) != 0) fail(base::concat("'", entry.name, "' is encrypted"));
-    if (number<uint16_t>(at + 10) != 0)
-      fail(base::concat("'", entry.name, "' is compressed; torch.save stores without compression"));
+    if (number<uint16_t>(at + 10) != 0) fail(base::concat("'", entry.name, "' is compressed"));
     uint64_t packed = number<uint32_t>(at + 20), size = number<uint32_t>(at + 24), local = number<uint32_t>(at + 42);
     read_extra64(at + kEntryBytes + name_size, extra_size, {&size, &packed, &local});
     if (packed != size) fail(base::concat("'", entry.name, "' has two different sizes"));

@@ -83,7 +83,7 @@ Tensor TorchFile::tensor(const Value& given) const {
   if (value->is_object(kParameter) && !value->arguments->items.empty()) value = value->arguments->items[0];
   const Document& document = *document_;
   if (!value->is_object(kTensor) || value->arguments->items.size() < 4)
-    document.fail(*value, "expected a tensor; other kinds (quantized, sparse, subclasses) are not supported");
+    document.fail(*value, "expected a tensor", "save plain tensors, which are not quantized, sparse or subclasses");
   const auto& fields = value->arguments->items;
   if (fields[0]->kind != Kind::persistent) document.fail(*value, "a tensor has no storage");
   const auto& id = document.sequence(*fields[0]->arguments, "the id of a storage");
@@ -104,7 +104,7 @@ Tensor TorchFile::tensor(const Value& given) const {
   if (!count || offset < 0 || offset > stored - *count)
     document.fail(*value, base::concat("a tensor exceeds its storage ", name, " of ", stored, " elements"));
   if (strides.size() != tensor.shape.size() || (*count > 0 && !is_contiguous(tensor.shape, strides)))
-    document.fail(*value, "a tensor is not contiguous; save it with .contiguous()");
+    document.fail(*value, "a tensor is not contiguous", "save it with .contiguous()");
   tensor.data = reinterpret_cast<const std::byte*>(found->second.data.data()) + offset * width;
   return tensor;
 }

@@ -11,8 +11,8 @@ const char* to_string(Kind kind) {
   return kNames[static_cast<size_t>(kind)];
 }
 
-void Document::fail(const Value& value, const std::string& problem) const {
-  base::throw_error("pickle", base::concat("'", path_, "', byte ", value.at, ": ", problem));
+void Document::fail(const Value& value, const std::string& problem, const char* fix) const {
+  base::throw_error("pickle", base::concat("'", path_, "', byte ", value.at, ": ", problem, "; ", fix));
 }
 
 int64_t Document::integer(const Value& value, const char* what) const {

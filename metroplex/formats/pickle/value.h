@@ -70,7 +70,8 @@ class Document {
   // is none. The last of several equal keys counts.
   const Value* find(const Value& value, std::string_view key) const;
   const Value& get(const Value& value, std::string_view key) const;
-  [[noreturn]] void fail(const Value& value, const std::string& problem) const;
+  [[noreturn]] void fail(const Value& value, const std::string& problem,
+                         const char* fix = "copy the file again, or save it with torch.save") const;
 
  private:
   friend class Interpreter;

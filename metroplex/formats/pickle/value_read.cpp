@@ -32,7 +32,8 @@ class Interpreter {
 
  private:
   [[noreturn]] void fail(const std::string& problem) const {
-    base::throw_error("pickle", base::concat("'", out_.path_, "', byte ", offset_ + begin_, ": ", problem));
+    base::throw_error("pickle", base::concat("'", out_.path_, "', byte ", offset_ + begin_, ": ", problem,
+                                             "; copy the file again, or save it with torch.save"));
   }
   std::string_view take(uint64_t count) {
     if (count > text_.size() - at_)

@@ -45,8 +45,7 @@ static Settings settings_v2(ConfigReader& config) {
   config.require(scoring == "softmax", "scoring_func", "softmax");
   config.require(method == "greedy" || method == "group_limited_greedy", "topk_method",
                  "greedy or group_limited_greedy");
-  if (method == "group_limited_greedy")
-    add_group_routing(config.integer("n_group", 1), config.integer("topk_group", 1), 1, settings);
+  if (method == "group_limited_greedy") add_group_routing(config, 1, 1, 1, settings);
   return settings;
 }
 
