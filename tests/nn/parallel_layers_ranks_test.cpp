@@ -82,7 +82,7 @@ TEST(ColumnParallelLinearRanks, EqualsTheUnshardedLayer) {
 
 TEST(ColumnParallelLinearRanks, GatedOutputsKeepGateAndUpApart) {
   for_each_layout([](const comm::Group& tp, bool sequence_parallel) {
-    nn::LinearSpec spec{"fc", 12, 16, false, false, nn::Init::normal, /*gated=*/true};
+    nn::LinearSpec spec{"fc", 12, 16, false, false, nn::Init::normal, /*sections=*/{8, 8}};
     nn::Linear layer(spec, nn::LinearSplit::output, layer_context(tp, sequence_parallel));
     give_main_grad({&layer.weight()});
     const at::Tensor x = sample({4, 2, 12}, 1), weight = gather_values(layer.weight(), tp);

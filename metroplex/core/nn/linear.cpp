@@ -47,12 +47,9 @@ struct AdaptersSaved {
 };
 
 topology::DimShard output_shard(const LinearSpec& spec, const comm::Group& tp) {
-  if (!spec.gated) return topology::even_shard(0, topology::Axis::tp, spec.out_features, tp.size(), tp.index());
-  const int64_t half = spec.out_features / 2;
-  topology::DimShard dim_shard = topology::even_shard(0, topology::Axis::tp, half, tp.size(), tp.index());
-  const topology::RowRange gate = dim_shard.ranges.front();
-  dim_shard.ranges.push_back({gate.size, half + gate.global, gate.size});
-  return dim_shard;
+  const std::vector<int64_t> whole{spec.out_features};
+  return topology::even_shards(0, topology::Axis::tp, spec.sections.empty() ? whole : spec.sections, tp.size(),
+                               tp.index());
 }
 
 // Placement of <name>.weight [out, in] or <name>.bias [out], split over tp by output features.

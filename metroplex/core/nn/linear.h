@@ -27,7 +27,7 @@ struct LinearSpec {
   bool bias = true;
   bool skip_bias_add = false;  // the caller adds bias() and accumulates its gradient
   Init init = Init::normal;
-  bool gated = false;                             // column only: output is [gate; up], each half split over tp
+  std::vector<int64_t> sections = {};             // column only: consecutive output features, each split over tp
   std::vector<topology::Region> regions = {};     // named regions of the output features, for weight and bias
   std::vector<config::AdapterBox> adapters = {};  // candidates for peft.lora_target_modules
 };

@@ -12,10 +12,13 @@ LinearSpec fc1_spec(const std::string& name, const config::Model& model) {
   LinearSpec spec;
   spec.name = name + ".linear_fc1";
   spec.in_features = model.hidden_size;
-  spec.gated = model.gated_linear_unit;
   const int64_t width = config::ffn_width(model);
-  spec.out_features = width * (spec.gated ? 2 : 1);
-  if (spec.gated) spec.regions = {{"gate", 0, 0, width}, {"up", 0, width, width}};
+  spec.out_features = width;
+  if (model.gated_linear_unit) {
+    spec.out_features = 2 * width;
+    spec.sections = {width, width};
+    spec.regions = {{"gate", 0, 0, width}, {"up", 0, width, width}};
+  }
   spec.bias = model.mlp_bias();
   spec.skip_bias_add = true;
   spec.adapters = config::fc1_boxes(model, width);

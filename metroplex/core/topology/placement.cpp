@@ -35,6 +35,17 @@ DimShard even_shard(int dim, AxisSet axes, int64_t global_rows, int count, int i
   return {dim, axes, {{0, index * rows, rows}}, 0};
 }
 
+DimShard even_shards(int dim, AxisSet axes, const std::vector<int64_t>& sections, int count, int index) {
+  DimShard shard{dim, axes, {}, 0};
+  int64_t begin = 0, local = 0;
+  for (const int64_t rows : sections) {
+    const RowRange range = even_shard(dim, axes, rows, count, index).ranges.front();
+    shard.ranges.push_back({local, begin + range.global, range.size});
+    begin += rows, local += range.size;
+  }
+  return shard;
+}
+
 std::vector<Region> expert_regions(const std::string& module, int64_t num_experts, const std::string& tensor) {
   std::vector<Region> regions;
   for (int64_t e = 0; e < num_experts; ++e) {

@@ -64,6 +64,8 @@ struct Placement {
 // Returns the even split of `global_rows` over the ranks of `axes`: the rows of rank `index` of `count`. Throws
 // base::Error if `count` does not divide the rows.
 DimShard even_shard(int dim, AxisSet axes, int64_t global_rows, int count, int index);
+// Splits each of several consecutive sections of the rows evenly.
+DimShard even_shards(int dim, AxisSet axes, const std::vector<int64_t>& sections, int count, int index);
 
 // Returns the experts of a stack [experts, ...] as matrices. Region e is <module>.local_experts.<e>.<tensor>,
 // Megatron-LM's name for the tensor of global expert e.
