@@ -517,6 +517,21 @@ class Drawing(Experts):
         if layout in keys:
             keys[layout] = keys[layout].replace("L", "m" * int(keys["model.mtp_num_layers"]) + "L")
 
+    def linear_attention(self):
+        if self.family == "codegeex" or "model.multi_latent_attention" in self.keys or "peft.lora_rank" in self.keys:
+            return
+        self.maybe("model.attention_output_gate", "true")
+        if self.hybrid or "model.mtp_num_layers" in self.keys or not self.chance(0.2):
+            return
+        self.put("model.experimental_attention_variant", "gated_delta_net")
+        self.put("model.linear_attention_freq", "[1]*%d+[0]" % (self.layers - 1) if self.layers > 1 else "[1]")
+        heads = self.tp * self.cp * self.one(1, 1, 2)
+        self.put("model.linear_num_key_heads", heads)
+        self.put("model.linear_num_value_heads", heads * self.one(1, 2, 3))
+        self.put("model.linear_key_head_dim", self.one(1, 4, 7))
+        self.put("model.linear_value_head_dim", self.one(1, 3, 8))
+        self.maybe("model.linear_conv_kernel_dim", 1, 2, 5, odds=0.5)
+
     def graphs(self):
         """Settings for capturing the same run; [] if it cannot be captured."""
         ways = []
@@ -555,4 +570,5 @@ def draw(rng):
     d.pages()
     d.multi_token()
     d.part()
+    d.linear_attention()
     return Case(d.ranks, d.keys), d.graphs()

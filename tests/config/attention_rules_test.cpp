@@ -21,6 +21,11 @@ static Overrides windows(const Overrides& more) {
   all.insert(all.end(), more.begin(), more.end());
   return all;
 }
+static Overrides delta_net(const Overrides& more) {
+  Overrides all{"model.experimental_attention_variant=gated_delta_net", "model.linear_attention_freq=4"};
+  all.insert(all.end(), more.begin(), more.end());
+  return all;
+}
 Overrides ahead(const Overrides& more) {
   Overrides all{"model.mtp_num_layers=2", "model.position_embedding_type=rope"};
   all.insert(all.end(), more.begin(), more.end());
@@ -67,6 +72,52 @@ TEST(AttentionRules, AWindowIsInTheLayersThatAreSaid) {
   EXPECT_EQ(layers(3, "1"), ".....");
   EXPECT_EQ(layers(3, "[0]+[1,0]*2"), ".w.w.");
   EXPECT_THROW(layers(3, "[1]"), base::Error);
+}
+
+TEST(AttentionRules, LinearAttentionIsInTheLayersOfItsPattern) {
+  Model model;
+  model.num_layers = 5;
+  EXPECT_EQ(linear_attention_layers(model), std::vector<bool>(5, false));
+  model.experimental_attention_variant = AttentionVariant::gated_delta_net;
+  model.linear_attention_freq = "4";
+  EXPECT_EQ(linear_attention_layers(model), (std::vector<bool>{true, true, true, false, true}));
+  model.linear_attention_freq = "[1,0]*2+[1]";
+  EXPECT_EQ(linear_attention_layers(model), (std::vector<bool>{true, false, true, false, true}));
+}
+
+TEST(AttentionRules, LinearAttentionNamesWhatItExcludes) {
+  EXPECT_EQ(described(violations(good(delta_net({"model.attention_output_gate=true"})), kWorld)), "nothing");
+  const struct {
+    Overrides overrides;
+    const char* says;
+  } kWrong[] = {
+      {{"model.linear_key_head_dim=64"},
+       "model.linear_key_head_dim = 64: has no effect without model.experimental_attention_variant = "
+       "gated_delta_net"},
+      {delta_net({"model.linear_attention_freq="}),
+       "model.linear_attention_freq = (empty): must define which layers have linear attention, but it is empty"},
+      {delta_net({"model.linear_attention_freq=[1,0]"}), "it has 2 entries for model.num_layers = 8"},
+      {delta_net({"model.linear_attention_freq=1"}),
+       "model.linear_attention_freq = 1: names no layer, which excludes model.experimental_attention_variant"},
+      {delta_net({"model.linear_num_value_heads=24"}),
+       "model.linear_num_value_heads = 24: must be a multiple of model.linear_num_key_heads = 16"},
+      {delta_net({"model.linear_num_key_heads=2", "parallel.context_parallel_size=2"}),
+       "model.linear_num_key_heads = 2: must be a multiple of 4, parallel.tensor_model_parallel_size = 2 times "
+       "parallel.context_parallel_size = 2"},
+      {delta_net(latent({})),
+       "model.experimental_attention_variant = gated_delta_net: excludes "
+       "model.multi_latent_attention"},
+      {delta_net(ahead({})), "model.experimental_attention_variant = gated_delta_net: excludes model.mtp_num_layers"},
+      {delta_net({"peft.lora_rank=2"}),
+       "model.experimental_attention_variant = gated_delta_net: excludes peft.lora_rank above 0"},
+      {delta_net({"parallel.hybrid_context_parallel=true"}),
+       "model.experimental_attention_variant = gated_delta_net: excludes parallel.hybrid_context_parallel"},
+      {{"model.attention_output_gate=true", "model.family=codegeex"},
+       "model.attention_output_gate = true: excludes model.family = codegeex"}};
+  for (const auto& wrong : kWrong) {
+    const std::string text = described(violations(good(wrong.overrides), kWorld));
+    EXPECT_NE(text.find(wrong.says), std::string::npos) << wrong.says << " in " << text;
+  }
 }
 
 }  // namespace metroplex::config::attention_rules_test

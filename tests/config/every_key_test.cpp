@@ -54,6 +54,7 @@ TEST(EveryKey, TakesAValueFromYamlAndAnOptionAndIsPrinted) {
                               "sigmoid",
                               "softmax",
                               "learnable",
+                              "gated_delta_net",
                               "never",
                               "sgd",
                               "optim",

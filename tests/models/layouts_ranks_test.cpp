@@ -104,6 +104,17 @@ std::vector<Variant> variants() {
   rotated.model.rotary_percent = 0.5, rotated.model.residual_multiplier = 0.4;
   rotated.model.add_attention_output_bias = rotated.model.add_mlp_bias = true;
   all.push_back(rotated);
+  for (const bool documents : {false, true}) {
+    Variant delta{documents ? "gated delta net, gated attention, documents" : "gated delta net, gated attention",
+                  llama_model(), 0, documents};
+    delta.model.experimental_attention_variant = config::AttentionVariant::gated_delta_net;
+    delta.model.linear_attention_freq = "[1,0]", delta.model.linear_conv_kernel_dim = 3;
+    delta.model.linear_num_key_heads = 4, delta.model.linear_key_head_dim = 5;
+    delta.model.linear_num_value_heads = 8, delta.model.linear_value_head_dim = 3;
+    delta.model.attention_output_gate = delta.model.qk_layernorm = delta.model.apply_layernorm_1p = true;
+    delta.model.rotary_percent = 0.5;
+    all.push_back(delta);
+  }
   Variant bare{"latent attention alone", llama_model()};
   bare.model.num_query_groups = 0;
   bare.model.multi_latent_attention = true;

@@ -94,6 +94,19 @@ config::Config norms(bool documents) {
   return config;
 }
 
+// Gated delta nets, which exchange rows for heads, and gated attention.
+config::Config delta_net(bool documents) {
+  config::Config config = llama(documents);
+  config::Model& model = config.model;
+  model.num_query_groups = 8;
+  model.experimental_attention_variant = config::AttentionVariant::gated_delta_net;
+  model.linear_attention_freq = "[1,0,1,1]", model.linear_conv_kernel_dim = 3;
+  model.linear_num_key_heads = 8, model.linear_key_head_dim = 5;
+  model.linear_num_value_heads = 16, model.linear_value_head_dim = 3;
+  model.attention_output_gate = true;
+  return config;
+}
+
 config::Config codegeex(bool documents) {
   config::Config config = gpt(documents);
   config.model.family = "codegeex";
@@ -185,6 +198,7 @@ TEST(ContextParallelEqualsOneRank, CodegeexWithItsTopQuery) { walk(codegeex, 60)
 TEST(ContextParallelEqualsOneRank, LatentAttention) { walk(latent, 60); }
 TEST(ContextParallelEqualsOneRank, WindowsAndCaps) { walk(windows, 60); }
 TEST(ContextParallelEqualsOneRank, NormsOverAllHeads) { walk(norms, 20); }
+TEST(ContextParallelEqualsOneRank, GatedDeltaNetAndGatedAttention) { walk(delta_net, 30); }
 TEST(ContextParallelEqualsOneRank, Experts) { walk(experts, 60); }
 
 // Precondition of the layouts above with a slack: the token counts do differ.

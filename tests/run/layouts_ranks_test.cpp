@@ -95,6 +95,19 @@ config::Config parallel() {
   return config;
 }
 
+// Gated delta nets before each third layer, which has gated attention. Some chunks of the recurrence are not full.
+config::Config delta_net() {
+  return config::parse(
+      "model: {family: llama, num_layers: 6, hidden_size: 32, num_attention_heads: 8, num_query_groups: 4,"
+      " ffn_hidden_size: 48, vocab_size: 50, make_vocab_size_divisible_by: 8, qk_layernorm: true,"
+      " experimental_attention_variant: gated_delta_net, linear_attention_freq: 3, linear_num_key_heads: 4,"
+      " linear_num_value_heads: 8, linear_key_head_dim: 5, linear_value_head_dim: 3, linear_conv_kernel_dim: 3,"
+      " attention_output_gate: true, apply_layernorm_1p: true, rotary_percent: 0.5, hidden_dropout: 0.1}\n"
+      "train: {seq_length: 72, micro_batch_size: 2}\n"
+      "data: {reset_attention_mask: true}\n"
+      "optim: {lr: 1.0e-3, weight_decay: 0.1}\n");
+}
+
 // Two multi-token prediction layers; the last stage reads the first stage's embedding.
 config::Config ahead() {
   config::Config config = llama();
@@ -152,6 +165,7 @@ TEST(AnyLayoutEqualsOneRank, LatentAttentionWithYarn) { walk(latent(), 6, 4); }
 TEST(AnyLayoutEqualsOneRank, WindowsCapsAndSinks) { walk(windows(), 6, 4); }
 TEST(AnyLayoutEqualsOneRank, NormsAfterLayersAndMultipliers) { walk(norms(), 6, 4); }
 TEST(AnyLayoutEqualsOneRank, ParallelAttentionAndMlp) { walk(parallel(), 6, 4); }
+TEST(AnyLayoutEqualsOneRank, GatedDeltaNetAndGatedAttention) { walk(delta_net(), 6, 4); }
 TEST(AnyLayoutEqualsOneRank, MultiTokenPrediction) { walk(ahead(), 6, 4); }
 // Prediction layers in a stage before that of the loss: alone, after other layers, on the rank of the loss, with an
 // empty stage between.

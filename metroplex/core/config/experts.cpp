@@ -192,6 +192,13 @@ std::vector<bool> window_layers(const Model& model) {
                         "write N for all but every N-th layer, or one 0 or 1 a layer, like [1,0] or [1]*5+[0]");
 }
 
+std::vector<bool> linear_attention_layers(const Model& model) {
+  if (!model.has_delta_net()) return std::vector<bool>(static_cast<size_t>(model.num_layers));
+  return require_layers(read_window_layers, model, "model.linear_attention_freq", model.linear_attention_freq,
+                        "linear attention",
+                        "write N for all but every N-th layer, or one 0 or 1 a layer, like [1,0] or [1]*3+[0]");
+}
+
 std::optional<std::vector<bool>> read_rope_layers(const std::string& text, int64_t num_layers, std::string& problem) {
   if (text == "0") return std::vector<bool>(static_cast<size_t>(num_layers), true);
   auto layers = read_window_layers(text, num_layers, problem);

@@ -21,11 +21,14 @@ std::vector<int64_t> expert_layers(const Model& model);
 // Returns, per layer, whether it has a window (model.window_attn_skip_freq); false for all without window_size.
 // Throws.
 std::vector<bool> window_layers(const Model& model);
+// Returns, per layer, whether it has linear attention (model.linear_attention_freq); false for all without
+// model.experimental_attention_variant. Throws.
+std::vector<bool> linear_attention_layers(const Model& model);
 // Returns, per layer, whether it has rotary positions (model.no_rope_freq). Throws.
 std::vector<bool> rope_layers(const Model& model);
 // Returns nothing and sets `problem` if `text` is invalid or does not give num_layers entries.
 std::optional<std::vector<bool>> read_moe_layers(const std::string& text, int64_t num_layers, std::string& problem);
-// The same for model.window_attn_skip_freq.
+// The same for model.window_attn_skip_freq and model.linear_attention_freq.
 std::optional<std::vector<bool>> read_window_layers(const std::string& text, int64_t num_layers,
                                                     std::string& problem);
 // The same for model.no_rope_freq.

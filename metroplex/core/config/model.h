@@ -22,6 +22,11 @@ inline constexpr Word<RopeType> kWords<RopeType>[] = {{RopeType::automatic, "aut
                                                       {RopeType::yarn, "yarn"},
                                                       {RopeType::longrope, "longrope"}};
 
+enum class AttentionVariant { none, gated_delta_net };
+template <>
+inline constexpr Word<AttentionVariant> kWords<AttentionVariant>[] = {
+    {AttentionVariant::none, "none"}, {AttentionVariant::gated_delta_net, "gated_delta_net"}};
+
 enum class SoftmaxType { vanilla, off_by_one, learnable };
 template <>
 inline constexpr Word<SoftmaxType> kWords<SoftmaxType>[] = {{SoftmaxType::vanilla, "vanilla"},
@@ -105,6 +110,7 @@ struct Model {
     return rope_type == RopeType::yarn || (rope_type == RopeType::automatic && multi_latent_attention);
   }
   bool longrope() const { return rope_type == RopeType::longrope; }
+  bool has_delta_net() const { return experimental_attention_variant == AttentionVariant::gated_delta_net; }
   bool has_window() const { return window_size >= 0; }
   bool output_bias() const { return add_bias_linear || add_attention_output_bias; }
   bool mlp_bias() const { return add_bias_linear || add_mlp_bias; }

@@ -72,13 +72,28 @@ std::vector<Violation> violations(const Config& config, int64_t world_size, Use 
   std::vector<Violation> found = check_limits(sane);
   Rules rules(sane, world_size, use);
   rules.list = transformer_violations(transformer_settings(sane));
-  for (const auto check : {check_ranks,     check_device,    check_context_parallel,
-                           check_model,     check_attention, check_peft,
-                           check_experts,   check_pipeline,  check_batch,
-                           check_lengths,   check_optim,     check_optimizer_state,
-                           check_precision, check_sharding,  check_recompute,
-                           check_offload,   check_data,      check_checkpoint,
-                           check_paths,     check_loop,      check_cuda_graphs}) {
+  for (const auto check : {check_ranks,
+                           check_device,
+                           check_context_parallel,
+                           check_model,
+                           check_attention,
+                           check_linear_attention,
+                           check_peft,
+                           check_experts,
+                           check_pipeline,
+                           check_batch,
+                           check_lengths,
+                           check_optim,
+                           check_optimizer_state,
+                           check_precision,
+                           check_sharding,
+                           check_recompute,
+                           check_offload,
+                           check_data,
+                           check_checkpoint,
+                           check_paths,
+                           check_loop,
+                           check_cuda_graphs}) {
     check(rules);
   }
   const std::vector<Violation> limits = found;

@@ -9,26 +9,34 @@
 #include "base/error.h"
 #include "config/experts.h"
 #include "nn/autograd_node.h"
+#include "nn/gated_delta_net.h"
 #include "nn/kv_cache.h"
 #include "nn/latent_attention.h"
 #include "nn/param_init.h"
+#include "nn/wide.h"
 
 namespace metroplex::nn {
 namespace {
 
 LinearSpec fused_spec(const AttentionSpec& spec, const config::Model& model) {
   const HeadCounts whole = head_counts(model, 1);
-  const int64_t queries = spec.has_external_query ? 0 : whole.heads;
+  const int64_t queries = spec.has_external_query ? 0 : whole.heads,
+                gates = model.attention_output_gate ? queries : 0;
   LinearSpec out =
       linear_spec(spec.name + (spec.has_external_query ? ".linear_kv" : ".linear_qkv"), model.hidden_size,
-                  (queries + 2 * whole.groups) * whole.head_dim, model.add_bias_linear || model.add_qkv_bias);
-  const int64_t d = whole.head_dim, q = queries / whole.groups * d;
+                  (queries + gates + 2 * whole.groups) * whole.head_dim, model.add_bias_linear || model.add_qkv_bias);
+  const int64_t d = whole.head_dim, q = queries / whole.groups * d, gate = gates / whole.groups * d;
   for (int64_t group = 0; group < whole.groups; ++group) {
     const std::string name = "group" + std::to_string(group);
-    const int64_t begin = group * (q + 2 * d);
-    if (q > 0) out.regions.push_back({name + ".q", 0, begin, q, "q"});
-    out.regions.push_back({name + ".k", 0, begin + q, d, "k"});
-    out.regions.push_back({name + ".v", 0, begin + q + d, d, "v"});
+    int64_t begin = group * (q + gate + 2 * d);
+    const auto add = [&](const char* matrix, int64_t rows) {
+      if (rows > 0) out.regions.push_back({name + "." + matrix, 0, begin, rows, matrix});
+      begin += rows;
+    };
+    add("q", q);
+    add("gate", gate);
+    add("k", d);
+    add("v", d);
   }
   out.adapters = config::qkv_boxes(model, !spec.has_external_query);
   return out;
@@ -84,6 +92,9 @@ CoreSpec core_spec(const AttentionSpec& spec, const config::Model& model, const 
 
 std::unique_ptr<Attention> make_attention(const AttentionSpec& spec, const config::Model& model,
                                           const LayerContext& context, std::shared_ptr<RopeTable> rope) {
+  const std::vector<bool> linear = config::linear_attention_layers(model);
+  const auto layer = static_cast<size_t>(spec.layer);
+  if (layer < linear.size() && linear[layer]) return std::make_unique<GatedDeltaNet>(spec, model, context);
   if (model.multi_latent_attention) return std::make_unique<LatentAttention>(spec, model, context, std::move(rope));
   return std::make_unique<SelfAttention>(spec, model, context, std::move(rope));
 }
@@ -114,6 +125,10 @@ struct SelfAttention::AttentionSaved {
   std::vector<int64_t> fused_sizes;
   NormedSaved q, k;
   CoreSaved core;
+  Saved gate;
+};
+struct SelfAttention::Projected : CoreInputs {
+  at::Tensor gate;  // [s, b, n d]; undefined without attention_output_gate
 };
 
 SelfAttention::SelfAttention(const AttentionSpec& spec, const config::Model& model, const LayerContext& context,
@@ -122,6 +137,7 @@ SelfAttention::SelfAttention(const AttentionSpec& spec, const config::Model& mod
       heads_(head_counts(model, context.tp.size())),
       saving_(context.saving),
       norms_after_rope_(model.qk_layernorm_after_rope),
+      has_gate_(model.attention_output_gate),
       rope_(std::move(rope)),
       fused_(fused_spec(spec, model), LinearSplit::output, context),
       sinks_(make_sinks(spec, model, context)),
@@ -148,18 +164,34 @@ SelfAttention::SelfAttention(const AttentionSpec& spec, const config::Model& mod
   }
 }
 
-// Returns q, k and v as views of the fused tensor [s, b, g (n/g + 2) d]. With several query heads per group the
-// queries are copied. If tensors are saved, keys and values are then copied too, so that none of them keeps the fused
-// tensor alive.
-CoreInputs SelfAttention::split(const at::Tensor& fused, const at::Tensor& query, bool saves) const {
+// Returns q, k and v as views of the fused tensor [s, b, g (n/g + 2) d], or with gates [s, b, g (2 n/g + 2) d]. With
+// several query heads per group the queries are copied. If tensors are saved, keys and values are then copied too, so
+// that none of them keeps the fused tensor alive.
+SelfAttention::Projected SelfAttention::split(const at::Tensor& fused, const at::Tensor& query, bool saves) const {
   const int64_t s = fused.size(0), b = fused.size(1), d = heads_.head_dim, per_group = heads_.heads / heads_.groups;
-  const int64_t leading = query.defined() ? 0 : per_group;
+  const int64_t queries = query.defined() ? 0 : per_group, leading = has_gate_ ? 2 * queries : queries;
   const at::Tensor grouped = fused.view({s, b, heads_.groups, leading + 2, d});
-  const at::Tensor q = query.defined() ? query.view({s, b, heads_.heads, d})
-                                       : grouped.narrow(3, 0, per_group).reshape({s, b, heads_.heads, d});
-  const at::Tensor k = grouped.select(3, leading), v = grouped.select(3, leading + 1);
-  if (saves && leading > 1) return {q, k.contiguous(), v.contiguous()};
-  return {q, k, v};
+  Projected out{{query.defined() ? query.view({s, b, heads_.heads, d})
+                                 : grouped.narrow(3, 0, per_group).reshape({s, b, heads_.heads, d}),
+                 grouped.select(3, leading), grouped.select(3, leading + 1)},
+                {}};
+  if (has_gate_) out.gate = grouped.narrow(3, queries, queries).reshape({s, b, heads_.heads * d});
+  if (saves && leading > 1) out.k = out.k.contiguous(), out.v = out.v.contiguous();
+  return out;
+}
+
+static at::Tensor gated(const at::Tensor& core, const at::Tensor& gate) {
+  return at::mul(to_wide(core), to_wide(gate).sigmoid()).to(core.scalar_type());
+}
+
+// The result of the core is saved in any case, so that the product is computed again from it.
+Input SelfAttention::apply_gate(const Input& core, const at::Tensor& gate, AttentionSaved* saved) const {
+  const at::Tensor out = gated(core.x, gate);
+  if (saved == nullptr) return out;
+  saved->gate = saving_.keep(gate);
+  return {out, Saved::recomputed([saved_core = saved->core.out, saved_gate = saved->gate] {
+            return gated(saved_core.get(), saved_gate.get());
+          })};
 }
 
 at::Tensor SelfAttention::normalize(const at::Tensor& raw, Norm& norm, const Positions& rows, NormSaved* saved) {
@@ -200,14 +232,17 @@ Input SelfAttention::run_core(const at::Tensor& fused, const at::Tensor& query, 
   const auto saved = at::GradMode::is_enabled() ? std::make_shared<AttentionSaved>() : nullptr;
   Input out = [&] {
     const at::NoGradGuard no_grad;
-    const CoreInputs raw = split(fused.detach(), query.defined() ? query.detach() : query, saved != nullptr);
+    const Projected raw = split(fused.detach(), query.defined() ? query.detach() : query, saved != nullptr);
     const Positions rows = sequence_positions(batch);
     const Input q = normalize_and_rotate(raw.q, q_norm_, rows, saved ? &saved->q : nullptr);
     const Input k = normalize_and_rotate(raw.k, k_norm_, rows, saved ? &saved->k : nullptr);
-    if (batch.cache == nullptr)
-      return core_.forward(q, k, raw.v, {rows, rows}, batch, saved ? &saved->core : nullptr);
-    const KvCache::Layer all = batch.cache->append(spec_.layer, k.x, raw.v);
-    return core_.forward(q, all.k, all.v, {rows, {}}, batch, saved ? &saved->core : nullptr);
+    CoreSaved* const core_saved = saved ? &saved->core : nullptr;
+    const Input core = [&] {
+      if (batch.cache == nullptr) return core_.forward(q, k, raw.v, {rows, rows}, batch, core_saved);
+      const KvCache::Layer all = batch.cache->append(spec_.layer, k.x, raw.v);
+      return core_.forward(q, all.k, all.v, {rows, {}}, batch, core_saved);
+    }();
+    return has_gate_ ? apply_gate(core, raw.gate, saved.get()) : core;
   }();
   if (!saved) return out;
   saved->fused_sizes = fused.sizes().vec();
@@ -218,7 +253,13 @@ Input SelfAttention::run_core(const at::Tensor& fused, const at::Tensor& query, 
 
 std::vector<at::Tensor> SelfAttention::run_core_backward(const at::Tensor& dout, AttentionSaved& saved) {
   const at::NoGradGuard no_grad;
-  CoreInputs gradients = core_.backward(dout, saved.core);
+  at::Tensor dcore = dout, dgate;
+  if (has_gate_) {
+    const at::Tensor gate = to_wide(saved.gate.get()).sigmoid();
+    dgate = at::sigmoid_backward(at::mul(to_wide(dout), saved.core.out.get()), gate).to(dout.scalar_type());
+    dcore = at::mul(to_wide(dout), gate).to(dout.scalar_type());
+  }
+  CoreInputs gradients = core_.backward(dcore, saved.core);
   const Positions& rows = saved.core.positions.queries;
   gradients.q = backward_to_raw(gradients.q, q_norm_, rows, saved.q);
   gradients.k = backward_to_raw(gradients.k, k_norm_, rows, saved.k);
@@ -227,8 +268,11 @@ std::vector<at::Tensor> SelfAttention::run_core_backward(const at::Tensor& dout,
     return x.reshape({s * b, heads_.groups, x.size(2) / heads_.groups * x.size(3)});
   };
   // A single kernel on a GPU if the inputs are contiguous.
-  std::vector<at::Tensor> regions{by_group(gradients.k), by_group(gradients.v)};
-  if (!q_) regions.insert(regions.begin(), by_group(gradients.q));
+  std::vector<at::Tensor> regions;
+  if (!q_) regions.push_back(by_group(gradients.q));
+  if (has_gate_) regions.push_back(by_group(dgate.view(gradients.q.sizes())));
+  regions.push_back(by_group(gradients.k));
+  regions.push_back(by_group(gradients.v));
   const at::Tensor dfused = at::cat(regions, 2).view(saved.fused_sizes);
   return {dfused, q_ ? gradients.q.reshape({s, b, -1}) : at::Tensor()};
 }

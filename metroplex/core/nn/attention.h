@@ -1,6 +1,6 @@
 // Self-attention with grouped queries (GQA), split over the tensor-parallel group by query groups: the projections,
 // norms and rotary positions around core attention (core_attention.h). Rows of linear_qkv are ordered by query group,
-// [its q heads, k, v], as in Megatron.
+// [its q heads, with attention_output_gate their gates, k, v], as in Megatron.
 // Shapes: s sequence, b microbatch, h hidden size, n query heads and g query groups of this rank, d head size.
 #pragma once
 
@@ -67,7 +67,9 @@ class SelfAttention final : public Attention {
   struct AttentionSaved;
   Input run_core(const at::Tensor& fused, const at::Tensor& query, const Microbatch& batch);
   std::vector<at::Tensor> run_core_backward(const at::Tensor& dout, AttentionSaved& saved);
-  CoreInputs split(const at::Tensor& fused, const at::Tensor& query, bool saves) const;
+  struct Projected;
+  Projected split(const at::Tensor& fused, const at::Tensor& query, bool saves) const;
+  Input apply_gate(const Input& core, const at::Tensor& gate, AttentionSaved* saved) const;
   at::Tensor normalize(const at::Tensor& raw, Norm& norm, const Positions& rows, NormSaved* saved);
   Input normalize_and_rotate(const at::Tensor& raw, std::optional<Norm>& norm, const Positions& rows,
                              NormedSaved* saved);
@@ -77,7 +79,7 @@ class SelfAttention final : public Attention {
   AttentionSpec spec_;
   HeadCounts heads_;
   SavePolicy saving_;
-  bool norms_after_rope_;
+  bool norms_after_rope_, has_gate_;
   std::shared_ptr<RopeTable> rope_;
   std::optional<Linear> q_;  // only with has_external_query
   Linear fused_;             // linear_qkv or linear_kv

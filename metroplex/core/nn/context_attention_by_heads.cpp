@@ -7,41 +7,10 @@
 #include <ATen/ATen.h>
 
 #include "base/error.h"
-#include "comm/collectives.h"
+#include "nn/head_exchange.h"
 
 namespace metroplex::nn {
 namespace {
-
-// An all-to-all in flight; owns its input until it completes.
-struct PendingExchange {
-  at::Tensor in;
-  comm::Exchange exchange;
-  at::Tensor wait() { return exchange.wait(); }
-};
-using Splits = std::vector<int64_t>;
-
-struct GroupRows {
-  Splits all;
-  size_t own_index = 0;
-  Splits own_splits() const { return Splits(all.size(), all[own_index]); }
-};
-
-// [s, b, heads, d] -> [rows of all ranks, b, heads / ranks, d], in group order.
-PendingExchange to_heads(const at::Tensor& x, const comm::Group& group, const GroupRows& rows) {
-  const int64_t size = group.size();
-  const at::Tensor chunks =
-      x.unflatten(2, {size, x.size(2) / size}).permute({2, 0, 1, 3, 4}).contiguous().flatten(0, 1);
-  return {chunks, comm::all_to_all_async(chunks, rows.all, rows.own_splits(), group)};
-}
-
-// The inverse of to_heads(); join_heads() rearranges the received tensor.
-PendingExchange to_rows(const at::Tensor& x, const comm::Group& group, const GroupRows& rows) {
-  const at::Tensor all = x.contiguous();
-  return {all, comm::all_to_all_async(all, rows.own_splits(), rows.all, group)};
-}
-at::Tensor join_heads(const at::Tensor& chunks, const comm::Group& cp) {
-  return chunks.unflatten(0, {cp.size(), chunks.size(0) / cp.size()}).permute({1, 2, 0, 3, 4}).flatten(2, 3);
-}
 
 // Merges the ranges of each `neighbours` consecutive ranks into one.
 std::vector<IndexRange> merge_neighbours(const std::vector<IndexRange>& ranges, size_t neighbours) {
@@ -86,7 +55,7 @@ struct LocalHeads {
   GroupRows group_rows(const CoreCall& call) const {
     const auto size = static_cast<size_t>(sharing.size()), own_index = static_cast<size_t>(sharing.index());
     const std::vector<IndexRange>& ranges = call.batch.sequence.rank_rows;
-    GroupRows out{Splits(size, call.batch.sequence.rows.numel()), own_index};
+    GroupRows out{std::vector<int64_t>(size, call.batch.sequence.rows.numel()), own_index};
     const size_t first = static_cast<size_t>(call.spec.cp.index()) - own_index;  // first rank of the group, in cp
     for (size_t i = 0; i < size && !ranges.empty(); ++i) out.all[i] = ranges[first + i].count;
     return out;

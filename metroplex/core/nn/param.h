@@ -17,7 +17,14 @@
 
 namespace metroplex::nn {
 
-enum class Init { normal, scaled_normal /* std / sqrt(2 L) */, zeros, ones, uniform_fan_in /* +- 1 / sqrt(in) */ };
+enum class Init {
+  normal,
+  scaled_normal /* std / sqrt(2 L) */,
+  zeros,
+  ones,
+  uniform_fan_in /* +- 1 / sqrt(in) */,
+  log_uniform /* ln of 1 to 16 */
+};
 
 struct Param : NamedTensor {
   Init init = Init::normal;

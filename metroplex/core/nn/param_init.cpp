@@ -38,12 +38,14 @@ void fill_normal(Param& param, uint64_t seed, double std) {
   });
 }
 
-void fill_uniform(Param& param, uint64_t seed, double bound) {
+// Sets elements to map(uniform in -1 to 1).
+template <class Map>
+void fill_uniform(Param& param, uint64_t seed, const Map& map) {
   const uint64_t name = base::hash_name(param.name.c_str());
   fill_ranges(param, [&](double* out, int64_t global, int64_t count) {
     for (int64_t i = 0; i < count; ++i) {
       const auto block = base::philox4x32(seed, static_cast<uint64_t>(global + i), name);
-      out[i] = bound * ((static_cast<double>(block[0]) + 0.5) * 0x1p-31 - 1.0);
+      out[i] = map((static_cast<double>(block[0]) + 0.5) * 0x1p-31 - 1.0);
     }
   });
 }
@@ -77,9 +79,14 @@ void initialize_values(Param& param, Init init, const LayerContext& context) {
   }
   if (init == Init::uniform_fan_in) {  // adapters: sampled even if a model is loaded, because it may have none
     const double bound = 1 / std::sqrt(static_cast<double>(param.global_shape.back()));
-    if (!context.streams) return fill_uniform(param, context.seed, bound);
+    if (!context.streams) return fill_uniform(param, context.seed, [&](double x) { return bound * x; });
     return sample_param(param, *context.streams,
                         [&](at::Tensor& x, const at::Generator& from) { x.uniform_(-bound, bound, from); });
+  }
+  if (init == Init::log_uniform) {
+    if (!context.streams) return fill_uniform(param, context.seed, [](double x) { return std::log(8.5 + 7.5 * x); });
+    return sample_param(param, *context.streams,
+                        [](at::Tensor& x, const at::Generator& from) { x.uniform_(1, 16, from).log_(); });
   }
   const double depth = 2.0 * static_cast<double>(context.num_layers);
   const double std = init == Init::scaled_normal ? context.init_std / std::sqrt(depth) : context.init_std;

@@ -9,6 +9,12 @@
 namespace metroplex::nn {
 namespace {
 
+std::vector<int64_t> local_channels(const ShortConvolutionSpec& spec, const comm::Group& tp) {
+  std::vector<int64_t> local;
+  for (const ShortConvolutionSpec::Channels& region : spec.regions) local.push_back(region.count / tp.size());
+  return local;
+}
+
 topology::Placement channel_placement(const ShortConvolutionSpec& spec, const comm::Group& tp,
                                       const std::string& suffix) {
   topology::Placement placement;
@@ -26,7 +32,7 @@ topology::Placement channel_placement(const ShortConvolutionSpec& spec, const co
 }  // namespace
 
 ShortConvolution::ShortConvolution(const ShortConvolutionSpec& spec, const LayerContext& context)
-    : kernel_(spec.kernel), silu_(spec.silu) {
+    : kernel_(spec.kernel), silu_(spec.silu), exchange_(local_channels(spec, context.tp), context.cp) {
   int64_t channels = 0;
   for (const ShortConvolutionSpec::Channels& region : spec.regions) channels += region.count;
   weight_ = make_param({spec.name + ".weight",
@@ -64,12 +70,14 @@ struct ShortConvolution::Taps {
   }
 };
 
+at::Tensor ShortConvolution::weight() const { return to_wide(exchange_.share(weight_.data)); }
+
 at::Tensor ShortConvolution::sum_taps(const Taps& taps) const {
-  const at::Tensor weight = to_wide(weight_.data);
-  at::Tensor sum = at::mul(taps.shifted(kernel_ - 1), weight.select(2, kernel_ - 1).squeeze(1));
+  const at::Tensor factors = weight();
+  at::Tensor sum = at::mul(taps.shifted(kernel_ - 1), factors.select(2, kernel_ - 1).squeeze(1));
   for (int64_t j = 0; j + 1 < kernel_; ++j)
-    sum.addcmul_(taps.mask(taps.shifted(j), j), weight.select(2, j).squeeze(1));
-  if (bias_) sum.add_(bias_->data);
+    sum.addcmul_(taps.mask(taps.shifted(j), j), factors.select(2, j).squeeze(1));
+  if (bias_) sum.add_(exchange_.share(bias_->data));
   return sum;
 }
 
@@ -86,17 +94,14 @@ at::Tensor ShortConvolution::backward(const at::Tensor& dy, const at::Tensor& x,
   const at::NoGradGuard no_grad;
   const Taps taps(x, {}, document_ids, kernel_);
   const at::Tensor wide = to_wide(dy), dsum = silu_ ? at::silu_backward(wide, sum_taps(taps)) : wide;
-  const at::Tensor weight = to_wide(weight_.data), dx = at::zeros_like(taps.x), dweight = at::empty_like(weight);
+  const at::Tensor factors = weight(), dx = at::zeros_like(taps.x), dweight = at::empty_like(factors);
   for (int64_t j = 0; j < kernel_; ++j) {
     const at::Tensor masked = taps.mask(dsum, j);
     dweight.select(2, j).squeeze(1).copy_(at::mul(masked, taps.shifted(j)).sum(at::IntArrayRef({0, 1})));
-    dx.narrow(0, j, taps.s).addcmul_(masked, weight.select(2, j).squeeze(1));
+    dx.narrow(0, j, taps.s).addcmul_(masked, factors.select(2, j).squeeze(1));
   }
-  weight_.accumulate([dweight](at::Tensor& main_grad) { main_grad.add_(dweight); });
-  if (bias_) {
-    const at::Tensor dbias = dsum.sum(at::IntArrayRef({0, 1}));
-    bias_->accumulate([dbias](at::Tensor& main_grad) { main_grad.add_(dbias); });
-  }
+  exchange_.accumulate(weight_, dweight);
+  if (bias_) exchange_.accumulate(*bias_, dsum.sum(at::IntArrayRef({0, 1})));
   return dx.narrow(0, kernel_ - 1, taps.s).to(x.scalar_type());
 }
 

@@ -2,8 +2,8 @@
 //   y[t] = f(bias + sum over j < k of weight[j] x[t - k + 1 + j]), separately for each channel; f is silu or
 //   identity.
 // Inputs before the sequence and of other documents count as 0. The channels consist of regions, such as queries,
-// keys and values, each of which is split over tp. All sums are in at least fp32. Shapes: s sequence, b microbatch, c
-// channels of this rank, k kernel size.
+// keys and values, each of which is split over tp and between the ranks of cp, which have whole sequences here
+// (head_exchange.h). All sums are in at least fp32. Shapes: s sequence, b microbatch, c channels, k kernel size.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "nn/head_exchange.h"
 #include "nn/layer_context.h"
 #include "nn/param.h"
 
@@ -46,8 +47,11 @@ class ShortConvolution {
   struct Taps;
   at::Tensor sum_taps(const Taps& taps) const;
 
+  at::Tensor weight() const;  // of this rank's channels
+
   int64_t kernel_;
   bool silu_;
+  SequenceExchange exchange_;
   Param weight_;
   std::unique_ptr<Param> bias_;
 };
