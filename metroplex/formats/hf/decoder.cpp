@@ -1,5 +1,7 @@
 #include "hf/decoder.h"
 
+#include <array>
+
 #include "base/error.h"
 #include "config/experts.h"
 
@@ -23,16 +25,19 @@ struct Layer {
   const DecoderNames& names;
   std::string ours, theirs;  // "decoder.layers.0.", "model.layers.0."
   std::vector<MappedTensor>& out;
+  bool has_delta_net = false;
 
   void whole(const std::string& our_name, const std::string& their_name, const Dims& shape) const {
     out.push_back({ours + our_name, shape, {whole_part(theirs + their_name, shape)}});
   }
   bool qkv_bias() const { return model.add_bias_linear || model.add_qkv_bias; }
   // Per query group: the rows of its queries, then of its key and its value. Hugging Face stores three tensors.
-  // With fused_qkv, one: all queries, then all keys, then all values.
+  // With fused_qkv, one: all queries, then all keys, then all values. Gates follow the queries of their group here
+  // and of their head there.
   void qkv(const char* kind) const {
     const bool bias = std::string(kind) == "bias";
-    const int64_t groups = num_kv_groups(model), d = head_dim_size(model), queries = num_heads(model) / groups * d;
+    const int64_t groups = num_kv_groups(model), d = head_dim_size(model), per_group = num_heads(model) / groups;
+    const int64_t gates = model.attention_output_gate ? per_group * d : 0, queries = per_group * d + gates;
     const int64_t h = model.hidden_size, rows = groups * (queries + 2 * d);
     const auto dims = [&](int64_t first) { return bias ? Dims{first} : Dims{first, h}; };
     const auto at = [&](int64_t first) { return bias ? Dims{first} : Dims{first, 0}; };
@@ -45,7 +50,11 @@ struct Layer {
     const auto theirs_rows = [&](int64_t separate) { return dims(fused ? q_rows + 2 * kv_rows : separate); };
     for (int64_t g = 0; g < groups; ++g) {
       const int64_t row = g * (queries + 2 * d);
-      tensor.parts.push_back(rows_part(name("q"), theirs_rows(q_rows), at(row), dims(queries), g * queries));
+      if (gates == 0)
+        tensor.parts.push_back(rows_part(name("q"), theirs_rows(q_rows), at(row), dims(queries), g * queries));
+      for (int64_t i = 0; gates > 0 && i < 2 * per_group; ++i)
+        tensor.parts.push_back(rows_part(name("q"), theirs_rows(q_rows), at(row + i % 2 * gates + i / 2 * d), dims(d),
+                                         g * queries + i * d));
       tensor.parts.push_back(rows_part(name("k"), theirs_rows(kv_rows), at(row + queries), dims(d), first_k + g * d));
       tensor.parts.push_back(rows_part(name("v"), theirs_rows(kv_rows), at(row + queries + d), dims(d),
                                        (fused ? first_k + kv_rows : 0) + g * d));
@@ -160,7 +169,51 @@ struct Layer {
     linear("linear_kv_up_proj", "kv_b_proj", n * (m.qk_head_dim + m.v_head_dim), m.kv_lora_rank, false);
     linear("linear_proj", "o_proj", h, n * m.v_head_dim, model.output_bias());
   }
+  // [q; k; v; z; beta; alpha] here; there the rows of a key head are adjacent, or z, beta and alpha are separate.
+  void delta_net_inputs() const {
+    const int64_t hidden = model.hidden_size, groups = model.linear_num_key_heads, keys = model.linear_key_head_dim;
+    const int64_t heads = model.linear_num_value_heads / groups, values = heads * model.linear_value_head_dim;
+    const std::array<int64_t, 6> rows{keys, keys, values, values, heads, heads};  // per key head
+    const int64_t qkvz = groups * 2 * (keys + values), ba = groups * 2 * heads;
+    MappedTensor tensor{ours + "self_attention.in_proj.weight", {qkvz + ba, hidden}, {}};
+    const std::string prefix = theirs + "linear_attn.in_proj_";
+    const auto add = [&](const char* name, int64_t their_rows, int64_t row, int64_t count, int64_t their_row) {
+      tensor.parts.push_back(
+          rows_part(prefix + name + ".weight", {their_rows, hidden}, {row, 0}, {count, hidden}, their_row));
+    };
+    if (!names.fused_delta_net) {
+      add("qkv", qkvz - groups * values, 0, qkvz - groups * values, 0);
+      add("z", groups * values, qkvz - groups * values, groups * values, 0);
+      add("b", groups * heads, qkvz, groups * heads, 0);
+      add("a", groups * heads, qkvz + groups * heads, groups * heads, 0);
+      return out.push_back(std::move(tensor));
+    }
+    for (int64_t group = 0; group < groups; ++group) {
+      int64_t section = 0, in_qkvz = group * 2 * (keys + values), in_ba = group * 2 * heads;
+      for (size_t i = 0; i < rows.size(); ++i) {
+        int64_t& their_row = i < 4 ? in_qkvz : in_ba;
+        add(i < 4 ? "qkvz" : "ba", i < 4 ? qkvz : ba, section + group * rows[i], rows[i], their_row);
+        section += groups * rows[i], their_row += rows[i];
+      }
+    }
+    out.push_back(std::move(tensor));
+  }
+  void delta_net() const {
+    const config::Model& m = model;
+    const int64_t keys = m.linear_num_key_heads * m.linear_key_head_dim,
+                  values = m.linear_num_value_heads * m.linear_value_head_dim;
+    delta_net_inputs();
+    const auto add = [&](const char* our_name, const char* their_name, const Dims& shape) {
+      whole(std::string("self_attention.") + our_name, std::string("linear_attn.") + their_name, shape);
+    };
+    add("conv1d.weight", "conv1d.weight", {2 * keys + values, 1, m.linear_conv_kernel_dim});
+    add("dt_bias", "dt_bias", {m.linear_num_value_heads});
+    add("A_log", "A_log", {m.linear_num_value_heads});
+    add("out_norm.weight", "norm.weight", {m.linear_value_head_dim});
+    add("out_proj.weight", "out_proj.weight", {m.hidden_size, values});
+  }
   void attention() const {
+    if (has_delta_net) return delta_net();
     if (model.multi_latent_attention) return latent_attention();
     const int64_t h = model.hidden_size, d = head_dim_size(model);
     qkv("weight");
@@ -271,10 +324,14 @@ std::vector<MappedTensor> decoder_tensors(const config::Model& model, const Deco
   const Layer outside{model, names, "", "", all};
   outside.whole("embedding.word_embeddings.weight", "model.embed_tokens.weight",
                 {model.vocab_size, model.hidden_size});
-  const std::vector<bool> experts = config::moe_layers(model);
+  const std::vector<bool> experts = config::moe_layers(model), delta_nets = config::linear_attention_layers(model);
   for (int64_t i = 0; i < model.num_layers; ++i) {
-    const Layer layer{model, names, base::concat("decoder.layers.", i, "."), base::concat("model.layers.", i, "."),
-                      all};
+    const Layer layer{model,
+                      names,
+                      base::concat("decoder.layers.", i, "."),
+                      base::concat("model.layers.", i, "."),
+                      all,
+                      delta_nets[static_cast<size_t>(i)]};
     layer.all(experts[static_cast<size_t>(i)]);
   }
   outside.norm("decoder.final_layernorm", "model.norm", model.hidden_size);
@@ -296,7 +353,9 @@ std::vector<MappedTensor> decoder_tensors(const config::Model& model, const Deco
 
 Json layer_types(const config::Model& m) {
   Json types = Json::array();
-  for (const bool window : config::window_layers(m)) types.push_back(window ? "sliding_attention" : "full_attention");
+  const std::vector<bool> windows = config::window_layers(m), linear = config::linear_attention_layers(m);
+  for (size_t i = 0; i < windows.size(); ++i)
+    types.push_back(linear[i] ? "linear_attention" : windows[i] ? "sliding_attention" : "full_attention");
   return types;
 }
 

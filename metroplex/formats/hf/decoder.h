@@ -12,8 +12,8 @@ namespace metroplex::hf {
 // families/
 extern const Family kArcee, kCohere2, kDeepseekV2, kDeepseekV3, kErnie45, kErnie45Moe, kGemma2, kGemma3, kGlm4,
     kGlm4Moe, kGpt2, kGptOss, kGranite, kGraniteMoe, kHunYuanDense, kHunYuanMoe, kKimiK2, kLlama, kMiniMaxM2,
-    kMinistral3, kMistral, kMixtral, kNemotron, kOlmo2, kOlmo3, kPhi3, kQwen2, kQwen2Moe, kQwen3, kQwen3Moe, kSeedOss,
-    kSmolLm3, kStarcoder2;
+    kMinistral3, kMistral, kMixtral, kNemotron, kOlmo2, kOlmo3, kPhi3, kQwen2, kQwen2Moe, kQwen3, kQwen35, kQwen35Moe,
+    kQwen3Moe, kQwen3Next, kSeedOss, kSmolLm3, kStarcoder2;
 
 // Sets a key of section model; replaces an earlier value.
 template <class Value>
@@ -55,6 +55,10 @@ void add_balancing(const ConfigReader& config, Settings& settings);
 void add_chosen_softmax(int64_t topk, Settings& settings);
 // Layers with experts by decoder_sparse_step and mlp_only_layers.
 std::string sparse_layers(const ConfigReader& config);
+// Experts selected by a softmax in the layers of the pattern `layers`; all layers are dense if it has no 1.
+// `experts`: the default number. `normalized`: the weights of the selected experts have the sum 1.
+void add_softmax_experts(const ConfigReader& config, int64_t experts, const std::string& layers, bool normalized,
+                         Settings& settings);
 // Experts of DeepSeek-V3 and families with its router: dense first layers, shared experts, sigmoid scores.
 struct SharedExpertDefaults {
   int64_t first_dense, experts, topk, width, shared;
@@ -88,6 +92,9 @@ struct DecoderNames {
               mlp_input_norm = "post_attention_layernorm", mlp_norm = "post_feedforward_layernorm";
   bool fused_qkv = false;  // qkv_proj
   std::string q_norm = "q_norm", k_norm = "k_norm";
+  // Gated delta nets: in_proj_qkvz and in_proj_ba by key head, instead of in_proj_qkv, in_proj_z, in_proj_b,
+  // in_proj_a.
+  bool fused_delta_net = false;
   // Dense MLPs. Without a gate only mlp_up and mlp_down exist. An empty mlp_gate: mlp_up stores both, the gate first.
   std::string mlp_gate = "gate_proj", mlp_up = "up_proj", mlp_down = "down_proj";
   // MoE layers: <layer>.<block>.<router>.weight and experts. separate:

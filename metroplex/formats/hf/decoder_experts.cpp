@@ -101,6 +101,23 @@ void add_multi_token(const ConfigReader& config, int64_t otherwise, Settings& se
   set(settings, "mtp_num_layers", ahead);
 }
 
+void add_softmax_experts(const ConfigReader& config, int64_t experts, const std::string& layers, bool normalized,
+                         Settings& settings) {
+  const int64_t count = config.integer("num_experts", config.integer("num_local_experts", experts)),
+                width = config.integer("moe_intermediate_size"), topk = config.integer("num_experts_per_tok");
+  if (count == 0 || layers.find('1') == std::string::npos) return config.ignore({"output_router_logits"});
+  set(settings, "num_moe_experts", count);
+  set(settings, "moe_ffn_hidden_size", width);
+  set(settings, "moe_layer_freq", layers);
+  if (normalized) {
+    add_chosen_softmax(topk, settings);
+  } else {
+    set(settings, "moe_router_topk", topk);
+    set(settings, "moe_router_pre_softmax", true);
+  }
+  add_balancing(config, settings);
+}
+
 // Returns the number of leading dense layers.
 static int64_t dense_layers(const config::Model& m) {
   if (!m.has_experts()) return m.num_layers;

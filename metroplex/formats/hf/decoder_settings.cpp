@@ -70,7 +70,9 @@ void add_longrope(const ConfigReader& config, const ConfigReader& declared, Sett
 
 void add_scaling(const ConfigReader& config, const ConfigReader& declared, const char* key, Settings& settings) {
   const std::string type = declared.text("rope_type", declared.text("type", "default"));
-  declared.ignore({"type", "original_max_position_embeddings", "max_position_embeddings"});
+  // All dimensions of a multimodal position are equal in a text.
+  declared.ignore(
+      {"type", "original_max_position_embeddings", "max_position_embeddings", "mrope_section", "mrope_interleaved"});
   MPX_CHECK(type == "default" || type == "llama3" || type == "yarn" || type == "linear" || type == "longrope", "hf",
             where(key), " has rope_type ", type,
             ", which is not supported; use default, linear, llama3, yarn or longrope");

@@ -9,20 +9,6 @@
 namespace metroplex::hf {
 namespace qwen_moe {
 
-static void add_experts(const ConfigReader& config, int64_t experts, Settings& settings) {
-  set(settings, "num_moe_experts", config.integer("num_experts", config.integer("num_local_experts", experts)));
-  set(settings, "moe_ffn_hidden_size", config.integer("moe_intermediate_size"));
-  set(settings, "moe_layer_freq", sparse_layers(config));
-  const int64_t topk = config.integer("num_experts_per_tok");
-  if (config.flag("norm_topk_prob", false)) {
-    add_chosen_softmax(topk, settings);
-  } else {
-    set(settings, "moe_router_topk", topk);
-    set(settings, "moe_router_pre_softmax", true);
-  }
-  add_balancing(config, settings);
-}
-
 static Settings settings_v2(ConfigReader& config) {
   config.add_defaults({{"num_key_value_heads", 16},
                        {"max_position_embeddings", 32768},
@@ -40,7 +26,7 @@ static Settings settings_v2(ConfigReader& config) {
     add_windows(config, slides, settings);
   }
   add_biases(config.flag("qkv_bias", true), false, false, settings);
-  add_experts(config, 60, settings);
+  add_softmax_experts(config, 60, sparse_layers(config), config.flag("norm_topk_prob", false), settings);
   set(settings, "moe_shared_expert_intermediate_size", config.integer("shared_expert_intermediate_size", 5632));
   set(settings, "moe_shared_expert_gate", true);
   return settings;
@@ -56,7 +42,7 @@ static Settings settings_v3(ConfigReader& config) {
   const bool biases = config.flag("attention_bias", false);
   add_biases(biases, biases, false, settings);
   set(settings, "qk_layernorm", true);
-  add_experts(config, 128, settings);
+  add_softmax_experts(config, 128, sparse_layers(config), config.flag("norm_topk_prob", false), settings);
   return settings;
 }
 
