@@ -73,16 +73,14 @@ test::MegatronShape read_shape(const Json& args) {
   shape.all_experts = read_experts(args);
   if (shape.all_experts) shape.experts = *shape.all_experts;
   if (has(args, "experimental_attention_variant")) {
-    test::LinearAttention linear{number(args, "linear_key_head_dim"),
-                                 number(args, "linear_value_head_dim"),
-                                 number(args, "linear_num_key_heads"),
-                                 number(args, "linear_num_value_heads"),
-                                 number(args, "linear_conv_kernel_dim"),
-                                 args.at("experimental_attention_variant") == "gdn2",
-                                 {}};
+    test::LinearAttention linear{{number(args, "linear_key_head_dim"), number(args, "linear_value_head_dim"),
+                                  number(args, "linear_num_key_heads"), number(args, "linear_num_value_heads"),
+                                  number(args, "linear_conv_kernel_dim")},
+                                 args.at("experimental_attention_variant") == "gdn2"};
     linear.layer_is_linear = pattern(args.at("linear_attention_freq"), shape.num_layers + shape.num_mtp_layers,
                                      [](int64_t i, int64_t n) { return (i + 1) % n != 0; });
     shape.linear = linear;
+    shape.delta_net = linear;
   }
   if (has(args, "hybrid_layer_pattern")) {
     shape.hybrid = test::HybridLayers{args.at("hybrid_layer_pattern").get<std::string>(),

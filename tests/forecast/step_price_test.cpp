@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "config/validate.h"
+#include "forecast/stage_traces.h"
 
 namespace metroplex::test::step_price_test {
 namespace {
@@ -45,6 +46,15 @@ TEST(TracedRun, MarksTheCapturedRegions) {
   }
   EXPECT_EQ(attention, 2);
   EXPECT_EQ(other, 2 + 2);  // two MLPs, embedding, head
+}
+
+TEST(StageForm, DiffersBetweenStagesWithOtherAttention) {
+  config::Config config = small_config(4, 4);
+  config.parallel.pipeline_model_parallel_size = 4;
+  EXPECT_EQ(forecast::stage_form(config, 1), forecast::stage_form(config, 2));
+  config.model.experimental_attention_variant = config::AttentionVariant::gated_delta_net;
+  config.model.linear_attention_freq = "[1,1,0,0]";
+  EXPECT_NE(forecast::stage_form(config, 1), forecast::stage_form(config, 2));
 }
 
 // The stages wait for each other in the sums of all families, also if one has no parameter of a family, or none.

@@ -122,6 +122,10 @@ TEST(MegatronFlags, SpellingsThatNeedMoreThanOneKey) {
       {"--tokenizer-type GPT2BPETokenizer", "data.tokenizer_type", "bpe"},
       {"--tokenizer-type Llama2Tokenizer", "data.tokenizer_type", "sentencepiece"},
       {"--distributed-backend gloo", "run.backend", "gloo"},
+      {"--experimental-attention-variant gdn --linear-attention-freq 4", "model.experimental_attention_variant",
+       "gated_delta_net"},
+      {"--experimental-attention-variant gated_delta_net --linear-attention-freq ([1]*3+[0])*3",
+       "model.linear_attention_freq", "([1]*3+[0])*3"},
       {"--squared-relu", "model.activation", "squared_relu"},
       {"--openai-gelu", "model.activation", "gelu_tanh"},
       {"--quick-geglu", "model.activation", "quick_gelu"},
@@ -381,6 +385,13 @@ TEST(MegatronFlags, OfExperts) {
             std::string::npos);
   EXPECT_NE(catch_error([] { whole("--moe-layer-recompute --recompute-granularity full"); }).find("excludes"),
             std::string::npos);
+}
+
+TEST(MegatronFlags, RefuseOtherAttentionVariants) {
+  for (const char* variant : {"gdn2", "dsa"}) {
+    const std::string error = catch_error([&] { whole(std::string("--experimental-attention-variant ") + variant); });
+    EXPECT_NE(error.find("--experimental-attention-variant"), std::string::npos) << error;
+  }
 }
 
 TEST(MegatronFlags, OfGraphCaptureInAllSpellings) {

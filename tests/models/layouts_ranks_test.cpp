@@ -231,6 +231,25 @@ TEST(LayoutsRanks, AChainOfStagesIsTheWholeModel) {
   }
 }
 
+// Rotary positions of a document are relative to each other, so a document has the same logits at any offset.
+TEST(GatedDeltaNet, PackedDocumentsEqualEachAlone) {
+  for (const Variant& variant : variants()) {
+    if (!variant.model.has_delta_net() || !variant.documents) continue;
+    const nn::Blocks blocks = models::build_stage(make_context(variant, {}, false), {0, 2, true, true});
+    nn::Microbatch batch = make_batch(variant);
+    batch.labels = batch.position_ids = at::Tensor();
+    batch.training = false;
+    const at::Tensor together = evaluate(blocks, batch), tokens = batch.tokens;
+    batch.documents = {};
+    for (const auto& [first, count] : {std::pair<int64_t, int64_t>{0, 3}, {3, 4}, {7, 1}}) {
+      batch.tokens = tokens.narrow(1, first, count).contiguous();
+      EXPECT_LT(relative_difference(together.narrow(0, first, count), evaluate(blocks, batch)), 1e-12) << first;
+    }
+    batch.tokens = tokens;
+    EXPECT_GT(relative_difference(together, evaluate(blocks, batch)), 1e-3);
+  }
+}
+
 // Megatron's formula: (0.1 mscale_all_dim ln(rotary_scaling_factor) + 1)^2 / sqrt(qk_head_dim + qk_pos_emb_head_dim).
 TEST(LatentAttention, MscaleScalesSoftmaxWithoutYarn) {
   Variant scaled{"latent attention", llama_model()};

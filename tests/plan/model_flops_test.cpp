@@ -70,6 +70,20 @@ TEST(Flops, LayersForMultiTokenPredictionFollowTheLastLayer) {
   }
 }
 
+TEST(Flops, GatedDeltaNetsAndGatesCountTheirProducts) {
+  auto shape = small();
+  const double attention = 16 * (8 * 24 + 8 * 8) + 2 * (16.0 * 16 / 2) * 8;
+  shape.delta_net = plan::DeltaNetShape{3, 2, 2, 4, 5, {true, false}};
+  // 6 channels of keys and 8 of values: the projections 8x(2*6 + 2*8 + 2*4) and 8x8, a convolution of 5 tokens, and
+  // four products of 2x2 for each of 4 heads.
+  const double linear = 16 * (8 * 36 + 8 * 8 + 5 * 20 + 4 * 4 * 2 * 2);
+  expect_same(step_flops(shape, {}), step_flops(small(), {}) + 3 * 2 * (linear - attention));
+  shape.linear = LinearAttention{*shape.delta_net};
+  expect_same(megatron_flops(shape, {}), step_flops(shape, {}));
+  shape.attention_output_gate = true;
+  expect_same(step_flops(shape, {}), step_flops(small(), {}) + 3 * 2 * (linear - attention + 16 * 8 * 8));
+}
+
 TEST(Flops, OfAHybridOfAttentionAndMlpAreThoseOfTheTransformer) {
   auto hybrid = small();
   hybrid.hybrid = HybridLayers{.pattern = "*-|*-"};

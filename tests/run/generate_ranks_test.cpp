@@ -165,9 +165,19 @@ config::Config longrope_llama() {
   return config;
 }
 
+// Gated delta nets and gated attention.
+config::Config delta_llama() {
+  config::Config config = randomize(small_llama());
+  config.model.experimental_attention_variant = config::AttentionVariant::gated_delta_net;
+  config.model.linear_attention_freq = "2", config.model.linear_num_key_heads = 2;
+  config.model.linear_num_value_heads = 4, config.model.linear_key_head_dim = config.model.linear_value_head_dim = 6;
+  config.model.attention_output_gate = config.model.qk_layernorm = true;
+  return config;
+}
+
 TEST(Generate, TheCacheGivesWhatReadingEverythingAgainGives) {
   for (const config::Config& base :
-       {randomize(small_gpt()), randomize(small_llama()), scaled_llama(), longrope_llama()}) {
+       {randomize(small_gpt()), randomize(small_llama()), scaled_llama(), longrope_llama(), delta_llama()}) {
     for (const double temperature : {0.0, 1.0}) {
       GenerateOptions options;
       options.max_new_tokens = 16;
@@ -190,7 +200,7 @@ TEST(Generate, TheCacheGivesWhatReadingEverythingAgainGives) {
 // Prompts of different lengths against each prompt alone; equal in exact arithmetic.
 TEST(Generate, ABatchOfAnyLengthsIsContinuedAsEachAlone) {
   const std::vector<std::vector<int64_t>> prompts{kPrompt, {9}, {3, 41}, {1, 2, 3, 4, 5, 6, 7, 8}, {9}};
-  for (const config::Config& base : {randomize(small_gpt()), randomize(small_llama())}) {
+  for (const config::Config& base : {randomize(small_gpt()), randomize(small_llama()), delta_llama()}) {
     for (const TestLayout& layout : {TestLayout{}, TestLayout{2, 2, 1, 1, false}}) {
       SCOPED_TRACE(base.model.family + base::concat(" pp ", layout.pp));
       const config::Config config = cut(base, layout);

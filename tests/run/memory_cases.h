@@ -32,6 +32,10 @@ inline const std::string kNorms =
     ", pre_norm: false, sandwich_norm: true, qk_layernorm: true, qk_layernorm_all_heads: true, no_rope_freq: 2,"
     " residual_multiplier: 0.4, logits_scaling: 2, add_attention_output_bias: true, add_mlp_bias: true";
 
+inline const std::string kDeltaNet =
+    ", experimental_attention_variant: gated_delta_net, linear_attention_freq: 2, linear_num_key_heads: 2,"
+    " linear_num_value_heads: 4, linear_key_head_dim: 5, linear_value_head_dim: 6, attention_output_gate: true";
+
 inline const std::string kParallel =
     ", position_embedding_type: rope, add_norm_bias: false, parallel_attention_mlp: true, qk_layernorm: true";
 
@@ -105,6 +109,13 @@ inline std::vector<MemoryCase> saved_cases() {
       {"windows", true, {}, kWindows + "}\n"},
       {"windows bf16 tp 2 sp", true, {2, 1, 1, 1, true}, kWindows + "}\n" + kBf16},
       {"norms after layers", true, {}, kNorms + "}\n"},
+      {"delta net", true, {}, kDeltaNet + "}\n"},
+      {"delta net bf16 tp 2 sp", true, {2, 1, 1, 1, true}, kDeltaNet + "}\n" + kBf16},
+      {"delta net recomputed core", true, {}, kDeltaNet + "}\n" + selective_recompute("core_attn")},
+      {"delta net cp 2",
+       true,
+       {1, 1, 1, 2, false},
+       kDeltaNet + "}\n" + kBf16 + "parallel: {context_parallel_size: 2}\n"},
       {"parallel attention and mlp", false, {}, kParallel + "}\n"},
       {"parallel attention and mlp bf16 tp 2 sp", false, {2, 1, 1, 1, true}, kParallel + "}\n" + kBf16},
       {"norms after layers bf16 tp 2 sp", true, {2, 1, 1, 1, true}, kNorms + "}\n" + kBf16},
@@ -245,6 +256,9 @@ inline std::vector<MemoryCase> peak_cases() {
       {"windows", true, {}, kWindows + "}\n"},
       {"windows bf16 tp 2 sp", true, {2, 1, 1, 1, true}, kWindows + "}\n" + kBf16},
       {"norms after layers", true, {}, kNorms + "}\n"},
+      {"delta net", true, {}, kDeltaNet + "}\n"},
+      {"delta net bf16 tp 2 sp", true, {2, 1, 1, 1, true}, kDeltaNet + "}\n" + kBf16},
+      {"delta net recomputed core", true, {}, kDeltaNet + "}\n" + selective_recompute("core_attn")},
       {"norms after layers bf16 tp 2 sp", true, {2, 1, 1, 1, true}, kNorms + "}\n" + kBf16},
       {"latent recomputed core and norms",
        false,

@@ -127,7 +127,7 @@ TEST(StepGraphs, ThePoolHoldsWhatIsPredicted) {
           EXPECT_GE(pool.reserved, pool.peak);
         });
   }
-  EXPECT_EQ(compared, 60);
+  EXPECT_EQ(compared, 63);
 }
 
 TEST(StepGraphs, AnotherNumberOrFormOfMicrobatchesIsCapturedAgain) {

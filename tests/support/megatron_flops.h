@@ -1,6 +1,5 @@
 // Megatron's complete num_floating_point_operations. In addition to plan/model_flops.h it counts architectures that
-// this trainer does not train: linear attention, hybrids with mamba, multi-token prediction, and experts on a
-// projection.
+// this trainer does not train: the second form of gated delta nets, hybrids with mamba, and experts on a projection.
 #pragma once
 
 #include <algorithm>
@@ -19,13 +18,9 @@ struct MegatronExperts : plan::ExpertShape {
   std::optional<int64_t> latent_size = std::nullopt;  // routed experts work on a projection of this size
 };
 
-// Gated delta net layers that replace some attention layers.
-struct LinearAttention {
-  int64_t key_head_dim = 128, value_head_dim = 128;
-  int64_t num_key_heads = 16, num_value_heads = 32;
-  int64_t conv_kernel_dim = 4;
-  bool gdn2 = false;                       // second form: gates as wide as keys and values
-  std::vector<bool> layer_is_linear = {};  // one entry per layer, including multi-token prediction layers
+// `layer_is_linear` includes multi-token prediction layers.
+struct LinearAttention : plan::DeltaNetShape {
+  bool gdn2 = false;  // second form: gates as wide as keys and values
 };
 
 // A model as a string of layers: M mamba, * attention, - MLP, E experts, G gated delta net. '|' separates pipeline
@@ -37,7 +32,6 @@ struct HybridLayers {
 
 struct MegatronShape : plan::ModelShape {
   int64_t num_mtp_layers = 0;
-  bool attention_output_gate = false;
   bool rms_norm = false;
   bool tied_embedding = true;
   std::optional<MegatronExperts> all_experts = std::nullopt;
@@ -46,8 +40,7 @@ struct MegatronShape : plan::ModelShape {
 
   // True if plan::step_flops() supports the model.
   bool plain() const {
-    return num_mtp_layers == 0 && !attention_output_gate && !linear && !hybrid &&
-           !(all_experts && all_experts->latent_size);
+    return num_mtp_layers == 0 && !(linear && linear->gdn2) && !hybrid && !(all_experts && all_experts->latent_size);
   }
 };
 

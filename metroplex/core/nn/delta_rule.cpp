@@ -23,6 +23,13 @@ at::Tensor sum_value_heads(const at::Tensor& x, int64_t copies) {
 
 double query_scale(const DeltaRuleInputs& in) { return 1 / std::sqrt(static_cast<double>(in.q.size(3))); }
 
+at::Tensor chunk_product(const device::Target& target, const at::Tensor& left, const at::Tensor& right) {
+  const at::Tensor out = at::matmul(left, right);
+  const double flops = 2.0 * static_cast<double>(out.numel()) * static_cast<double>(left.size(-1));
+  device::issued(target, {"delta_rule_bmm", {&left, &right}, {&out}, {}, flops});
+  return out;
+}
+
 // The ids of the last `s` rows and of the row before them, [b, 1 + s]. Without a row before, its id has no effect.
 at::Tensor ids_with_previous(const at::Tensor& ids, int64_t s) {
   const at::Tensor padded = at::constant_pad_nd(ids, {1, 0});
@@ -50,7 +57,7 @@ struct ChunkShape {
 
 // (I + below)^-1 for strictly lower triangular `below` [..., C, C], C a power of 2. Joins the inverses of diagonal
 // blocks: the block below inverses X and Y is -Y below X.
-at::Tensor invert_unit_lower(const at::Tensor& below) {
+at::Tensor invert_unit_lower(const device::Target& target, const at::Tensor& below) {
   const int64_t size = below.size(-1);
   const at::Tensor inverse = at::eye(size, below.options()).expand(below.sizes()).contiguous();
   for (int64_t block = 1; block < size; block *= 2) {
@@ -62,15 +69,16 @@ at::Tensor invert_unit_lower(const at::Tensor& below) {
     const auto at_block = [](const at::Tensor& x, int64_t row, int64_t column) {
       return x.select(-4, row).select(-2, column);
     };
-    const at::Tensor product =
-        at::matmul(at::matmul(at_block(blocks, 1, 1), at_block(factors, 1, 0)), at_block(blocks, 0, 0));
-    at_block(blocks, 1, 0).copy_(product.neg());
+    const at::Tensor below_both = chunk_product(
+        target, chunk_product(target, at_block(blocks, 1, 1), at_block(factors, 1, 0)), at_block(blocks, 0, 0));
+    at_block(blocks, 1, 0).copy_(below_both.neg());
   }
   return inverse;
 }
 
 // The chunks of a call and their products; names follow the paper. All are [n, b, h, C, ...].
 struct Chunks {
+  device::Target target;
   at::Tensor q, k, v, beta;  // q is scaled; beta has a last dimension 1
   // decay[i][j]: of the state between tokens j and i of one document, 0 for i < j. decay_in[i][0]: of the chunk's
   // first state until token i. last_decay [..., 1, 1]: of the first state over the whole chunk. The decay from token
@@ -81,6 +89,9 @@ struct Chunks {
   at::Tensor inverse;                              // T = (I + tril(beta keys decay, -1))^-1
   at::Tensor read_keys, write_keys, read_queries;  // beta decay_in k; decay-to-end k; decay_in q
 
+  at::Tensor product(const at::Tensor& left, const at::Tensor& right) const {
+    return chunk_product(target, left, right);
+  }
   at::Tensor decay_out() const { return decay.select(3, decay.size(3) - 1).unsqueeze(4); }
 };
 
@@ -104,9 +115,11 @@ struct ChunkDocuments {
   }
 };
 
-Chunks make_chunks(const DeltaRuleInputs& in, const at::Tensor& document_ids, const ChunkShape& shape) {
+Chunks make_chunks(const device::Target& target, const DeltaRuleInputs& in, const at::Tensor& document_ids,
+                   const ChunkShape& shape) {
   const int64_t copies = in.v.size(2) / in.k.size(2);
   Chunks chunks;
+  chunks.target = target;
   chunks.q = shape.split(copy_to_value_heads(in.q, copies)).mul_(query_scale(in));
   chunks.k = shape.split(copy_to_value_heads(in.k, copies));
   chunks.v = shape.split(in.v);
@@ -122,9 +135,9 @@ Chunks make_chunks(const DeltaRuleInputs& in, const at::Tensor& document_ids, co
   }
   chunks.last_decay = chunks.decay_in.narrow(3, shape.chunk - 1, 1);
   const at::Tensor transposed = chunks.k.transpose(3, 4);
-  chunks.keys = at::matmul(chunks.k, transposed);
-  chunks.queries = at::matmul(chunks.q, transposed);
-  chunks.inverse = invert_unit_lower(at::mul(chunks.beta, chunks.keys).mul_(chunks.decay).tril_(-1));
+  chunks.keys = chunks.product(chunks.k, transposed);
+  chunks.queries = chunks.product(chunks.q, transposed);
+  chunks.inverse = invert_unit_lower(target, at::mul(chunks.beta, chunks.keys).mul_(chunks.decay).tril_(-1));
   chunks.read_keys = at::mul(chunks.k, at::mul(chunks.beta, chunks.decay_in));
   chunks.write_keys = at::mul(chunks.k, chunks.decay_out());
   chunks.read_queries = at::mul(chunks.q, chunks.decay_in);
@@ -139,17 +152,17 @@ struct States {
 
 States run_chunks(const Chunks& chunks, const at::Tensor& first) {
   const int64_t n = chunks.k.size(0);
-  const at::Tensor values = at::matmul(chunks.inverse, at::mul(chunks.v, chunks.beta)),
-                   keys = at::matmul(chunks.inverse, chunks.read_keys);
+  const at::Tensor values = chunks.product(chunks.inverse, at::mul(chunks.v, chunks.beta)),
+                   keys = chunks.product(chunks.inverse, chunks.read_keys);
   at::Tensor state = first;
   if (!state.defined())
     state = at::zeros({chunks.k.size(1), chunks.k.size(2), chunks.k.size(4), chunks.v.size(4)}, chunks.k.options());
   std::vector<at::Tensor> before, writes;
   for (int64_t i = 0; i < n; ++i) {
     before.push_back(state);
-    writes.push_back(at::sub(values[i], at::matmul(keys[i], state)));
-    state =
-        at::mul(state, chunks.last_decay[i]).add_(at::matmul(chunks.write_keys[i].transpose(2, 3), writes.back()));
+    writes.push_back(at::sub(values[i], chunks.product(keys[i], state)));
+    state = at::mul(state, chunks.last_decay[i])
+                .add_(chunks.product(chunks.write_keys[i].transpose(2, 3), writes.back()));
   }
   return {at::stack(before), at::stack(writes), state};
 }
@@ -162,18 +175,18 @@ struct StateGradients {
 
 StateGradients run_chunks_backward(const at::Tensor& dout, const Chunks& chunks) {
   const int64_t n = chunks.k.size(0);
-  const at::Tensor own = at::matmul(at::mul(chunks.queries, chunks.decay).transpose(3, 4), dout),
-                   reads = at::matmul(chunks.read_queries.transpose(3, 4), dout);
+  const at::Tensor own = chunks.product(at::mul(chunks.queries, chunks.decay).transpose(3, 4), dout),
+                   reads = chunks.product(chunks.read_queries.transpose(3, 4), dout);
   std::vector<at::Tensor> after(static_cast<size_t>(n)), writes(static_cast<size_t>(n));
   at::Tensor gradient = at::zeros_like(reads[0]);
   for (int64_t i = n - 1; i >= 0; --i) {
     const auto chunk = static_cast<size_t>(i);
     after[chunk] = gradient;
-    writes[chunk] =
-        at::matmul(chunks.inverse[i].transpose(2, 3), at::add(own[i], at::matmul(chunks.write_keys[i], gradient)));
+    writes[chunk] = chunks.product(chunks.inverse[i].transpose(2, 3),
+                                   at::add(own[i], chunks.product(chunks.write_keys[i], gradient)));
     gradient = at::mul(gradient, chunks.last_decay[i])
                    .add_(reads[i])
-                   .sub_(at::matmul(chunks.read_keys[i].transpose(2, 3), writes[chunk]));
+                   .sub_(chunks.product(chunks.read_keys[i].transpose(2, 3), writes[chunk]));
   }
   return {at::stack(after), at::stack(writes)};
 }
@@ -219,10 +232,10 @@ struct ChunkedDeltaRule::Work {
   States states;
 };
 
-ChunkedDeltaRule::ChunkedDeltaRule(const DeltaRuleInputs& in, const at::Tensor& document_ids,
-                                   const at::Tensor& state) {
+ChunkedDeltaRule::ChunkedDeltaRule(const DeltaRuleInputs& in, const at::Tensor& document_ids, const at::Tensor& state,
+                                   const device::Target& target) {
   const ChunkShape shape(in.v.size(0));
-  const Chunks chunks = make_chunks(in, document_ids, shape);
+  const Chunks chunks = make_chunks(target, in, document_ids, shape);
   work_ = std::make_unique<const Work>(
       Work{shape, in.v.size(2) / in.k.size(2), query_scale(in), chunks, run_chunks(chunks, state)});
 }
@@ -231,8 +244,8 @@ ChunkedDeltaRule::~ChunkedDeltaRule() = default;
 
 DeltaRuleResult ChunkedDeltaRule::result() const {
   const auto& [shape, copies, scale, chunks, states] = *work_;
-  const at::Tensor out = at::matmul(chunks.read_queries, states.before)
-                             .add_(at::matmul(at::mul(chunks.queries, chunks.decay), states.writes));
+  const at::Tensor out = chunks.product(chunks.read_queries, states.before)
+                             .add_(chunks.product(at::mul(chunks.queries, chunks.decay), states.writes));
   return {shape.join(out), states.last};
 }
 
@@ -242,18 +255,18 @@ DeltaRuleInputs ChunkedDeltaRule::backward(const at::Tensor& dout) const {
   const StateGradients gradients = run_chunks_backward(dy, chunks);
   const at::Tensor writes = states.writes.transpose(3, 4);
   // out = read_queries before + (queries decay) writes;  after = last_decay before + write_keys^T writes
-  const at::Tensor dread_queries = at::matmul(dy, states.before.transpose(3, 4)),
-                   dwrite_keys = at::matmul(states.writes, gradients.after.transpose(3, 4)),
-                   dattention = at::matmul(dy, writes);
+  const at::Tensor dread_queries = chunks.product(dy, states.before.transpose(3, 4)),
+                   dwrite_keys = chunks.product(states.writes, gradients.after.transpose(3, 4)),
+                   dattention = chunks.product(dy, writes);
   // writes = inverse (beta v - read_keys before), and the gradient of inverse^-1 is -dwrites writes^T.
-  const at::Tensor dread_keys = at::matmul(gradients.writes, states.before.transpose(3, 4)).neg_(),
-                   dmatrix = at::matmul(gradients.writes, writes).neg_().tril_(-1);
+  const at::Tensor dread_keys = chunks.product(gradients.writes, states.before.transpose(3, 4)).neg_(),
+                   dmatrix = chunks.product(gradients.writes, writes).neg_().tril_(-1);
   const at::Tensor beta_decay = at::mul(chunks.beta, chunks.decay);
 
   const at::Tensor dqueries = at::mul(dattention, chunks.decay), dkeys = at::mul(dmatrix, beta_decay);
-  const at::Tensor dq = at::matmul(dqueries, chunks.k).add_(at::mul(dread_queries, chunks.decay_in));
-  const at::Tensor dk = at::matmul(dqueries.transpose(3, 4), chunks.q)
-                            .add_(at::matmul(at::add(dkeys, dkeys.transpose(3, 4)), chunks.k))
+  const at::Tensor dq = chunks.product(dqueries, chunks.k).add_(at::mul(dread_queries, chunks.decay_in));
+  const at::Tensor dk = chunks.product(dqueries.transpose(3, 4), chunks.q)
+                            .add_(chunks.product(at::add(dkeys, dkeys.transpose(3, 4)), chunks.k))
                             .add_(at::mul(dread_keys, at::mul(chunks.beta, chunks.decay_in)))
                             .add_(at::mul(dwrite_keys, chunks.decay_out()));
   const at::Tensor dv = at::mul(gradients.writes, chunks.beta);

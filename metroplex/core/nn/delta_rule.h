@@ -10,6 +10,8 @@
 
 #include <memory>
 
+#include "device/launch_point.h"
+
 namespace metroplex::nn {
 
 struct DeltaRuleInputs {
@@ -28,10 +30,12 @@ struct DeltaRuleResult {
 DeltaRuleResult recurrent_delta_rule(const DeltaRuleInputs& in, const at::Tensor& document_ids,
                                      const at::Tensor& state = {});
 
-// The same result from matrix products over chunks of 64 tokens (section 3.3 of the paper).
+// The same result from matrix products over chunks of 64 tokens (section 3.3 of the paper), which are reported to the
+// target's recorder.
 class ChunkedDeltaRule {
  public:
-  ChunkedDeltaRule(const DeltaRuleInputs& in, const at::Tensor& document_ids, const at::Tensor& state = {});
+  ChunkedDeltaRule(const DeltaRuleInputs& in, const at::Tensor& document_ids, const at::Tensor& state = {},
+                   const device::Target& target = {});
   ~ChunkedDeltaRule();
   DeltaRuleResult result() const;
   // Returns the gradients of all inputs, in their shapes and at least fp32. Requires a call without `state`.

@@ -83,6 +83,7 @@ GatedDeltaNet::GatedDeltaNet(const AttentionSpec& spec, const config::Model& mod
     : spec_(spec),
       sizes_(model, context.tp.size() * context.cp.size()),
       saving_(context.saving),
+      target_(context.target),
       inputs_(Sizes(model, context.tp.size()).sections(), context.cp),
       results_({Sizes(model, context.tp.size()).values()}, context.cp),
       heads_({Sizes(model, context.tp.size()).heads}, context.cp),
@@ -121,8 +122,9 @@ at::Tensor GatedDeltaNet::run(const at::Tensor& projected, const Microbatch& bat
   const at::Tensor state = cached != nullptr ? cached->state : at::Tensor();
   const Mixed mixed = mix(projected, batch, cached != nullptr ? &cached->inputs : nullptr);
   const bool one_token = cached != nullptr && mixed.z.size(0) == 1;
-  const DeltaRuleResult result = one_token ? recurrent_delta_rule(mixed.rule, batch.documents.ids, state)
-                                           : ChunkedDeltaRule(mixed.rule, batch.documents.ids, state).result();
+  const DeltaRuleResult result = one_token
+                                     ? recurrent_delta_rule(mixed.rule, batch.documents.ids, state)
+                                     : ChunkedDeltaRule(mixed.rule, batch.documents.ids, state, target_).result();
   if (cached != nullptr) cached->state = result.state;
   const at::Tensor gated = at::mul(to_wide(out_norm_.apply(result.out, nullptr)), at::silu(to_wide(mixed.z)));
   return results_.to_rows(gated.to(projected.scalar_type()).flatten(2), batch);
@@ -131,7 +133,7 @@ at::Tensor GatedDeltaNet::run(const at::Tensor& projected, const Microbatch& bat
 at::Tensor GatedDeltaNet::backward(const at::Tensor& dout, const at::Tensor& projected, const Microbatch& batch) {
   const at::NoGradGuard no_grad;
   const Mixed mixed = mix(projected, batch, nullptr);
-  const ChunkedDeltaRule rule(mixed.rule, batch.documents.ids);
+  const ChunkedDeltaRule rule(mixed.rule, batch.documents.ids, {}, target_);
   NormSaved saved;
   const at::Tensor normed = to_wide(out_norm_.apply(rule.result().out, &saved)), z = to_wide(mixed.z),
                    dy = to_wide(results_.to_sequence(dout, batch)).reshape(z.sizes()),

@@ -42,6 +42,7 @@ class GatedDeltaNet final : public Attention {
   AttentionSpec spec_;
   Sizes sizes_;
   SavePolicy saving_;
+  device::Target target_;
   SequenceExchange inputs_, results_, heads_;
   Linear in_proj_;
   ShortConvolution convolution_;

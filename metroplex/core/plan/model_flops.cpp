@@ -25,7 +25,13 @@ ModelShape model_shape(const config::Config& config, int64_t padded_vocab_size) 
   shape.seq_length = config.train.seq_length;
   shape.gated_linear_unit = model.gated_linear_unit;
   shape.linear_bias = model.add_bias_linear;
+  shape.attention_output_gate = model.attention_output_gate;
   shape.mtp_num_layers = model.mtp_num_layers;
+  if (model.has_delta_net()) {
+    shape.delta_net = DeltaNetShape{model.linear_key_head_dim,    model.linear_value_head_dim,
+                                    model.linear_num_key_heads,   model.linear_num_value_heads,
+                                    model.linear_conv_kernel_dim, config::linear_attention_layers(model)};
+  }
   if (model.multi_latent_attention) {
     shape.latent = LatentShape{model.q_lora_rank, model.kv_lora_rank, model.qk_head_dim, model.qk_pos_emb_head_dim,
                                model.v_head_dim};
@@ -48,7 +54,7 @@ static double attention_products(const ModelShape& shape, double tokens, double 
   if (!shape.latent) {
     const double query = as_double(shape.kv_channels) * heads;
     const double key = as_double(shape.kv_channels * shape.num_query_groups);
-    return tokens * (hidden * (query * 2 + 2 * key)) + squares * query;
+    return tokens * (hidden * (query * (shape.attention_output_gate ? 3 : 2) + 2 * key)) + squares * query;
   }
   // Like Megatron: the norm of a latent counts as one multiply-add per element.
   const LatentShape& latent = *shape.latent;
@@ -60,6 +66,15 @@ static double attention_products(const ModelShape& shape, double tokens, double 
   return tokens * (queries + keys + rest) + squares * heads * (qk + v) / 2;
 }
 
+// Like Megatron: four products of [value_head_dim, value_head_dim] per token and value head.
+static double delta_net_products(const ModelShape& shape, const DeltaNetShape& net, double tokens) {
+  const double hidden = as_double(shape.hidden_size), heads = as_double(net.num_value_heads),
+               keys = as_double(net.key_head_dim * net.num_key_heads),
+               values = as_double(net.value_head_dim * net.num_value_heads);
+  return tokens * (hidden * (2 * keys + 3 * values + 2 * heads) +
+                   as_double(net.conv_kernel_dim) * (2 * keys + values) + 4 * values * as_double(net.value_head_dim));
+}
+
 double step_flops(const ModelShape& shape, const StepTokens& step) {
   const double hidden = as_double(shape.hidden_size), length = as_double(shape.seq_length),
                batch = as_double(step.batch_size);
@@ -69,7 +84,12 @@ double step_flops(const ModelShape& shape, const StepTokens& step) {
     return hidden * as_double(width) * (shape.gated_linear_unit ? 3 : 2);
   };
   const int64_t mtp = shape.mtp_num_layers;
-  double sum = as_double(shape.num_layers + mtp) * attention_products(shape, tokens, squares);
+  int64_t linear_layers = 0;
+  if (shape.delta_net)
+    linear_layers =
+        std::count(shape.delta_net->layer_is_linear.begin(), shape.delta_net->layer_is_linear.end(), true);
+  double sum = as_double(shape.num_layers + mtp - linear_layers) * attention_products(shape, tokens, squares);
+  if (linear_layers > 0) sum += as_double(linear_layers) * delta_net_products(shape, *shape.delta_net, tokens);
   const auto add_layers = [&](int64_t layers, double feed_forwards) {
     sum += as_double(layers) * (tokens * feed_forwards);
   };

@@ -25,14 +25,24 @@ struct LatentShape {
   int64_t kv_lora_rank = 0, qk_head_dim = 0, qk_pos_emb_head_dim = 0, v_head_dim = 0;
 };
 
+// Gated delta nets, which replace the attention of some layers.
+struct DeltaNetShape {
+  int64_t key_head_dim = 128, value_head_dim = 128;
+  int64_t num_key_heads = 16, num_value_heads = 32;
+  int64_t conv_kernel_dim = 4;
+  std::vector<bool> layer_is_linear = {};  // one entry per layer
+};
+
 struct ModelShape {
   int64_t num_layers = 0, hidden_size = 0, num_attention_heads = 0, num_query_groups = 0, kv_channels = 0;
   int64_t ffn_hidden_size = 0, padded_vocab_size = 0, seq_length = 0;
   bool gated_linear_unit = false;
   bool linear_bias = false;
+  bool attention_output_gate = false;
   int64_t mtp_num_layers = 0;  // each like the last layer, plus a projection of two hidden sizes and logits
   std::optional<ExpertShape> experts = std::nullopt;
   std::optional<LatentShape> latent = std::nullopt;
+  std::optional<DeltaNetShape> delta_net = std::nullopt;
 };
 
 // `padded_vocab_size` is that of the embedding table (config::padded_vocab_size). Derived fields of the config are

@@ -60,7 +60,8 @@ class Layer {
     const int64_t hidden = model_.hidden_size, heads = model_.num_attention_heads;
     const int64_t head_width = model_.kv_channels > 0 ? model_.kv_channels : hidden / heads;
     const int64_t groups = model_.num_query_groups > 0 ? model_.num_query_groups : heads;
-    add_linear("self_attention.linear_qkv", (heads + 2 * groups) * head_width, hidden,
+    const int64_t queries = model_.attention_output_gate ? 2 * heads : heads;
+    add_linear("self_attention.linear_qkv", (queries + 2 * groups) * head_width, hidden,
                model_.add_bias_linear || model_.add_qkv_bias);
     if (model_.qk_layernorm) {
       add_norm("self_attention.q_layernorm", head_width);
@@ -160,6 +161,9 @@ void add_whole(const std::string& name, const Dims& shape, std::vector<MappedTen
 }  // namespace
 
 std::vector<MappedTensor> map_tensors(const Model& model) {
+  MPX_CHECK(!model.has_delta_net(), "mcore",
+            "model.experimental_attention_variant = ", model.experimental_attention_variant,
+            ": Megatron-LM's checkpoints of such models are not supported; load a Hugging Face directory");
   std::vector<MappedTensor> all;
   const int64_t hidden = model.hidden_size;
   add_whole("embedding.word_embeddings.weight", {model.vocab_size, hidden}, all);

@@ -193,8 +193,7 @@ constexpr FlagGroup kGroups[] = {
      "--dsa-indexer-k-norm-epsilon= --dsa-indexer-k-norm-fp32 --dsa-indexer-loss-coeff= --dsa-indexer-n-heads= "
      "--dsa-indexer-rope-interleaved --dsa-indexer-skip-topk-offset= --dsa-indexer-topk-freq= --dsa-indexer-topk= "
      "--dsa-indexer-use-sparse-loss --dsa-kernel-backend= --gdn-conv-pad-alignment= "
-     "--gdn-pre-gated-delta-rule-fusion --linear-attention-freq= --linear-conv-kernel-dim= --linear-cp-mode= "
-     "--linear-key-head-dim= --linear-num-key-heads= --linear-num-value-heads= --linear-value-head-dim= "
+     "--gdn-pre-gated-delta-rule-fusion --linear-cp-mode= "
      "--no-dsa-indexer-rotate-activation --no-dsa-indexer-scoring-relu --no-dsa-kernel-fusion --o-groups= "
      "--o-lora-rank="},
     {"read only with --export-kd-teacher-load",

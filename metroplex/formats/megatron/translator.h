@@ -37,6 +37,7 @@ class Translator {
 
   // Model and data (translator_model.cpp).
   void heads();
+  void attention_variant();
   void normalization();
   void biases();
   void activation();

@@ -30,6 +30,7 @@ Arguments Translator::run() {
   }
   for (const GivenFlag& flag : flags_) apply(flag);
   heads();
+  attention_variant();
   normalization();
   biases();
   activation();

@@ -28,6 +28,14 @@ void Translator::heads() {
            "--num-query-groups");
 }
 
+// Newer versions abbreviate the name.
+void Translator::attention_variant() {
+  if (!later("attention_variant")) return;
+  const std::string& name = pending_keys_["attention_variant"];
+  derive("model.experimental_attention_variant=$", name == "gdn" ? "gated_delta_net" : name,
+         "--experimental-attention-variant");
+}
+
 // Megatron-DeepSpeed uses lower-case values.
 void Translator::normalization() {
   if (!later("normalization")) return;

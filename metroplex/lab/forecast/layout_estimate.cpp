@@ -28,6 +28,7 @@ LayerRun layer_run(const PlanRequest& request, Layout layout) {
   run.config = layout.apply(request.run.config);
   run.config.model.num_layers = 1;
   run.config.model.moe_layer_freq = "1";
+  if (run.config.model.has_delta_net()) run.config.model.linear_attention_freq = "[1]";
   run.config.model.mtp_num_layers = 0;
   run.config.train.global_batch_size = layout.micro_batch * layout.dp(run.world);
   run.config.train.rampup_batch_size.clear();
