@@ -28,8 +28,9 @@ config::Model small_model() {
 // The model built from leaves with the values of `params`. Activations are [b, s, h].
 class Plain {
  public:
-  Plain(const std::vector<nn::Param*>& params, at::Tensor document_ids, double dropout, const nn::Microbatch& batch)
-      : documents(std::move(document_ids)), dropout(dropout), batch(batch) {
+  Plain(const std::vector<nn::Param*>& params, at::Tensor document_ids, double dropout, int64_t window,
+        const nn::Microbatch& batch)
+      : documents(std::move(document_ids)), dropout(dropout), window(window), batch(batch) {
     for (const nn::Param* param : params) leaves[param->name] = param->data.detach().clone().requires_grad_();
   }
 
@@ -50,8 +51,9 @@ class Plain {
     const at::Tensor qkv = linear(norm(x, name + ".input_layernorm"), name + ".self_attention.linear_qkv")
                                .view({kSamples, kTokens, kHeads, 3, kHead})
                                .permute({3, 0, 2, 1, 4});
-    const at::Tensor later = at::ones({kTokens, kTokens}, at::kBool).triu(1);
-    const at::Tensor hidden = later | documents.unsqueeze(1).ne(documents.unsqueeze(2)).unsqueeze(1);
+    const at::Tensor all = at::ones({kTokens, kTokens}, at::kBool), later = all.triu(1);
+    const at::Tensor early = window < 0 ? at::zeros_like(all) : all.tril(-window - 1);
+    const at::Tensor hidden = later | early | documents.unsqueeze(1).ne(documents.unsqueeze(2)).unsqueeze(1);
     const at::Tensor scores = (qkv[0].matmul(qkv[1].transpose(-1, -2)) / 2.0).masked_fill(hidden, -INFINITY);
     const at::Tensor mixed = scores.softmax(-1).matmul(qkv[2]).permute({0, 2, 1, 3}).reshape(x.sizes());
     const at::Tensor h =
@@ -77,6 +79,7 @@ class Plain {
 
   at::Tensor documents;  // [b, s]
   double dropout;
+  int64_t window;  // tokens before a query; -1: all
   nn::Microbatch batch;
   std::map<std::string, at::Tensor> leaves;
 };
@@ -103,9 +106,10 @@ Losses compute_losses(Plain& plain, const nn::Microbatch& batch) {
   return out;
 }
 
-void check(bool documents, double dropout) {
+void check(bool documents, double dropout, int64_t window = -1) {
   models::ModelContext context(small_model());
   context.model.hidden_dropout = dropout;
+  context.model.window_size = window;
   context.seed = kSeed;
   context.model.untie_embeddings_and_output_weights = true;
   context.vocab_size = kVocab;
@@ -128,7 +132,7 @@ void check(bool documents, double dropout) {
   constexpr double kFactor = 0.25;
   const double main = train_step(blocks, batch, kFactor, &terms);
 
-  Plain plain(params, ids, dropout, batch);
+  Plain plain(params, ids, dropout, window, batch);
   const Losses wanted = compute_losses(plain, batch);
   // Sums of at most 2 x 7 x 19 terms in float64, some ten products in sequence: 10 x 266 x 2^-53 = 3e-13.
   EXPECT_NEAR(main, wanted.main.item<double>(), 1e-12 * main);
@@ -152,6 +156,10 @@ void check(bool documents, double dropout) {
 
 TEST(MultiToken, LossesAndGradientsAreThoseOfTheFormula) {
   for (const bool documents : {false, true}) check(documents, 0);
+}
+
+TEST(MultiToken, LayersHaveTheWindowOfTheLast) {
+  for (const bool documents : {false, true}) check(documents, 0, 2);
 }
 
 // Depth k uses the dropout masks of decoder layer num_layers + k - 1.

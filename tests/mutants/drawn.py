@@ -186,7 +186,7 @@ MUTANTS = [
     # models.
     ("drawn_multi_token_factor_of_one_layer", "models/multi_token.cpp", "model.mtp_loss_scaling_factor / static_cast<double>(model.mtp_num_layers)", "model.mtp_loss_scaling_factor", "models_test MultiToken*; run_test AnyLayoutEqualsOneRank.MultiToken*", "expr"),
     ("drawn_second_multi_token_depth", "models/multi_token.cpp", "add_layer_segments(layer_, {layer_.name, context.model.num_layers + depth - 1}, context, shared.rope);", "add_layer_segments(layer_, {layer_.name, context.model.num_layers}, context, shared.rope);", "models_test MultiToken*:Dropout*; run_test AnyLayoutEqualsOneRank.MultiToken*", "stmt"),
-    ("drawn_second_predicts_the_first", "models/multi_token.cpp", "shift_batch(batch, depth_)", "shift_batch(batch, depth_ > 0 ? 1 : 0)", "models_test MultiToken*", "expr"),
+    ("drawn_second_predicts_the_first", "models/multi_token.cpp", "BatchAhead ahead(batch, depth_, cp_)", "BatchAhead ahead(batch, 1, cp_)", "models_test MultiToken*"),
     # pipeline.
     ("drawn_each_transfer_takes_all", "pipeline/executor.cpp", "elapsed.count() / static_cast<double>(end - i)", "elapsed.count()", "pipeline_test Executor*:Listeners*", "expr"),
     ("drawn_border_keeps_its_samples", "pipeline/executor.cpp", "  sizes[1] = own.size(0);\n", "", "pipeline_test Executor*; run_test VariableLengths*", "stmt"),

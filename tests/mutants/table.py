@@ -382,8 +382,10 @@ MUTANTS = [
     ("failure_ahead_is_told_at_once", "run/batches_ahead.h", "} catch (...) { failure_ = std::current_exception(); }", "} catch (...) { throw; }", "run_test BatchesAhead*"),
     # Multi-token prediction.
     ("ahead_without_final_norm", "models/multi_token.cpp", "nn::normalize(final_norm_, last.tensor(), saving_).x", "last.tensor()", "models_test MultiToken*"),
-    ("ahead_of_other_documents", "models/multi_token.cpp", " * shift_left(batch.documents.ids, by).eq(batch.documents.ids);", ";", "models_test MultiToken*"),
-    ("ahead_divides_by_all_tokens", "models/multi_token.cpp", "get_loss_mask(batch).sum(at::kDouble) / (num_left + none)", "(num_left + none) / (num_left + none)", "models_test MultiToken*"),
+    ("ahead_of_other_documents", "models/multi_token.cpp", " * shift_left(now.documents.ids, by).eq(now.documents.ids);", ";", "models_test MultiToken*"),
+    ("ahead_of_own_rows", "models/multi_token.cpp", "batch.tokens = own_tokens(shift_left(tokens, by), now, cp);", "batch.tokens = shift_left(now.tokens, by);", "run_test ContextParallelEqualsOneRank.MultiToken*"),
+    ("ahead_without_the_last_window", "nn/attention.cpp", "  core.window = windows[layer] ?", "  core.window = spec.layer < model.num_layers && windows[layer] ?", "models_test MultiToken*"),
+    ("ahead_divides_by_all_tokens", "models/multi_token.cpp", "mask.sum(at::kDouble) / (num_left + none)", "(num_left + none) / (num_left + none)", "models_test MultiToken*"),
     ("ahead_reads_the_model", "models/multi_token.cpp", "model_norm_ ? model : in.tensor(predicted_name(depth_ - 1))", "model", "models_test MultiToken*"),
     ("inner_key_ties", "hf/text_part.cpp", " || key == \"tie_word_embeddings\") out", ") out", "hf_test *"),
     ("other_models_are_read", "hf/text_part.cpp", "  return std::nullopt;\n", "  return stored;\n", "hf_test *"),

@@ -107,6 +107,17 @@ config::Config delta_net(bool documents) {
   return config;
 }
 
+// Multi-token prediction: following tokens are on other ranks. The prediction layers copy the window of the last
+// layer.
+config::Config ahead(bool documents) {
+  config::Config config = windows(documents);
+  config.model.window_attn_skip_freq = "[1,0,0,1]";
+  config.model.mtp_num_layers = 2, config.model.mtp_loss_scaling_factor = 0.5;
+  config.model.hidden_dropout = 0.1;
+  config.train.micro_batch_size = 2;
+  return config;
+}
+
 config::Config codegeex(bool documents) {
   config::Config config = gpt(documents);
   config.model.family = "codegeex";
@@ -199,6 +210,7 @@ TEST(ContextParallelEqualsOneRank, LatentAttention) { walk(latent, 60); }
 TEST(ContextParallelEqualsOneRank, WindowsAndCaps) { walk(windows, 60); }
 TEST(ContextParallelEqualsOneRank, NormsOverAllHeads) { walk(norms, 20); }
 TEST(ContextParallelEqualsOneRank, GatedDeltaNetAndGatedAttention) { walk(delta_net, 30); }
+TEST(ContextParallelEqualsOneRank, MultiTokenPredictionWithWindows) { walk(ahead, 40); }
 TEST(ContextParallelEqualsOneRank, Experts) { walk(experts, 60); }
 
 // Precondition of the layouts above with a slack: the token counts do differ.

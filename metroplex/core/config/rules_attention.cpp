@@ -226,12 +226,9 @@ void check_multi_token(Rules& rules) {
   excludes(family == nullptr || !family->top_query, concat("model.family = ", m.family), "use another family");
   excludes(m.position_embedding_type != PositionEmbedding::learned_absolute,
            "model.position_embedding_type = learned_absolute", "use rope or none");
-  excludes(!m.has_window(), "model.window_size: the window of these layers is not defined", "leave one of them out");
-  const Parallel& parallel = rules.config.parallel;
-  excludes(parallel.cp() == 1 && !parallel.hybrid_context_parallel,
-           "context parallelism (parallel.context_parallel_size above 1, parallel.hybrid_context_parallel): a rank "
-           "does not hold the tokens after its range",
-           "use sequence or pipeline parallelism");
+  excludes(!rules.config.parallel.hybrid_context_parallel,
+           "parallel.hybrid_context_parallel: the ranks that hold the following tokens differ between microbatches",
+           "use parallel.context_parallel_size");
   excludes(!m.moe_paged_stash, "model.moe_paged_stash", "turn it off");
   rules.require(m.mtp_num_layers < rules.config.train.seq_length, kKey, m.mtp_num_layers,
                 "must be below " + key_is("train.seq_length", rules.config.train.seq_length),

@@ -171,7 +171,7 @@ nn::Blocks build_decoder(const ModelContext& context, const StageSpec& stage, Be
   if (stage.has_loss)
     output = context.model.tied() ? word_embeddings
                                   : vocabulary_param("output_layer.weight", topology::Role::output, context);
-  if (has_prediction) add_all(multi_token_layers(context, {word_embeddings, output, rope}));
+  if (has_prediction) add_all(multi_token_layers(context, {word_embeddings, output, windows.back() ? local : rope}));
   if (!stage.has_loss) return blocks;
   if (!stage.has_multi_token) add_all(multi_token_losses(context, output));
   if (before_head != nullptr) blocks.push_back(before_head(context));

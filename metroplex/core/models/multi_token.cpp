@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "models/block.h"
+#include "nn/head_exchange.h"
 #include "nn/value.h"
 
 namespace metroplex::models {
@@ -26,35 +27,40 @@ at::Tensor get_loss_mask(const nn::Microbatch& batch) {
   return at::ones(batch.labels.sizes(), batch.labels.options().dtype(at::kFloat));
 }
 
-// Returns the microbatch whose position i has the data of position i + by of `batch`. Rotary positions are unchanged,
-// because only relative distances matter.
-nn::Microbatch shift_batch(const nn::Microbatch& batch, int64_t by) {
-  const at::NoGradGuard no_grad;
-  MPX_CHECK(by < batch.tokens.size(1), "models", "model.mtp_num_layers = ", by,
-            " or more need sequences longer than ", batch.tokens.size(1));
-  nn::Microbatch ahead = batch;
-  ahead.tokens = shift_left(batch.tokens, by);
-  ahead.labels = shift_left(batch.labels, by);
-  ahead.loss_mask = shift_left(get_loss_mask(batch), by);
-  if (batch.documents.ids.defined())  // no prediction across documents
-    ahead.loss_mask = ahead.loss_mask * shift_left(batch.documents.ids, by).eq(batch.documents.ids);
-  return ahead;
+// x [b, s] of this rank's rows for the whole sequence.
+at::Tensor gather_tokens(const at::Tensor& x, const nn::Microbatch& batch, const comm::Group& cp) {
+  return cp.size() == 1 ? x : nn::gather_sequence(x.t().contiguous(), batch, cp).t();
+}
+at::Tensor own_tokens(const at::Tensor& whole, const nn::Microbatch& batch, const comm::Group& cp) {
+  return cp.size() == 1 ? whole : nn::select_rows(whole, 1, batch.sequence.rows);
 }
 
 double loss_factor(const config::Model& model) {
   return model.mtp_loss_scaling_factor / static_cast<double>(model.mtp_num_layers);
 }
 
-// As in Megatron, the mean over the tokens still predicted at this depth has the weight of a mean over the
-// microbatch.
-at::Tensor depth_weight(const nn::Microbatch& batch, const nn::Microbatch& ahead) {
+}  // namespace
+
+BatchAhead::BatchAhead(const nn::Microbatch& now, int64_t by, const comm::Group& cp) : batch(now) {
   const at::NoGradGuard no_grad;
-  const at::Tensor num_left = ahead.loss_mask.sum(at::kDouble);
-  const at::Tensor none = num_left.eq(0);  // the sum is 0 then; avoids a division by zero
-  return get_loss_mask(batch).sum(at::kDouble) / (num_left + none);
+  const at::Tensor tokens = gather_tokens(now.tokens, now, cp);
+  MPX_CHECK(by < tokens.size(1), "models", "model.mtp_num_layers = ", by, " or more need sequences longer than ",
+            tokens.size(1), "; use fewer, or longer sequences");
+  mask = gather_tokens(get_loss_mask(now), now, cp);
+  mask_ahead = shift_left(mask, by);
+  if (now.documents.ids.defined())  // no prediction across documents
+    mask_ahead = mask_ahead * shift_left(now.documents.ids, by).eq(now.documents.ids);
+  batch.tokens = own_tokens(shift_left(tokens, by), now, cp);
+  batch.labels = own_tokens(shift_left(gather_tokens(now.labels, now, cp), by), now, cp);
+  batch.loss_mask = own_tokens(mask_ahead, now, cp);
 }
 
-}  // namespace
+at::Tensor BatchAhead::loss_weight() const {
+  const at::NoGradGuard no_grad;
+  const at::Tensor num_left = mask_ahead.sum(at::kDouble);
+  const at::Tensor none = num_left.eq(0);  // the sum is 0 then; avoids a division by zero
+  return mask.sum(at::kDouble) / (num_left + none);
+}
 
 bool has_predictions(const nn::Microbatch& batch) { return batch.training && batch.labels.defined(); }
 std::string predicted_name(int64_t depth) { return "multi_token_hidden_states_" + std::to_string(depth); }
@@ -62,10 +68,10 @@ std::string predicted_name(int64_t depth) { return "multi_token_hidden_states_" 
 MultiTokenLoss::MultiTokenLoss(const ModelContext& context, int64_t depth, std::shared_ptr<nn::Param> output)
     : depth_(depth), factor_(loss_factor(context.model)), head_(context, std::move(output), false) {}
 
-void MultiTokenLoss::add(const at::Tensor& predicted, const nn::Microbatch& ahead, nn::SegmentContext& context) {
-  nn::SegmentContext inner{ahead, context.is_recompute, {}};
+void MultiTokenLoss::add(const at::Tensor& predicted, const BatchAhead& ahead, nn::SegmentContext& context) {
+  nn::SegmentContext inner{ahead.batch, context.is_recompute, {}};
   const at::Tensor loss = head_.forward({nn::kHiddenStates, predicted}, inner).tensor(nn::kLoss);
-  const at::Tensor weight = (depth_weight(context.batch, ahead) * factor_).to(loss.scalar_type());
+  const at::Tensor weight = (ahead.loss_weight() * factor_).to(loss.scalar_type());
   context.terms.push_back({"mtp_" + std::to_string(depth_) + " loss", loss * weight});
 }
 
@@ -74,12 +80,13 @@ MultiTokenLossSegment::MultiTokenLossSegment(const ModelContext& context, int64_
     : name_("mtp_" + std::to_string(depth) + "_loss"),
       input_name_(predicted_name(depth)),
       depth_(depth),
+      cp_(context.cp),
       loss_(context, depth, std::move(output)) {}
 
 nn::Values MultiTokenLossSegment::forward(const nn::Values& in, nn::SegmentContext& context) {
   nn::Values out;
   for (const auto& [name, value] : in) {
-    if (name == input_name_) loss_.add(value.tensor(), shift_batch(context.batch, depth_), context);
+    if (name == input_name_) loss_.add(value.tensor(), BatchAhead(context.batch, depth_, cp_), context);
     else out.add(name, value.tensor());
   }
   return out;
@@ -90,6 +97,7 @@ MultiTokenSegment::MultiTokenSegment(const ModelContext& context, int64_t depth,
       depth_(depth),
       layers_(context.model.mtp_num_layers),
       fp32_residual_(context.fp32_residual_connection),
+      cp_(context.cp),
       saving_(context.saving),
       embedding_(context, shared.word_embeddings, context.model.num_layers + depth - 1),
       embedding_norm_(norm_spec(name_ + ".enorm", context.model, context), context),
@@ -133,10 +141,10 @@ nn::Values MultiTokenSegment::forward(const nn::Values& in, nn::SegmentContext& 
   at::Tensor model = in.tensor(nn::kHiddenStates);
   if (model_norm_) model = nn::normalize(*model_norm_, model, saving_).x;
   if (!has_predictions(batch)) return {nn::kHiddenStates, model};
-  const nn::Microbatch ahead = shift_batch(batch, depth_);
+  const BatchAhead ahead(batch, depth_, cp_);
   const at::Tensor before = model_norm_ ? model : in.tensor(predicted_name(depth_ - 1));
   nn::Values out = pass_values(in, model, before);
-  nn::Values x(nn::kHiddenStates, project_inputs(before, ahead, context));
+  nn::Values x(nn::kHiddenStates, project_inputs(before, ahead.batch, context));
   for (const auto& segment : layer_.segments) x = segment->forward(x, context);
   nn::Value last = x.at(nn::kHiddenStates);
   last.compute(batch);

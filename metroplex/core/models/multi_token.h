@@ -25,12 +25,23 @@ bool has_predictions(const nn::Microbatch& batch);
 // Name of the value [s (/tp), b, h] that layer `depth` (from 1) passes to the head and the next layer.
 std::string predicted_name(int64_t depth);
 
+// The microbatch whose position i has the data of position i + by of `now`. Rotary positions are unchanged, because
+// only relative distances matter. Collective over cp, whose ranks exchange tokens, labels and masks.
+struct BatchAhead {
+  nn::Microbatch batch;
+  at::Tensor mask, mask_ahead;  // [b, whole s]: loss masks of `now` and of `batch`
+
+  BatchAhead(const nn::Microbatch& now, int64_t by, const comm::Group& cp);
+  // As in Megatron, the mean over the tokens still predicted has the weight of a mean over the microbatch.
+  at::Tensor loss_weight() const;
+};
+
 // Computes the loss term "mtp_<depth> loss" of one layer's prediction.
 class MultiTokenLoss {
  public:
   MultiTokenLoss(const ModelContext& context, int64_t depth, std::shared_ptr<nn::Param> output);
-  // `ahead` is context.batch shifted by `depth` positions.
-  void add(const at::Tensor& predicted, const nn::Microbatch& ahead, nn::SegmentContext& context);
+  // `ahead`: of context.batch, by `depth` positions.
+  void add(const at::Tensor& predicted, const BatchAhead& ahead, nn::SegmentContext& context);
   void collect_params(std::vector<nn::Param*>& params) { head_.collect_params(params); }
 
  private:
@@ -59,6 +70,7 @@ class MultiTokenSegment final : public nn::Segment {
   std::string name_;
   int64_t depth_, layers_;
   bool fp32_residual_;
+  comm::Group cp_;
   nn::SavePolicy saving_;
   std::optional<nn::Norm> model_norm_;  // first layer only
   EmbeddingSegment embedding_;
@@ -80,6 +92,7 @@ class MultiTokenLossSegment final : public nn::Segment {
  private:
   std::string name_, input_name_;
   int64_t depth_;
+  comm::Group cp_;
   MultiTokenLoss loss_;
 };
 

@@ -74,8 +74,9 @@ CoreSpec core_spec(const AttentionSpec& spec, const config::Model& model, const 
   core.softmax_scale =
       model.softmax_scale > 0 ? model.softmax_scale : 1 / std::sqrt(static_cast<double>(own.head_dim));
   const std::vector<bool> windows = config::window_layers(model);
-  const auto layer = static_cast<size_t>(spec.layer);
-  core.window = layer < windows.size() && windows[layer] ? model.window_size : -1;
+  // Multi-token prediction layers copy the last layer.
+  const auto layer = static_cast<size_t>(std::min(spec.layer, model.num_layers - 1));
+  core.window = windows[layer] ? model.window_size : -1;
   core.softcap = model.attn_logit_softcapping;
   core.softmax = model.softmax_type;
   core.dropout = {context.seed, spec.layer, RandomSite::attention_probabilities, model.attention_dropout,

@@ -39,6 +39,13 @@ at::Tensor join_heads(const at::Tensor& chunks, const comm::Group& group) {
   return chunks.unflatten(0, {group.size(), chunks.size(0) / group.size()}).permute({1, 2, 0, 3, 4}).flatten(2, 3);
 }
 
+at::Tensor gather_sequence(const at::Tensor& x, const Microbatch& batch, const comm::Group& cp) {
+  const GroupRows rows = sequence_rows(batch, cp);
+  const at::Tensor copies = at::cat(std::vector<at::Tensor>(static_cast<size_t>(cp.size()), x));
+  const at::Tensor all = comm::all_to_all_async(copies, rows.all, rows.own_splits(), cp).wait();
+  return at::empty_like(all).index_copy_(0, row_positions(batch), all);
+}
+
 at::Tensor SequenceExchange::to_sequence(const at::Tensor& x, const Microbatch& batch) const {
   at::Tensor rows = x;
   if (cp_.size() > 1) {

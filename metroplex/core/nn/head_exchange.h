@@ -34,6 +34,9 @@ PendingExchange to_heads(const at::Tensor& x, const comm::Group& group, const Gr
 PendingExchange to_rows(const at::Tensor& x, const comm::Group& group, const GroupRows& rows);
 at::Tensor join_heads(const at::Tensor& chunks, const comm::Group& group);
 
+// Returns the rows of all ranks of `cp` in the order of their positions: x [s, ...] -> [whole s, ...]. Collective.
+at::Tensor gather_sequence(const at::Tensor& x, const Microbatch& batch, const comm::Group& cp);
+
 // The exchange for a layer that computes along the sequence. Its channels are consecutive sections, each of which is
 // shared evenly between the ranks of `cp`.
 class SequenceExchange {
