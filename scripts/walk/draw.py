@@ -521,7 +521,7 @@ class Drawing(Experts):
         if self.family == "codegeex" or "model.multi_latent_attention" in self.keys or "peft.lora_rank" in self.keys:
             return
         self.maybe("model.attention_output_gate", "true")
-        if self.hybrid or "model.mtp_num_layers" in self.keys or not self.chance(0.2):
+        if self.hybrid or "model.mtp_num_layers" in self.keys or "model.hybrid_layer_pattern" in self.keys or not self.chance(0.2):
             return
         self.put("model.experimental_attention_variant", "gated_delta_net")
         self.put("model.linear_attention_freq", "[1]*%d+[0]" % (self.layers - 1) if self.layers > 1 else "[1]")
@@ -531,6 +531,26 @@ class Drawing(Experts):
         self.put("model.linear_key_head_dim", self.one(1, 4, 7))
         self.put("model.linear_value_head_dim", self.one(1, 3, 8))
         self.maybe("model.linear_conv_kernel_dim", 1, 2, 5, odds=0.5)
+
+    def sublayers(self):
+        """Layers with one sublayer each, some of them Mamba-2."""
+        excluded = ("model.parallel_attention_mlp", "model.multi_latent_attention", "model.mtp_num_layers")
+        if self.hybrid or self.experts or self.family == "codegeex" or any(key in self.keys for key in excluded) or not self.chance(0.15):
+            return
+        symbols = [self.one("M", "M", "*", "-") for _ in range(self.layers)]
+        symbols[self.rng.randrange(self.layers)] = "M"
+        self.put("model.hybrid_layer_pattern", "".join(symbols))
+        groups = self.tp * self.cp * self.one(1, 2)
+        self.put("model.mamba_num_groups", groups)
+        self.put("model.mamba_num_heads", groups * self.one(1, 2, 3))
+        self.put("model.mamba_head_dim", self.one(1, 4, 7))
+        self.put("model.mamba_state_dim", self.one(1, 5, 16))
+        self.maybe("model.mamba_conv_kernel_dim", 1, 3, odds=0.4)
+        self.maybe("model.mamba_conv_bias", "false", odds=0.4)
+        self.maybe("model.mamba_proj_bias", "true", odds=0.4)
+        self.maybe("model.mamba_dt_min", 0.001, 0.02, odds=0.4)
+        self.maybe("model.mamba_dt_max", 0.03, 1, odds=0.4)
+        self.maybe("model.mamba_chunk_size", 1, 3, 8, odds=0.6)
 
     def graphs(self):
         """Settings for capturing the same run; [] if it cannot be captured."""
@@ -550,6 +570,8 @@ class Drawing(Experts):
                 parts = ["attn"]
             elif self.experts:
                 parts = ["attn", "attn,moe_router,moe_preprocess", "moe_router"] + ([None, "moe", "attn,moe"] if whole_experts else [])
+            if "model.hybrid_layer_pattern" in self.keys:
+                parts = [None, "mamba", "attn,mamba"]
             ways += [(impl, part) for impl in ("local", "transformer_engine") for part in parts]
         return ways
 
@@ -569,6 +591,7 @@ def draw(rng):
     d.memory()
     d.pages()
     d.multi_token()
+    d.sublayers()
     d.part()
     d.linear_attention()
     return Case(d.ranks, d.keys), d.graphs()

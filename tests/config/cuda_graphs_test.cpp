@@ -37,7 +37,7 @@ TEST(CudaGraphs, AScopeIsTheModulesThatAreNamedAndAllWhereNoneIs) {
   const auto scope = [](const std::string& impl, const std::string& modules) {
     return good({impl, "train.cuda_graph_modules=" + modules}).train.captured_modules();
   };
-  EXPECT_EQ(scope(kTe, ""), (CudaGraphModules{attn, mlp, moe}));
+  EXPECT_EQ(scope(kTe, ""), (CudaGraphModules{attn, mlp, moe, mamba}));
   EXPECT_EQ(scope(kLocal, "attn,mlp"), (CudaGraphModules{attn, mlp}));
   EXPECT_EQ(scope(kTe, "moe_router"), (CudaGraphModules{moe_router}));
   EXPECT_EQ(scope(kLocal, "moe_router"), (CudaGraphModules{moe_router, moe_preprocess}));

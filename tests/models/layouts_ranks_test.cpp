@@ -125,6 +125,13 @@ std::vector<Variant> variants() {
   ahead.model.mtp_num_layers = 2;
   ahead.model.hidden_dropout = 0.1;
   all.push_back(ahead);
+  Variant hybrid{"Mamba-2 with biases and limits, then an MLP, documents, dropout", gpt_model(), 0, true};
+  hybrid.model.hybrid_layer_pattern = "M-";
+  hybrid.model.mamba_num_groups = 4, hybrid.model.mamba_num_heads = 8, hybrid.model.mamba_head_dim = 4;
+  hybrid.model.mamba_state_dim = 3, hybrid.model.mamba_conv_kernel_dim = 3, hybrid.model.mamba_chunk_size = 3;
+  hybrid.model.mamba_proj_bias = true, hybrid.model.mamba_dt_min = 0.01, hybrid.model.mamba_dt_max = 0.05;
+  hybrid.model.position_embedding_type = "none", hybrid.model.hidden_dropout = 0.1;
+  all.push_back(hybrid);
   return all;
 }
 

@@ -90,6 +90,25 @@ TEST(Flops, OfAHybridOfAttentionAndMlpAreThoseOfTheTransformer) {
   expect_same(megatron_flops(hybrid, {}), step_flops(small(), {}));
 }
 
+// Megatron assumes an inner width of twice the hidden size, which is 8 here.
+TEST(Flops, OfLayersWithOneSublayerAreMegatrons) {
+  auto shape = small();
+  shape.num_layers = 5;
+  shape.hybrid = HybridLayers{
+      .pattern = "M*-ME", .mamba_state_dim = 6, .mamba_head_dim = 4, .mamba_num_groups = 2, .mamba_num_heads = 4};
+  shape.experts = plan::ExpertShape{
+      .num_experts = 4, .router_topk = 2, .ffn_hidden_size = 8, .layer_is_moe = {false, false, false, false, true}};
+  shape.all_experts = MegatronExperts{*shape.experts};
+  shape.sublayers = plan::SublayerCounts{.attention = 1,
+                                         .mlp = 1,
+                                         .mamba = 2,
+                                         .mamba_heads = 4,
+                                         .mamba_head_dim = 4,
+                                         .mamba_num_groups = 2,
+                                         .mamba_state_dim = 6};
+  expect_same(step_flops(shape, {.batch_size = 3}), megatron_flops(shape, {.batch_size = 3}));
+}
+
 TEST(Memory, CountsEveryParameterOfAGptByHand) {
   // Without biases on the linear layers: two norms per layer of weight and bias, one at the end.
   const double layer = 8 * 24 + 8 * 8 + 2 * 8 * 32 + 4 * 8;

@@ -118,6 +118,15 @@ config::Config ahead(bool documents) {
   return config;
 }
 
+// Mamba-2 before and after attention.
+config::Config hybrid(bool documents) {
+  config::Config config = llama(documents);
+  config.model.hybrid_layer_pattern = "M*-M";
+  config.model.mamba_num_groups = 8, config.model.mamba_num_heads = 16, config.model.mamba_head_dim = 3;
+  config.model.mamba_state_dim = 4, config.model.mamba_chunk_size = 5;
+  return config;
+}
+
 config::Config codegeex(bool documents) {
   config::Config config = gpt(documents);
   config.model.family = "codegeex";
@@ -212,6 +221,7 @@ TEST(ContextParallelEqualsOneRank, NormsOverAllHeads) { walk(norms, 20); }
 TEST(ContextParallelEqualsOneRank, GatedDeltaNetAndGatedAttention) { walk(delta_net, 30); }
 TEST(ContextParallelEqualsOneRank, MultiTokenPredictionWithWindows) { walk(ahead, 40); }
 TEST(ContextParallelEqualsOneRank, Experts) { walk(experts, 60); }
+TEST(ContextParallelEqualsOneRank, MambaAndAttention) { walk(hybrid, 60); }
 
 // Precondition of the layouts above with a slack: the token counts do differ.
 TEST(ContextParallelEqualsOneRank, WithASlackRanksDifferInTokens) {

@@ -176,8 +176,8 @@ config::Config delta_llama() {
 }
 
 TEST(Generate, TheCacheGivesWhatReadingEverythingAgainGives) {
-  for (const config::Config& base :
-       {randomize(small_gpt()), randomize(small_llama()), scaled_llama(), longrope_llama(), delta_llama()}) {
+  for (const config::Config& base : {randomize(small_gpt()), randomize(small_llama()), scaled_llama(),
+                                     longrope_llama(), delta_llama(), randomize(small_hybrid())}) {
     for (const double temperature : {0.0, 1.0}) {
       GenerateOptions options;
       options.max_new_tokens = 16;
@@ -200,7 +200,8 @@ TEST(Generate, TheCacheGivesWhatReadingEverythingAgainGives) {
 // Prompts of different lengths against each prompt alone; equal in exact arithmetic.
 TEST(Generate, ABatchOfAnyLengthsIsContinuedAsEachAlone) {
   const std::vector<std::vector<int64_t>> prompts{kPrompt, {9}, {3, 41}, {1, 2, 3, 4, 5, 6, 7, 8}, {9}};
-  for (const config::Config& base : {randomize(small_gpt()), randomize(small_llama()), delta_llama()}) {
+  for (const config::Config& base :
+       {randomize(small_gpt()), randomize(small_llama()), delta_llama(), randomize(small_hybrid())}) {
     for (const TestLayout& layout : {TestLayout{}, TestLayout{2, 2, 1, 1, false}}) {
       SCOPED_TRACE(base.model.family + base::concat(" pp ", layout.pp));
       const config::Config config = cut(base, layout);

@@ -117,6 +117,17 @@ config::Config ahead() {
   return config;
 }
 
+// Layers with one sublayer each, with time steps on both sides of the lower limit.
+config::Config hybrid() {
+  return config::parse(
+      "model: {family: llama, num_layers: 6, hidden_size: 32, num_attention_heads: 4, num_query_groups: 4,"
+      " ffn_hidden_size: 48, vocab_size: 50, make_vocab_size_divisible_by: 8, hybrid_layer_pattern: M-M*M-,"
+      " mamba_num_groups: 4, mamba_num_heads: 8, mamba_head_dim: 5, mamba_state_dim: 6, mamba_chunk_size: 3,"
+      " mamba_dt_min: 0.01, hidden_dropout: 0.1}\n"
+      "train: {seq_length: 8, micro_batch_size: 2}\n"
+      "optim: {lr: 1.0e-3, weight_decay: 0.1}\n");
+}
+
 std::vector<Layout> all_layouts(int64_t num_layers, int64_t max_tp) {
   std::vector<Layout> layouts;
   for (int64_t tp = 1; tp <= max_tp; tp *= 2) {
@@ -166,6 +177,7 @@ TEST(AnyLayoutEqualsOneRank, WindowsCapsAndSinks) { walk(windows(), 6, 4); }
 TEST(AnyLayoutEqualsOneRank, NormsAfterLayersAndMultipliers) { walk(norms(), 6, 4); }
 TEST(AnyLayoutEqualsOneRank, ParallelAttentionAndMlp) { walk(parallel(), 6, 4); }
 TEST(AnyLayoutEqualsOneRank, GatedDeltaNetAndGatedAttention) { walk(delta_net(), 6, 4); }
+TEST(AnyLayoutEqualsOneRank, MambaAttentionAndMlp) { walk(hybrid(), 6, 4); }
 TEST(AnyLayoutEqualsOneRank, MultiTokenPrediction) { walk(ahead(), 6, 4); }
 // Prediction layers in a stage before that of the loss: alone, after other layers, on the rank of the loss, with an
 // empty stage between.

@@ -39,6 +39,10 @@ inline const std::string kDeltaNet =
 inline const std::string kParallel =
     ", position_embedding_type: rope, add_norm_bias: false, parallel_attention_mlp: true, qk_layernorm: true";
 
+inline const std::string kHybrid =
+    ", hybrid_layer_pattern: M*M-, mamba_num_groups: 2, mamba_num_heads: 4, mamba_head_dim: 8, mamba_state_dim: 6,"
+    " mamba_chunk_size: 5";
+
 // Short sequences, with every option that changes the held memory.
 inline config::Config saved_config(const MemoryCase& test_case) {
   const std::string family =
@@ -119,6 +123,8 @@ inline std::vector<MemoryCase> saved_cases() {
       {"parallel attention and mlp", false, {}, kParallel + "}\n"},
       {"parallel attention and mlp bf16 tp 2 sp", false, {2, 1, 1, 1, true}, kParallel + "}\n" + kBf16},
       {"norms after layers bf16 tp 2 sp", true, {2, 1, 1, 1, true}, kNorms + "}\n" + kBf16},
+      {"hybrid", true, {}, kHybrid + "}\n"},
+      {"hybrid bf16 tp 2 sp", true, {2, 1, 1, 1, true}, kHybrid + "}\n" + kBf16},
       {"codegeex", false, {}, ""},
       {"gpt tp 2", false, {2, 1, 1, 1, false}, ""},
       {"llama tp 2 sp bf16", true, {2, 1, 1, 1, true}, kBf16},
@@ -260,6 +266,8 @@ inline std::vector<MemoryCase> peak_cases() {
       {"delta net bf16 tp 2 sp", true, {2, 1, 1, 1, true}, kDeltaNet + "}\n" + kBf16},
       {"delta net recomputed core", true, {}, kDeltaNet + "}\n" + selective_recompute("core_attn")},
       {"norms after layers bf16 tp 2 sp", true, {2, 1, 1, 1, true}, kNorms + "}\n" + kBf16},
+      {"hybrid", true, {}, kHybrid + "}\n"},
+      {"hybrid bf16 tp 2 sp", true, {2, 1, 1, 1, true}, kHybrid + "}\n" + kBf16},
       {"latent recomputed core and norms",
        false,
        {1, 2, 1, 1, false},

@@ -98,6 +98,7 @@ std::string text_of(const Modules& modules) {
   return text.empty() ? "whole layers" : text;
 }
 
+const std::vector<Modules> kMambaScopes{{"mamba"}, {"attn", "mamba"}, {}};
 const std::vector<Modules> kScopes{{"attn"}, {"mlp"}, {"attn", "mlp"}, {}};
 
 TEST(PartialGraphs, EveryScopeHasTheBitsOfStepsWithoutGraphs) {
@@ -204,12 +205,14 @@ TEST(PartialGraphs, OtherFamiliesAndFormatsHaveTheBitsOfStepsWithoutThem) {
                                                                  {"recompute", recomputing},
                                                                  {"bf16", bf16},
                                                                  {"wide residuals", wide_residuals},
-                                                                 {"bf16 gradients", accumulating}};
+                                                                 {"bf16 gradients", accumulating},
+                                                                 {"Mamba-2", test::small_hybrid()}};
   for (const auto& [name, config] : runs) {
     for (const TestLayout& layout : {TestLayout{}, TestLayout{2, 2, 1, 2, true}}) {
       SCOPED_TRACE(::testing::Message() << name << " on " << layout.ranks());
+      const std::vector<Modules>& scopes = config.model.hybrid_layer_pattern.empty() ? kScopes : kMambaScopes;
       expect_same_bits_in_every_scope(config, layout,
-                                      layout.ranks() == 1 ? kScopes : std::vector<Modules>{{"attn"}, {}});
+                                      layout.ranks() == 1 ? scopes : std::vector<Modules>{scopes[0], {}});
     }
   }
 }

@@ -55,6 +55,15 @@ inline config::Config small_llama() {
       " ffn_hidden_size: 24, vocab_size: 50, make_vocab_size_divisible_by: 8}\n");
 }
 
+// Mamba-2 before and after attention, with chunks shorter than a sequence.
+inline config::Config small_hybrid() {
+  config::Config config = small_llama();
+  config.model.hybrid_layer_pattern = "M*-M";
+  config.model.mamba_num_groups = 2, config.model.mamba_num_heads = 4, config.model.mamba_head_dim = 6;
+  config.model.mamba_state_dim = 5, config.model.mamba_chunk_size = 3;
+  return config;
+}
+
 inline config::Config cut(config::Config config, const TestLayout& layout) {
   config.parallel.tensor_model_parallel_size = layout.tp;
   config.parallel.pipeline_model_parallel_size = layout.pp;

@@ -189,6 +189,14 @@ TEST(Zero, MuonOnEveryLayoutAndStageEqualsOneRank) {
   expect_equal_to_one_rank(config, all);
 }
 
+// in_proj is one matrix, of which each rank has rows of several sections.
+TEST(Zero, MuonOfMambaEqualsOneRank) {
+  config::Config config = small_hybrid();
+  config.optim.optimizer = "muon";
+  expect_equal_to_one_rank(config,
+                           {{{2, 1, 1, 1, true}, 0, 1}, {{2, 2, 1, 2, false}, 1, 1}, {{2, 1, 1, 4, true}, 3, 1}});
+}
+
 TEST(Zero, ParameterGroupsAndADecoupledRateEqualOneRank) {
   config::Config config = small_gpt();
   config.optim.decoupled_lr = 2e-3;

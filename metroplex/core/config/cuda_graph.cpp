@@ -22,7 +22,7 @@ bool Train::captures_iteration() const { return cuda_graph_impl == CudaGraphImpl
 CudaGraphModules Train::captured_modules() const {
   using enum CudaGraphModule;
   if (!captures_parts()) return {};
-  if (cuda_graph_modules.empty()) return {attn, mlp, moe};
+  if (cuda_graph_modules.empty()) return {attn, mlp, moe, mamba};
   CudaGraphModules modules = cuda_graph_module_set(cuda_graph_modules);
   const bool routes = modules.has(moe_router) || modules.has(moe_preprocess);
   if (cuda_graph_impl == CudaGraphImpl::local && routes) {

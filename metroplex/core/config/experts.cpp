@@ -8,6 +8,7 @@
 #include "base/digit_groups.h"
 #include "base/error.h"
 #include "config/derived.h"
+#include "config/layer_parts.h"
 
 namespace metroplex::config {
 namespace {
@@ -213,6 +214,11 @@ std::vector<bool> rope_layers(const Model& model) {
 
 std::vector<bool> moe_layers(const Model& model) {
   if (!model.has_experts()) return std::vector<bool>(static_cast<size_t>(model.num_layers));
+  if (!model.hybrid_layer_pattern.empty()) {
+    std::vector<bool> layers;
+    for (const LayerParts& parts : layer_parts(model)) layers.push_back(parts.experts);
+    return layers;
+  }
   return require_layers(read_moe_layers, model, "model.moe_layer_freq", model.moe_layer_freq, "experts",
                         "write N for every N-th layer, or one 0 or 1 a layer, like [0,1,1,1] or ([0]*1+[1]*3)*2");
 }
@@ -233,13 +239,6 @@ std::vector<int64_t> expert_layers(const Model& model) {
   }
   for (int64_t i = 0; experts.back() && i < model.mtp_num_layers; ++i) numbers.push_back(model.num_layers + i);
   return numbers;
-}
-
-bool all_layers_have_experts(const Model& model) {
-  std::string problem;
-  if (!model.has_experts() || model.family == "codegeex") return false;
-  const auto layers = read_moe_layers(model.moe_layer_freq, model.num_layers, problem);
-  return layers && std::find(layers->begin(), layers->end(), false) == layers->end();
 }
 
 std::vector<std::string> comma_list(const std::string& text) {

@@ -13,8 +13,8 @@
 
 namespace metroplex::config {
 
-// Returns, per layer, whether it is an MoE layer (model.moe_layer_freq); false for all if model.num_moe_experts is 0.
-// Throws.
+// Returns, per layer, whether it is an MoE layer (model.moe_layer_freq or model.hybrid_layer_pattern); false for all
+// if model.num_moe_experts is 0. Throws.
 std::vector<bool> moe_layers(const Model& model);
 // Returns the indices of MoE layers, from 0. Multi-token prediction layers follow the others.
 std::vector<int64_t> expert_layers(const Model& model);
@@ -33,10 +33,6 @@ std::optional<std::vector<bool>> read_window_layers(const std::string& text, int
                                                     std::string& problem);
 // The same for model.no_rope_freq.
 std::optional<std::vector<bool>> read_rope_layers(const std::string& text, int64_t num_layers, std::string& problem);
-
-// True if no layer is dense. False if the pattern is invalid, and for a family with a dense block after the last
-// layer.
-bool all_layers_have_experts(const Model& model);
 
 // Router load balancing loss over the tokens of a microbatch, of each sequence, or of the global batch so far.
 enum class AuxLossType { aux_loss, seq_aux_loss, global_aux_loss };

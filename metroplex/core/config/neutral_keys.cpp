@@ -14,6 +14,7 @@ bool is_neutral_key(const std::string& name) {
                                            "hidden_dropout",
                                            "init_method_std",
                                            "sharded_initialization",
+                                           "mamba_chunk_size",
                                            "special_token_ids",
                                            "generation_config",
                                            "mtp_loss_scaling_factor",

@@ -9,6 +9,7 @@
 #include "config/derived.h"
 #include "config/experts.h"
 #include "config/family.h"
+#include "config/layer_parts.h"
 
 namespace metroplex::config {
 namespace {
@@ -109,19 +110,16 @@ std::vector<AdapterBox> fc1_boxes(const Model& model, int64_t width) {
   return {{"gate_proj", 1, 2 * width, 0, width}, {"up_proj", 1, 2 * width, width, width}};
 }
 
+static std::vector<std::string> attention_words(const Model& model) {
+  if (!model.multi_latent_attention) return {"q_proj", "k_proj", "v_proj", "o_proj"};
+  if (model.q_lora_rank > 0) return {"q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"};
+  return {"q_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"};
+}
+
 std::vector<std::string> adapter_words(const Model& model) {
   std::vector<std::string> words;
-  if (!model.multi_latent_attention) {
-    words = {"q_proj", "k_proj", "v_proj"};
-  } else if (model.q_lora_rank > 0) {
-    words = {"q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj"};
-  } else {
-    words = {"q_proj", "kv_a_proj_with_mqa", "kv_b_proj"};
-  }
-  words.emplace_back("o_proj");
-  const std::vector<bool> experts = model.has_experts() ? moe_layers(model) : std::vector<bool>();
-  const bool dense = !model.has_experts() || std::find(experts.begin(), experts.end(), false) != experts.end() ||
-                     family(model.family).top_query;
+  if (any_layer_has(model, &LayerParts::attention)) words = attention_words(model);
+  const bool dense = any_layer_has(model, &LayerParts::mlp) || family(model.family).top_query;
   const auto add_mlp = [&](const std::string& prefix) {
     if (model.gated_linear_unit) words.push_back(prefix + "gate_proj");
     words.push_back(prefix + "up_proj");

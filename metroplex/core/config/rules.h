@@ -72,6 +72,7 @@ void check_hybrid_context(Rules& rules);
 void check_model(Rules& rules);
 void check_attention(Rules& rules);
 void check_linear_attention(Rules& rules);
+void check_hybrid_layers(Rules& rules);
 void check_peft(Rules& rules);  // and frozen parameters
 void check_experts(Rules& rules);
 void check_echo(Rules& rules);  // requires a model with experts

@@ -137,6 +137,7 @@ void check_expert_ranks(Rules& rules) {
 void check_layers(Rules& rules) {
   const Model& m = rules.config.model;
   static constexpr const char* kKey = "model.moe_layer_freq";
+  if (!m.hybrid_layer_pattern.empty()) return;  // check_hybrid_layers
   std::string problem;
   const auto layers = read_moe_layers(m.moe_layer_freq, m.num_layers, problem);
   rules.require(layers.has_value(), kKey, m.moe_layer_freq, "must define which layers have experts, but " + problem,

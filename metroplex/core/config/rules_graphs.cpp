@@ -4,6 +4,7 @@
 
 #include "base/join.h"
 #include "config/experts.h"
+#include "config/layer_parts.h"
 
 namespace metroplex::config {
 
@@ -77,7 +78,8 @@ void check_parts(Rules& rules) {
   using enum CudaGraphModule;
   const Train& train = rules.config.train;
   const CudaGraphModules named = cuda_graph_module_set(train.cuda_graph_modules);
-  rules.require(!named.has(mamba), kScope, "mamba", "does not exist in this model", "leave it out");
+  rules.require(!named.has(mamba) || any_layer_has(rules.config.model, &LayerParts::mamba), kScope, "mamba",
+                "does not exist in this model", "leave it out");
   check_parts_of_experts(rules);
   check_recomputed_experts(rules);
   const Choice<Offload> offload = rules.config.memory.offload_activations;

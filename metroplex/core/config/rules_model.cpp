@@ -4,17 +4,20 @@
 #include <nlohmann/json.hpp>
 
 #include "config/derived.h"
-#include "config/experts.h"
+#include "config/family.h"
+#include "config/layer_parts.h"
 
 namespace metroplex::config {
 
 using base::concat;
 
-// Applies to dense layers. If all layers have experts of an explicit width, ffn_hidden_size is unused.
+// Applies to dense layers, and to experts without an explicit width.
 static void check_ffn(Rules& rules) {
   const Model& m = rules.config.model;
+  const Family* const family = find_family(m.family);
+  const bool dense = any_layer_has(m, &LayerParts::mlp) || (family != nullptr && family->top_query);
+  if (!dense && (m.moe_ffn_hidden_size > 0 || !any_layer_has(m, &LayerParts::experts))) return;
   const int64_t tp = rules.config.parallel.tp(), ffn = ffn_width(m);
-  if (m.moe_ffn_hidden_size > 0 && all_layers_have_experts(m)) return;
   rules.require(ffn > 0, "model.ffn_hidden_size", ffn,
                 concat("cannot be derived as int(8/3 * ", key_is("model.hidden_size", m.hidden_size),
                        " / 64) * 64, which is 0"),

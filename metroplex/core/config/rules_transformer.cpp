@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "config/experts.h"
+#include "config/layer_parts.h"
 #include "config/parallel.h"
 #include "config/memory.h"
 
@@ -245,6 +246,7 @@ ExpertSettings expert_settings(const Model& m) {
   std::string problem;
   const auto layers = read_moe_layers(m.moe_layer_freq, m.num_layers, problem);
   settings.some_layers_dense = !layers || std::find(layers->begin(), layers->end(), false) != layers->end();
+  if (!m.hybrid_layer_pattern.empty()) settings.some_layers_dense = any_layer_has(m, &LayerParts::mlp);
   settings.topk = m.moe_router_topk;
   settings.score_function = m.moe_router_score_function.text();
   settings.pre_softmax = m.moe_router_pre_softmax;

@@ -78,6 +78,7 @@ std::vector<Violation> violations(const Config& config, int64_t world_size, Use 
                            check_model,
                            check_attention,
                            check_linear_attention,
+                           check_hybrid_layers,
                            check_peft,
                            check_experts,
                            check_pipeline,

@@ -4,6 +4,7 @@
 
 #include "config/derived.h"
 #include "config/experts.h"
+#include "config/layer_parts.h"
 #include "config/rules.h"
 
 namespace metroplex::config {
@@ -17,6 +18,7 @@ static void fill_model(Config& config) {
   m.ffn_hidden_size = ffn_width(m);
   if (!m.multi_latent_attention) fill(m.kv_channels, m.hidden_size / m.num_attention_heads);
   fill(m.num_query_groups, m.num_attention_heads);
+  if (any_layer_has(m, &LayerParts::mamba)) m.mamba_num_heads = mamba_heads(m);
   fill(m.max_position_embeddings, config.train.seq_length);
   if (m.add_bias_linear && !m.multi_latent_attention) m.add_qkv_bias = true;
   if (m.has_experts()) m.moe_ffn_hidden_size = expert_ffn_width(m);

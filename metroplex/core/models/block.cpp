@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "base/error.h"
-#include "config/experts.h"
+#include "config/layer_parts.h"
 #include "moe/experts_layer.h"
 #include "nn/value.h"
 
@@ -74,12 +74,13 @@ std::shared_ptr<nn::RopeTable> make_rope(const ModelContext& context, bool local
 
 AttentionSegment::AttentionSegment(const LayerSpec& spec, const config::Model& model, const nn::LayerContext& context,
                                    std::shared_ptr<nn::RopeTable> rope)
-    : name_(spec.name + ".self_attention"),
+    : mamba_(config::is_mamba_layer(model, spec.layer)),
+      name_(spec.name + (mamba_ ? ".mixer" : ".self_attention")),
       sp_(context.sp),
       has_external_query_(spec.has_external_query),
       saving_(context.saving),
       dropout_{context.seed, spec.layer, nn::RandomSite::attention_output, model.hidden_dropout, context.target},
-      norm_(make_norm(model.pre_norm, spec.name + ".input_layernorm", model, context)),
+      norm_(make_norm(model.pre_norm, spec.name + (mamba_ ? ".norm" : ".input_layernorm"), model, context)),
       attention_(nn::make_attention({name_, spec.layer, spec.has_external_query}, model, context, std::move(rope))),
       post_norm_(make_norm(model.sandwich_norm, spec.name + ".post_self_attn_layernorm", model, context)),
       multiplier_(model.residual_multiplier) {}
@@ -129,9 +130,9 @@ void FeedForwardSegment::collect_params(std::vector<nn::Param*>& params) {
 }
 
 // Multi-token prediction layers follow the last layer and copy its type. CodeGeeX's top query layer is dense.
-static bool has_experts(const config::Model& model, int64_t number) {
-  if (!model.has_experts() || (number >= model.num_layers && model.mtp_num_layers == 0)) return false;
-  return config::moe_layers(model)[static_cast<size_t>(std::min(number, model.num_layers - 1))];
+static config::LayerParts parts_of_layer(const config::Model& model, int64_t number) {
+  if (number >= model.num_layers && model.mtp_num_layers == 0) return {.attention = true, .mlp = true};
+  return config::layer_parts(model)[static_cast<size_t>(std::min(number, model.num_layers - 1))];
 }
 
 void add_layer_segments(nn::Block& block, const LayerSpec& spec, const ModelContext& context,
@@ -141,15 +142,16 @@ void add_layer_segments(nn::Block& block, const LayerSpec& spec, const ModelCont
     block.segments.push_back(make_parallel_segment(spec, context, std::move(rope)));
     return;
   }
-  block.segments.push_back(std::make_unique<AttentionSegment>(spec, model, context, std::move(rope)));
-  if (has_experts(model, spec.layer)) {
+  const config::LayerParts parts = parts_of_layer(model, spec.layer);
+  if (parts.attention || parts.mamba)
+    block.segments.push_back(std::make_unique<AttentionSegment>(spec, model, context, std::move(rope)));
+  if (parts.experts) {
     const moe::ExpertsLayerSpec experts{spec.name + ".mlp", spec.layer,
                                         norm_spec(spec.name + ".pre_mlp_layernorm", model, context)};
     moe::add_expert_segments(block, std::make_shared<moe::ExpertsLayer>(experts, model, context, context.experts),
                              model, context);
-  } else {
-    block.segments.push_back(std::make_unique<FeedForwardSegment>(spec, model, context));
   }
+  if (parts.mlp) block.segments.push_back(std::make_unique<FeedForwardSegment>(spec, model, context));
 }
 
 }  // namespace metroplex::models

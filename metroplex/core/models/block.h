@@ -32,6 +32,7 @@ struct LayerSpec {
 };
 inline constexpr const char* kQueries = "queries";
 
+// The mixer of a layer: attention, or Mamba-2 in the layers that model.hybrid_layer_pattern names.
 class AttentionSegment final : public nn::Segment {
  public:
   AttentionSegment(const LayerSpec& spec, const config::Model& model, const nn::LayerContext& context,
@@ -39,9 +40,12 @@ class AttentionSegment final : public nn::Segment {
   const std::string& name() const override { return name_; }
   nn::Values forward(const nn::Values& in, nn::SegmentContext& context) override;
   void collect_params(std::vector<nn::Param*>& params) override;
-  nn::SegmentTraits traits() const override { return {.module = config::CudaGraphModule::attn}; }
+  nn::SegmentTraits traits() const override {
+    return {.module = mamba_ ? config::CudaGraphModule::mamba : config::CudaGraphModule::attn};
+  }
 
  private:
+  bool mamba_;
   std::string name_;
   comm::Group sp_;
   bool has_external_query_;

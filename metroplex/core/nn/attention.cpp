@@ -8,10 +8,12 @@
 
 #include "base/error.h"
 #include "config/experts.h"
+#include "config/layer_parts.h"
 #include "nn/autograd_node.h"
 #include "nn/gated_delta_net.h"
 #include "nn/kv_cache.h"
 #include "nn/latent_attention.h"
+#include "nn/mamba2.h"
 #include "nn/param_init.h"
 #include "nn/wide.h"
 
@@ -96,6 +98,7 @@ std::unique_ptr<Attention> make_attention(const AttentionSpec& spec, const confi
   const std::vector<bool> linear = config::linear_attention_layers(model);
   const auto layer = static_cast<size_t>(spec.layer);
   if (layer < linear.size() && linear[layer]) return std::make_unique<GatedDeltaNet>(spec, model, context);
+  if (config::is_mamba_layer(model, spec.layer)) return std::make_unique<Mamba2>(spec, model, context);
   if (model.multi_latent_attention) return std::make_unique<LatentAttention>(spec, model, context, std::move(rope));
   return std::make_unique<SelfAttention>(spec, model, context, std::move(rope));
 }

@@ -19,11 +19,12 @@ namespace metroplex::nn {
 
 enum class Init {
   normal,
-  scaled_normal /* std / sqrt(2 L) */,
+  scaled_normal,  // std / sqrt(2 L)
   zeros,
   ones,
-  uniform_fan_in /* +- 1 / sqrt(in) */,
-  log_uniform /* ln of 1 to 16 */
+  uniform_fan_in,  // +- 1 / sqrt(in)
+  log_uniform,     // ln of 1 to 16
+  time_step,       // softplus of it is 0.001 to 0.1, evenly by logarithm
 };
 
 struct Param : NamedTensor {

@@ -88,6 +88,15 @@ void initialize_values(Param& param, Init init, const LayerContext& context) {
     return sample_param(param, *context.streams,
                         [](at::Tensor& x, const at::Generator& from) { x.uniform_(1, 16, from).log_(); });
   }
+  if (init == Init::time_step) {
+    const auto inverse_softplus = [](double x) { return x + std::log(-std::expm1(-x)); };
+    if (!context.streams)
+      return fill_uniform(param, context.seed, [&](double x) { return inverse_softplus(0.01 * std::pow(10, x)); });
+    return sample_param(param, *context.streams, [](at::Tensor& x, const at::Generator& from) {
+      const at::Tensor step = at::exp(x.uniform_(std::log(0.001), std::log(0.1), from));
+      x.copy_(at::add(step, at::log(at::neg(at::expm1(at::neg(step))))));
+    });
+  }
   const double depth = 2.0 * static_cast<double>(context.num_layers);
   const double std = init == Init::scaled_normal ? context.init_std / std::sqrt(depth) : context.init_std;
   if (std == 0) {  // the caller loads a model: nothing is sampled

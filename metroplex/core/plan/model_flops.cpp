@@ -5,6 +5,7 @@
 #include "base/error.h"
 #include "config/derived.h"
 #include "config/experts.h"
+#include "config/layer_parts.h"
 
 namespace metroplex::plan {
 
@@ -43,6 +44,15 @@ ModelShape model_shape(const config::Config& config, int64_t padded_vocab_size) 
                                 .shared_ffn_hidden_size = model.moe_shared_expert_intermediate_size,
                                 .layer_is_moe = config::moe_layers(model)};
   }
+  if (!model.hybrid_layer_pattern.empty()) {
+    SublayerCounts counts{.mamba_heads = config::mamba_heads(model),
+                          .mamba_head_dim = model.mamba_head_dim,
+                          .mamba_num_groups = model.mamba_num_groups,
+                          .mamba_state_dim = model.mamba_state_dim};
+    for (const config::LayerParts& parts : config::layer_parts(model))
+      counts.attention += parts.attention, counts.mlp += parts.mlp, counts.mamba += parts.mamba;
+    shape.sublayers = counts;
+  }
   return shape;
 }
 
@@ -75,6 +85,15 @@ static double delta_net_products(const ModelShape& shape, const DeltaNetShape& n
                    as_double(net.conv_kernel_dim) * (2 * keys + values) + 4 * values * as_double(net.value_head_dim));
 }
 
+// Like Megatron: seven operations per state value. Megatron assumes an inner width of 2 hidden_size.
+static double mamba_products(const ModelShape& shape) {
+  const SublayerCounts& sizes = *shape.sublayers;
+  const double hidden = as_double(shape.hidden_size), inner = as_double(sizes.mamba_heads * sizes.mamba_head_dim);
+  const double projected =
+      2 * inner + as_double(2 * sizes.mamba_num_groups * sizes.mamba_state_dim + sizes.mamba_heads);
+  return hidden * projected + 3.5 * inner * as_double(sizes.mamba_state_dim) + inner * hidden;
+}
+
 double step_flops(const ModelShape& shape, const StepTokens& step) {
   const double hidden = as_double(shape.hidden_size), length = as_double(shape.seq_length),
                batch = as_double(step.batch_size);
@@ -88,7 +107,8 @@ double step_flops(const ModelShape& shape, const StepTokens& step) {
   if (shape.delta_net)
     linear_layers =
         std::count(shape.delta_net->layer_is_linear.begin(), shape.delta_net->layer_is_linear.end(), true);
-  double sum = as_double(shape.num_layers + mtp - linear_layers) * attention_products(shape, tokens, squares);
+  const int64_t attentions = shape.sublayers ? shape.sublayers->attention : shape.num_layers + mtp - linear_layers;
+  double sum = as_double(attentions) * attention_products(shape, tokens, squares);
   if (linear_layers > 0) sum += as_double(linear_layers) * delta_net_products(shape, *shape.delta_net, tokens);
   const auto add_layers = [&](int64_t layers, double feed_forwards) {
     sum += as_double(layers) * (tokens * feed_forwards);
@@ -100,7 +120,9 @@ double step_flops(const ModelShape& shape, const StepTokens& step) {
               pattern.size(), " layers, model.num_layers is ", shape.num_layers);
     moe_layers = std::count(pattern.begin(), pattern.end(), true) + (pattern.back() ? mtp : 0);
   }
-  add_layers(shape.num_layers + mtp - moe_layers, feed_forward(shape.ffn_hidden_size));
+  add_layers(shape.sublayers ? shape.sublayers->mlp : shape.num_layers + mtp - moe_layers,
+             feed_forward(shape.ffn_hidden_size));
+  if (shape.sublayers) add_layers(shape.sublayers->mamba, mamba_products(shape));
   if (moe_layers > 0) {
     const ExpertShape& experts = *shape.experts;
     add_layers(moe_layers, feed_forward(experts.ffn_hidden_size * experts.router_topk) +

@@ -33,6 +33,12 @@ struct DeltaNetShape {
   std::vector<bool> layer_is_linear = {};  // one entry per layer
 };
 
+// Numbers of layers with one sublayer each (model.hybrid_layer_pattern), without those with experts.
+struct SublayerCounts {
+  int64_t attention = 0, mlp = 0, mamba = 0;
+  int64_t mamba_heads = 0, mamba_head_dim = 0, mamba_num_groups = 0, mamba_state_dim = 0;
+};
+
 struct ModelShape {
   int64_t num_layers = 0, hidden_size = 0, num_attention_heads = 0, num_query_groups = 0, kv_channels = 0;
   int64_t ffn_hidden_size = 0, padded_vocab_size = 0, seq_length = 0;
@@ -43,6 +49,7 @@ struct ModelShape {
   std::optional<ExpertShape> experts = std::nullopt;
   std::optional<LatentShape> latent = std::nullopt;
   std::optional<DeltaNetShape> delta_net = std::nullopt;
+  std::optional<SublayerCounts> sublayers = std::nullopt;
 };
 
 // `padded_vocab_size` is that of the embedding table (config::padded_vocab_size). Derived fields of the config are

@@ -164,6 +164,9 @@ std::vector<MappedTensor> map_tensors(const Model& model) {
   MPX_CHECK(!model.has_delta_net(), "mcore",
             "model.experimental_attention_variant = ", model.experimental_attention_variant,
             ": Megatron-LM's checkpoints of such models are not supported; load a Hugging Face directory");
+  MPX_CHECK(model.hybrid_layer_pattern.empty(), "checkpoint",
+            "model.hybrid_layer_pattern = ", model.hybrid_layer_pattern,
+            ": Megatron-LM checkpoints with layers of one sublayer are not supported; load a Hugging Face directory");
   std::vector<MappedTensor> all;
   const int64_t hidden = model.hidden_size;
   add_whole("embedding.word_embeddings.weight", {model.vocab_size, hidden}, all);

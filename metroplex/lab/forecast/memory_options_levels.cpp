@@ -5,7 +5,7 @@
 #include <set>
 
 #include "base/join.h"
-#include "config/experts.h"
+#include "config/layer_parts.h"
 
 namespace metroplex::forecast {
 namespace {
@@ -47,14 +47,14 @@ OptionLevels micro_batch_levels(const config::Config& config) {
 
 // True if the model has `module` and may recompute it.
 bool recomputable(const config::Model& m, const std::string& module) {
-  const std::vector<bool> experts = config::moe_layers(m);
-  const bool any = std::find(experts.begin(), experts.end(), true) != experts.end();
+  using config::LayerParts;
+  const bool any = config::any_layer_has(m, &LayerParts::experts);
   if (module == "moe") return any;
   if (module == "moe_act") return any && m.moe_grouped_gemm;
   if (module == "shared_experts")
     return any && m.moe_shared_expert_intermediate_size > 0 && !m.moe_shared_expert_overlap;
-  if (module == "mlp" || module == "activation")
-    return std::find(experts.begin(), experts.end(), false) != experts.end();
+  if (module == "mlp" || module == "activation") return config::any_layer_has(m, &LayerParts::mlp);
+  if (module == "core_attn") return config::any_layer_has(m, &LayerParts::attention);
   return true;
 }
 

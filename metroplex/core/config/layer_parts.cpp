@@ -1,0 +1,94 @@
+#include "config/layer_parts.h"
+
+#include <algorithm>
+
+#include "base/error.h"
+#include "config/experts.h"
+
+namespace metroplex::config {
+
+using base::concat;
+
+// Returns why a symbol of Megatron's is not supported, or "".
+static std::string other_symbol(char symbol) {
+  switch (symbol) {
+    case 'G':
+      return "G, a gated delta net";
+    case 'D':
+      return "D, sparse attention";
+    case '+':
+      return "+, latent attention";
+    case '/':
+      return "/, which separates layers of multi-token prediction";
+    case '|':
+      return "|, the end of a pipeline stage, which belongs into parallel.pipeline_model_parallel_layout";
+    default:
+      return concat("the unknown symbol ", symbol);
+  }
+}
+
+std::optional<std::vector<LayerParts>> read_hybrid_layers(const std::string& pattern, int64_t num_layers,
+                                                          std::string& problem) {
+  problem.clear();
+  std::vector<LayerParts> layers;
+  for (const char symbol : pattern) {
+    LayerParts parts;
+    switch (Sublayer{symbol}) {
+      case Sublayer::mamba:
+        parts.mamba = true;
+        break;
+      case Sublayer::attention:
+        parts.attention = true;
+        break;
+      case Sublayer::mlp:
+        parts.mlp = true;
+        break;
+      case Sublayer::experts:
+        parts.experts = true;
+        break;
+      default:
+        problem = concat("it has ", other_symbol(symbol));
+        return std::nullopt;
+    }
+    layers.push_back(parts);
+  }
+  if (static_cast<int64_t>(layers.size()) == num_layers) return layers;
+  problem = concat("it has ", layers.size(), " symbols for model.num_layers = ", num_layers);
+  return std::nullopt;
+}
+
+std::vector<LayerParts> layer_parts(const Model& model) {
+  if (!model.hybrid_layer_pattern.empty()) {
+    std::string problem;
+    const auto layers = read_hybrid_layers(model.hybrid_layer_pattern, model.num_layers, problem);
+    MPX_CHECK(layers.has_value(), "config", "model.hybrid_layer_pattern = ", model.hybrid_layer_pattern,
+              ": must have one symbol per layer, but ", problem, "; write M, *, - or E for each layer");
+    return *layers;
+  }
+  std::vector<LayerParts> layers;
+  for (const bool experts : moe_layers(model))
+    layers.push_back({.attention = true, .mlp = !experts, .experts = experts});
+  return layers;
+}
+
+bool is_mamba_layer(const Model& model, int64_t layer) {
+  return !model.hybrid_layer_pattern.empty() && layer_parts(model)[static_cast<size_t>(layer)].mamba;
+}
+
+bool any_layer_has(const Model& model, bool LayerParts::*part) {
+  std::string problem;
+  const std::string& pattern = model.hybrid_layer_pattern;
+  const int64_t count = model.num_layers;
+  const bool valid = pattern.empty()
+                         ? !model.has_experts() || read_moe_layers(model.moe_layer_freq, count, problem).has_value()
+                         : read_hybrid_layers(pattern, count, problem).has_value();
+  if (!valid) return false;
+  const std::vector<LayerParts> layers = layer_parts(model);
+  return std::any_of(layers.begin(), layers.end(), [&](const LayerParts& layer) { return layer.*part; });
+}
+
+int64_t mamba_heads(const Model& model) {
+  return model.mamba_num_heads > 0 ? model.mamba_num_heads : 2 * model.hidden_size / model.mamba_head_dim;
+}
+
+}  // namespace metroplex::config

@@ -1,0 +1,31 @@
+// The sublayers of each layer: attention and a feed-forward part, or the one that model.hybrid_layer_pattern names.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "config/config.h"
+
+namespace metroplex::config {
+
+// Symbols of model.hybrid_layer_pattern, as in Megatron.
+enum class Sublayer : char { mamba = 'M', attention = '*', mlp = '-', experts = 'E' };
+
+struct LayerParts {
+  bool mamba = false, attention = false, mlp = false, experts = false;
+};
+// Throws base::Error("config") with key, value, rule and suggested fix.
+std::vector<LayerParts> layer_parts(const Model& model);
+bool is_mamba_layer(const Model& model, int64_t layer);
+// Whether a layer has the part; false if a pattern is invalid.
+bool any_layer_has(const Model& model, bool LayerParts::*part);
+// Returns nothing and sets `problem` if the pattern is invalid or does not give num_layers symbols.
+std::optional<std::vector<LayerParts>> read_hybrid_layers(const std::string& pattern, int64_t num_layers,
+                                                          std::string& problem);
+
+// Returns model.mamba_num_heads, or 2 hidden_size / mamba_head_dim.
+int64_t mamba_heads(const Model& model);
+
+}  // namespace metroplex::config

@@ -1,0 +1,72 @@
+// Layers with one sublayer each (model.hybrid_layer_pattern), and the usual layers with two.
+#include <gtest/gtest.h>
+
+#include "config/experts.h"
+#include "config/layer_parts.h"
+#include "config/support.h"
+#include "config/validate.h"
+
+namespace metroplex::config::layer_parts_test {
+
+static std::string to_text(const Model& model) {
+  std::string text;
+  for (const LayerParts& parts : layer_parts(model)) {
+    for (const auto& [has, symbol] :
+         {std::pair{parts.mamba, 'M'}, {parts.attention, '*'}, {parts.mlp, '-'}, {parts.experts, 'E'}})
+      if (has) text += symbol;
+    text += ' ';
+  }
+  return text;
+}
+
+TEST(LayerParts, AreThoseOfThePattern) {
+  Model model;
+  model.num_layers = 3;
+  EXPECT_EQ(to_text(model), "*- *- *- ");
+  model.num_moe_experts = 4, model.moe_layer_freq = "2";
+  EXPECT_EQ(to_text(model), "*E *- *E ");
+  model.hybrid_layer_pattern = "E-M";
+  EXPECT_EQ(to_text(model), "E - M ");
+  EXPECT_EQ(moe_layers(model), (std::vector<bool>{true, false, false}));
+  EXPECT_TRUE(is_mamba_layer(model, 2));
+  EXPECT_FALSE(is_mamba_layer(model, 1));
+  EXPECT_FALSE(any_layer_has(model, &LayerParts::attention));
+  model.hybrid_layer_pattern = "E-MM";
+  const std::string error = catch_error([&] { layer_parts(model); });
+  EXPECT_NE(error.find("model.hybrid_layer_pattern = E-MM: must have one symbol per layer, but it has 4 symbols for "
+                       "model.num_layers = 3"),
+            std::string::npos)
+      << error;
+  EXPECT_FALSE(any_layer_has(model, &LayerParts::mamba)) << "the rules report the pattern";
+}
+
+TEST(LayerParts, UnsupportedSymbolsAreNamed) {
+  for (const auto& [symbol, name] : {std::pair{"G", "gated delta net"},
+                                     {"D", "sparse attention"},
+                                     {"+", "latent attention"},
+                                     {"/", "multi-token prediction"},
+                                     {"|", "parallel.pipeline_model_parallel_layout"},
+                                     {"X", "unknown symbol X"}}) {
+    std::string problem;
+    EXPECT_FALSE(read_hybrid_layers(std::string("M") + symbol, 2, problem));
+    EXPECT_NE(problem.find(name), std::string::npos) << problem;
+  }
+}
+
+TEST(LayerParts, MambaHeadsFollowFromTheWidth) {
+  const Config config = good({"model.hybrid_layer_pattern=M*-M*-M-", "model.mamba_head_dim=8"});
+  EXPECT_EQ(described(violations(config, 8)), "nothing");
+  EXPECT_EQ(resolved(config, 8).model.mamba_num_heads, 16);
+  EXPECT_EQ(resolved(good(), 8).model.mamba_num_heads, 0);
+}
+
+TEST(LayerParts, WithoutMlpItsWidthIsNotChecked) {
+  const std::vector<std::string> layers{"model.hybrid_layer_pattern=M*M*M*M*", "model.mamba_head_dim=8",
+                                        "model.ffn_hidden_size=97"};
+  EXPECT_EQ(described(violations(good(layers), 8)), "nothing");
+  std::vector<std::string> dense = layers;
+  dense[0] = "model.hybrid_layer_pattern=M*M*M*M-";
+  EXPECT_NE(described(violations(good(dense), 8)).find("model.ffn_hidden_size = 97"), std::string::npos);
+}
+
+}  // namespace metroplex::config::layer_parts_test
