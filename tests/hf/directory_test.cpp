@@ -234,6 +234,14 @@ TEST(HfConfig, RefusesWhatOurModelsDoNotHave) {
       {"cohere2", R"({"logit_scale": 0})", "logit_scale is 0"},
       {"ernie4_5_moe", R"({"use_bias": true})", "use_bias is true"},
       {"ernie4_5_moe", R"({"moe_norm_min": 0.5})", "moe_norm_min is 0.5"},
+      {"nemotron_h", R"({"moe_latent_size": 8})", "moe_latent_size is 8"},
+      {"nemotron_h", R"({"num_nextn_predict_layers": 1})", "num_nextn_predict_layers is 1"},
+      {"nemotron_h", R"({"attention_bias": true})", "attention_bias is true"},
+      {"nemotron_h", R"({"layers_block_type": ["mlp", "sparse"]})", "layers_block_type"},
+      {"nemotron_h", R"({"layers_block_type": null})", "hybrid_override_pattern is missing"},
+      {"mamba2", R"({"time_step_limit": [0.0]})", "time_step_limit is [0.0]"},
+      {"mamba2", R"({"expand": 3})", "expand is 3"},
+      {"mamba2", R"({"hidden_act": "gelu"})", "hidden_act is \"gelu\""},
       {"gpt2_fp16", R"({"embd_pdrop": 0.2})", "embd_pdrop is 0.2"},
       {"gpt2_fp16", R"({"scale_attn_by_inverse_layer_idx": true})", "scale_attn_by_inverse_layer_idx is true"}};
   for (const auto& wrong : kWrong) {
@@ -241,6 +249,12 @@ TEST(HfConfig, RefusesWhatOurModelsDoNotHave) {
     EXPECT_TRUE(has(error, wrong.says)) << wrong.changes << ": " << error;
   }
   EXPECT_NO_THROW(settings_with("qwen2", {{"sliding_window", 16}})) << "not turned on";
+}
+
+TEST(HfConfig, BareInfinityMeansTheNewerForm) {
+  EXPECT_EQ(parse_json(R"({"time_step_limit": [0.0, Infinity], "name": "Infinity\" Infinity"})"),
+            Json::parse(R"({"time_step_limit": [0.0, {"__float__": "Infinity"}], "name": "Infinity\" Infinity"})"));
+  EXPECT_THROW(parse_json("[-Infinity]"), Json::exception);
 }
 
 // Settings that no case has; writing and reading them again gives the same settings.
@@ -333,6 +347,16 @@ TEST(HfConfig, KeysOfOneSortMeanKeysOfOurs) {
        R"({"use_qk_norm": false, "norm_topk_prob": false})",
        {"qk_layernorm=false", "moe_router_topk_normalization=never"}},
       {"starcoder2", R"({"use_bias": false, "sliding_window": 4})", {"add_mlp_bias=false", "window_size=3"}},
+      {"nemotron_h",
+       R"({"layers_block_type": null, "hybrid_override_pattern": "ME*-M"})",
+       {"hybrid_layer_pattern=ME*-M", "num_layers=5"}},
+      {"nemotron_h",
+       R"({"layers_block_type": ["attention", "mamba", "mlp"], "mlp_bias": true})",
+       {"hybrid_layer_pattern=*M-", "num_layers=3", "add_mlp_bias=true"}},
+      {"mamba2",
+       R"({"time_step_limit": [0.25, 3.5], "n_groups": 4, "use_bias": true, "use_conv_bias": false})",
+       {"mamba_dt_min=0.25", "mamba_dt_max=3.5", "mamba_num_groups=4", "mamba_proj_bias=true",
+        "mamba_conv_bias=false"}},
       {"gpt2", R"({"n_inner": 96})", {"ffn_hidden_size=96"}},
       {"gpt2", R"({"initializer_range": 0.006})", {"init_method_std=0.006"}},
       {"deepseek_v3", R"({"initializer_range": 0.006})", {"init_method_std=0.006"}},

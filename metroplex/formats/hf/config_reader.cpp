@@ -29,6 +29,23 @@ bool is_neutral(const std::string& key) { return kNeutralKeys.contains(key) || k
 
 }  // namespace
 
+Json parse_json(const std::string& text) {
+  static const std::string kInfinity = "Infinity";
+  std::string standard;
+  bool quoted = false;
+  for (size_t i = 0; i < text.size(); ++i) {
+    if (text[i] == '"') quoted = !quoted;
+    if (!quoted && text.compare(i, kInfinity.size(), kInfinity) == 0) {
+      standard += R"({"__float__": "Infinity"})";
+      i += kInfinity.size() - 1;
+      continue;
+    }
+    standard += text[i];
+    if (quoted && text[i] == '\\' && i + 1 < text.size()) standard += text[++i];
+  }
+  return Json::parse(standard);
+}
+
 void ConfigReader::add_defaults(const Json& defaults) {
   for (const auto& [key, value] : defaults.items()) {
     if (!config_.contains(key)) config_[key] = value;

@@ -13,6 +13,10 @@ namespace metroplex::hf {
 
 using Json = nlohmann::json;
 
+// Parses a JSON file. Infinity, which Python writes outside of the standard, becomes {"__float__": "Infinity"}, as in
+// files of transformers 5.
+Json parse_json(const std::string& text);
+
 class ConfigReader {
  public:
   explicit ConfigReader(Json config, std::string file = "config.json")

@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "config/experts.h"
+#include "config/layer_parts.h"
 
 namespace metroplex::hf {
 namespace {
@@ -45,7 +46,7 @@ struct Layer {
     const bool fused = names.fused_qkv;
     const int64_t q_rows = groups * queries, kv_rows = groups * d, first_k = fused ? q_rows : 0;
     const auto name = [&](const char* which) {
-      return theirs + "self_attn." + (fused ? "qkv" : which) + "_proj." + kind;
+      return theirs + names.attention + "." + (fused ? "qkv" : which) + "_proj." + kind;
     };
     const auto theirs_rows = [&](int64_t separate) { return dims(fused ? q_rows + 2 * kv_rows : separate); };
     for (int64_t g = 0; g < groups; ++g) {
@@ -118,12 +119,13 @@ struct Layer {
   }
   void separate_experts() const {
     const int64_t f = config::expert_ffn_width(model), h = model.hidden_size, count = model.num_moe_experts;
-    MappedTensor one{ours + "mlp.experts.linear_fc1.weight", {count, 2 * f, h}, {}},
+    const bool gated = model.gated_linear_unit;
+    MappedTensor one{ours + "mlp.experts.linear_fc1.weight", {count, gated ? 2 * f : f, h}, {}},
         two{ours + "mlp.experts.linear_fc2.weight", {count, h, f}, {}};
     for (int64_t e = 0; e < count; ++e) {
       const std::string expert = base::concat(theirs, names.block, ".experts.", e, ".");
-      one.parts.push_back(rows_part(expert + names.gate + ".weight", {f, h}, {e, 0, 0}, {1, f, h}, 0));
-      one.parts.push_back(rows_part(expert + names.up + ".weight", {f, h}, {e, f, 0}, {1, f, h}, 0));
+      if (gated) one.parts.push_back(rows_part(expert + names.gate + ".weight", {f, h}, {e, 0, 0}, {1, f, h}, 0));
+      one.parts.push_back(rows_part(expert + names.up + ".weight", {f, h}, {e, gated ? f : 0, 0}, {1, f, h}, 0));
       two.parts.push_back(rows_part(expert + names.down + ".weight", {h, f}, {e, 0, 0}, {1, h, f}, 0));
     }
     out.push_back(std::move(one));
@@ -220,22 +222,40 @@ struct Layer {
     if (qkv_bias()) qkv("bias");
     if (model.qk_layernorm) {
       const bool all = model.qk_layernorm_all_heads;
-      norm("self_attention.q_layernorm", "self_attn." + names.q_norm, all ? num_heads(model) * d : d);
-      norm("self_attention.k_layernorm", "self_attn." + names.k_norm, all ? num_kv_groups(model) * d : d);
+      norm("self_attention.q_layernorm", names.attention + "." + names.q_norm, all ? num_heads(model) * d : d);
+      norm("self_attention.k_layernorm", names.attention + "." + names.k_norm, all ? num_kv_groups(model) * d : d);
     }
     if (model.softmax_type == config::SoftmaxType::learnable)
-      whole("self_attention.core_attention.softmax_offset", "self_attn.sinks", {num_heads(model)});
-    whole("self_attention.linear_proj.weight", "self_attn.o_proj.weight", {h, num_heads(model) * d});
-    if (model.output_bias()) whole("self_attention.linear_proj.bias", "self_attn.o_proj.bias", {h});
+      whole("self_attention.core_attention.softmax_offset", names.attention + ".sinks", {num_heads(model)});
+    whole("self_attention.linear_proj.weight", names.attention + ".o_proj.weight", {h, num_heads(model) * d});
+    if (model.output_bias()) whole("self_attention.linear_proj.bias", names.attention + ".o_proj.bias", {h});
   }
-  void all(bool has_experts) const {
+  void mamba() const {
+    const int64_t h = model.hidden_size, heads = config::mamba_heads(model), inner = heads * model.mamba_head_dim;
+    const int64_t convolved = inner + 2 * model.mamba_num_groups * model.mamba_state_dim;
+    const auto add = [&](const std::string& name, const Dims& shape) {
+      whole("mixer." + name, "mixer." + name, shape);
+    };
+    add("in_proj.weight", {inner + convolved + heads, h});
+    if (model.mamba_proj_bias) add("in_proj.bias", {inner + convolved + heads});
+    add("conv1d.weight", {convolved, 1, model.mamba_conv_kernel_dim});
+    if (model.mamba_conv_bias) add("conv1d.bias", {convolved});
+    for (const char* const name : {"dt_bias", "A_log", "D"}) add(name, {heads});
+    add("norm.weight", {inner});
+    add("out_proj.weight", {h, inner});
+    if (model.mamba_proj_bias) add("out_proj.bias", {h});
+  }
+  void all(const config::LayerParts& parts) const {
     const int64_t h = model.hidden_size;
-    if (model.pre_norm) norm("input_layernorm", names.input_norm, h);
-    attention();
-    if (model.sandwich_norm) norm("post_self_attn_layernorm", names.attention_norm, h);
-    if (model.pre_norm && !model.parallel_attention_mlp) norm("pre_mlp_layernorm", names.mlp_input_norm, h);
-    has_experts ? experts() : mlp("mlp", "mlp", model.ffn_hidden_size);
-    if (model.sandwich_norm) norm("post_mlp_layernorm", names.mlp_norm, h);
+    const bool mixes = parts.mamba || parts.attention, feeds = parts.mlp || parts.experts;
+    if (mixes && model.pre_norm) norm(parts.mamba ? "norm" : "input_layernorm", names.input_norm, h);
+    if (parts.mamba) mamba();
+    if (parts.attention) attention();
+    if (mixes && model.sandwich_norm) norm("post_self_attn_layernorm", names.attention_norm, h);
+    if (feeds && model.pre_norm && !model.parallel_attention_mlp) norm("pre_mlp_layernorm", names.mlp_input_norm, h);
+    if (parts.experts) experts();
+    if (parts.mlp) mlp("mlp", names.mlp, model.ffn_hidden_size);
+    if (feeds && model.sandwich_norm) norm("post_mlp_layernorm", names.mlp_norm, h);
   }
 };
 
@@ -322,19 +342,20 @@ static void add_copies(const config::Model& model, const std::string& prefix, st
 std::vector<MappedTensor> decoder_tensors(const config::Model& model, const DecoderNames& names) {
   std::vector<MappedTensor> all;
   const Layer outside{model, names, "", "", all};
-  outside.whole("embedding.word_embeddings.weight", "model.embed_tokens.weight",
+  outside.whole("embedding.word_embeddings.weight", base::concat(names.model, ".", names.embedding, ".weight"),
                 {model.vocab_size, model.hidden_size});
-  const std::vector<bool> experts = config::moe_layers(model), delta_nets = config::linear_attention_layers(model);
+  const std::vector<bool> delta_nets = config::linear_attention_layers(model);
+  const std::vector<config::LayerParts> parts = config::layer_parts(model);
   for (int64_t i = 0; i < model.num_layers; ++i) {
     const Layer layer{model,
                       names,
                       base::concat("decoder.layers.", i, "."),
-                      base::concat("model.layers.", i, "."),
+                      base::concat(names.model, ".layers.", i, "."),
                       all,
                       delta_nets[static_cast<size_t>(i)]};
-    layer.all(experts[static_cast<size_t>(i)]);
+    layer.all(parts[static_cast<size_t>(i)]);
   }
-  outside.norm("decoder.final_layernorm", "model.norm", model.hidden_size);
+  outside.norm("decoder.final_layernorm", base::concat(names.model, ".", names.final_norm), model.hidden_size);
   if (model.untie_embeddings_and_output_weights)
     outside.whole("output_layer.weight", "lm_head.weight", {model.vocab_size, model.hidden_size});
   for (int64_t i = 0; i < model.mtp_num_layers; ++i) {
@@ -346,7 +367,7 @@ std::vector<MappedTensor> decoder_tensors(const config::Model& model, const Deco
     layer.whole("eh_proj.weight", "eh_proj.weight", {model.hidden_size, 2 * model.hidden_size});
     layer.whole("final_layernorm.weight", "shared_head.norm.weight", {model.hidden_size});
     layer.ours += "transformer_layer.";
-    layer.all(experts.back());
+    layer.all(parts.back());
   }
   return all;
 }

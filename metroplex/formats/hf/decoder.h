@@ -3,6 +3,7 @@
 #pragma once
 
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "hf/family.h"
@@ -11,9 +12,9 @@ namespace metroplex::hf {
 
 // families/
 extern const Family kArcee, kCohere2, kDeepseekV2, kDeepseekV3, kErnie45, kErnie45Moe, kGemma2, kGemma3, kGlm4,
-    kGlm4Moe, kGpt2, kGptOss, kGranite, kGraniteMoe, kHunYuanDense, kHunYuanMoe, kKimiK2, kLlama, kMiniMaxM2,
-    kMinistral3, kMistral, kMixtral, kNemotron, kOlmo2, kOlmo3, kPhi3, kQwen2, kQwen2Moe, kQwen3, kQwen35, kQwen35Moe,
-    kQwen3Moe, kQwen3Next, kSeedOss, kSmolLm3, kStarcoder2;
+    kGlm4Moe, kGpt2, kGptOss, kGranite, kGraniteMoe, kHunYuanDense, kHunYuanMoe, kKimiK2, kLlama, kMamba2, kMiniMaxM2,
+    kMinistral3, kMistral, kMixtral, kNemotron, kNemotronH, kOlmo2, kOlmo3, kPhi3, kQwen2, kQwen2Moe, kQwen3, kQwen35,
+    kQwen35Moe, kQwen3Moe, kQwen3Next, kSeedOss, kSmolLm3, kStarcoder2;
 
 // Sets a key of section model; replaces an earlier value.
 template <class Value>
@@ -71,6 +72,10 @@ void add_group_routing(const ConfigReader& config, int64_t groups, int64_t chose
 void add_sigmoid_routing(const ConfigReader& config, int64_t groups, int64_t chosen, Settings& settings);
 // Layers of multi-token prediction: num_nextn_predict_layers.
 void add_multi_token(const ConfigReader& config, int64_t otherwise, Settings& settings);
+// Convolution and chunks of Mamba-2. `activation`: the key that names the activation.
+void add_mamba(const ConfigReader& config, const char* activation, int64_t chunk_size, Settings& settings);
+// The numbers of time_step_limit; 0 as the second for infinity.
+std::pair<double, double> time_step_limits(const ConfigReader& config);
 
 // The inverse functions, which write config.json.
 Json decoder_config(const config::Model& model);
@@ -85,8 +90,13 @@ void add_switched_window(const config::Model& model, Json& json);
 void add_sparse_config(const config::Model& model, Json& json);
 void add_shared_experts_config(const config::Model& model, Json& json);
 bool normalizes_topk(const config::Model& model);
+void add_mamba_config(const config::Model& model, Json& json);
+// The value for infinity in files of transformers 5.
+Json infinity();
 
 struct DecoderNames {
+  std::string model = "model", embedding = "embed_tokens", final_norm = "norm";
+  std::string attention = "self_attn", mlp = "mlp";
   // Norms of a layer. The norms after attention and MLP exist with sandwich_norm.
   std::string input_norm = "input_layernorm", attention_norm = "post_attention_layernorm",
               mlp_input_norm = "post_attention_layernorm", mlp_norm = "post_feedforward_layernorm";

@@ -22,7 +22,7 @@ Json read_json(files::FileSystem& disk, const std::string& path) {
   MPX_CHECK(disk.exists(path), "checkpoint", "'", path,
             "' is missing; a Hugging Face directory has config.json and safetensors files");
   try {
-    return Json::parse(disk.read(path));
+    return parse_json(disk.read(path));
   } catch (const Json::exception& error) {
     base::throw_error("hf", base::concat("'", path, "' is not JSON: ", error.what(), "; copy it again"));
   }

@@ -7,6 +7,7 @@
 #include "config/derived.h"
 #include "config/experts.h"
 #include "config/family.h"
+#include "config/layer_parts.h"
 #include "config/fields.h"
 #include "config/load.h"
 #include "config/neutral_keys.h"
@@ -14,6 +15,8 @@
 namespace metroplex::hf {
 namespace {
 
+using config::any_layer_has;
+using config::LayerParts;
 using config::Model;
 
 // Each of these functions resolves derived values, and resets keys without effect to their defaults.
@@ -93,6 +96,18 @@ void resolve_routing(Model& m) {
   if (m.moe_shared_expert_intermediate_size == 0) m.moe_shared_expert_gate = false;
 }
 
+// Resets the keys for which `belongs` is true to their defaults.
+template <class Belongs>
+Model reset_keys(const Model& m, const Belongs& belongs) {
+  config::Config config, unset;
+  config.model = m;
+  const std::vector<config::Field> fields = config::fields(config), defaults = config::fields(unset);
+  for (size_t i = 0; i < fields.size(); ++i) {
+    if (fields[i].section == "model" && belongs(fields[i].name)) copy_value(fields[i], defaults[i]);
+  }
+  return config.model;
+}
+
 Model resolve_function(Model m) {
   const Model defaults;
   m.family = "gpt";
@@ -104,23 +119,21 @@ Model resolve_function(Model m) {
   if (!m.gated_linear_unit) m.activation_func_clamp_value = m.glu_linear_offset = 0;
   resolve_attention(m, defaults);
   resolve_positions(m, defaults);
-  const std::vector<bool> experts = config::moe_layers(m);
-  const bool any = std::find(experts.begin(), experts.end(), true) != experts.end();
-  if (any) {
+  const bool dense = any_layer_has(m, &LayerParts::mlp), experts = any_layer_has(m, &LayerParts::experts);
+  if (!dense) m.ffn_hidden_size = 0;
+  if (!dense && m.moe_shared_expert_intermediate_size == 0) m.add_mlp_bias = false;
+  if (any_layer_has(m, &LayerParts::mamba)) m.mamba_num_heads = config::mamba_heads(m);
+  else m = reset_keys(m, [](const std::string& name) { return name.starts_with("mamba_"); });
+  if (!any_layer_has(m, &LayerParts::attention)) {
+    m.num_attention_heads = m.num_query_groups = m.kv_channels = 1;
+    m.softmax_scale = 0, m.add_qkv_bias = m.add_attention_output_bias = false;
+  }
+  if (experts) {
     resolve_routing(m);
-    const bool all = std::find(experts.begin(), experts.end(), false) == experts.end();
-    if (all && m.moe_shared_expert_intermediate_size == 0) m.add_mlp_bias = false;
-    if (all) m.ffn_hidden_size = 0;
     return m;
   }
   m.add_bias_linear = false;  // a bias of experts
-  config::Config config, dense;
-  config.model = m;
-  const std::vector<config::Field> fields = config::fields(config), unset = config::fields(dense);
-  for (size_t i = 0; i < fields.size(); ++i) {
-    if (fields[i].name.starts_with("moe_") || fields[i].name == "num_moe_experts") copy_value(fields[i], unset[i]);
-  }
-  return config.model;
+  return reset_keys(m, [](const std::string& name) { return name.starts_with("moe_") || name == "num_moe_experts"; });
 }
 
 bool is_equal(const config::Field& one, const config::Field& two) {
