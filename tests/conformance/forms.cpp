@@ -116,6 +116,13 @@ constexpr Form kForms[] = {
     {"indexed_dataset.merge", "inputs", "idx_hex sequence_lengths document_indices", "bin_hex"},
     {"indexed_dataset.optimal_dtype", "cardinality", "dtype", ""},
 
+    {"hybrid_layers", "", "", "counts from_ratios parse segments select symbols"},
+    {"hybrid_layers.counts", "pattern total_segments", "counts total_layers", ""},
+    {"hybrid_layers.from_ratios", "num_layers attention_ratio mlp_ratio pattern", "", ""},
+    {"hybrid_layers.parse", "pattern", "depths main mtp", ""},
+    {"hybrid_layers.segments", "pattern", "layers", ""},
+    {"hybrid_layers.select", "pattern pp pp_rank vpp vp_stage first last", "layers offset", ""},
+
     {"layers", "", "", "cases layouts"},
     {"layers.cases",
      "num_layers pp vpp num_layers_in_first num_layers_in_last account_for_embedding account_for_loss config_ok",

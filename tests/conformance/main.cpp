@@ -13,6 +13,7 @@ namespace metroplex::conformance {
 #define RUNNERS(X)     \
   X(schedules)         \
   X(layers)            \
+  X(hybrid_layers)     \
   X(echo_planner)      \
   X(microbatches)      \
   X(flops_memory)      \

@@ -440,7 +440,7 @@ TEST(MegatronFlags, OfGraphCaptureInAllSpellings) {
 }
 
 TEST(MegatronPrograms, OtherModelsAreToldApart) {
-  for (const char* program : {"pretrain_bert.py", "/opt/megatron/pretrain_t5.py", "../../pretrain_hybrid.py",
+  for (const char* program : {"pretrain_bert.py", "/opt/megatron/pretrain_t5.py", "../../pretrain_vlm.py",
                               "train_rl.py", "examples/multimodal/train.py", "pretrain_vlm.py", "pretrain_yuan.py"})
     EXPECT_TRUE(is_other_model(program)) << program;
   for (const char* program : {"pretrain_gpt.py", "/home/bert/pretrain_gpt.py", "my_train.py", "/x/finetune.py"})

@@ -51,9 +51,7 @@ constexpr Reason kNotImplemented[] = {
     {"end-of-document id, which affects masks and losses", "--null-tokenizer-eod-id"},
     {"instruction-tuning data", "--finetune-hf-dataset --sft --use-varlen-dataset"},
     {"iteration and data position of a resumed run", "--override-ckpt-iteration"},
-    {"other kinds of layers",
-     "--heterogeneous-layers-config-encoded-json --heterogeneous-layers-config-path --hybrid-layer-pattern "
-     "--hybrid-override-pattern --is-hybrid-model"},
+    {"other kinds of layers", "--heterogeneous-layers-config-encoded-json --heterogeneous-layers-config-path"},
     {"layers of the decoder of a T5", "--decoder-num-layers"},
     {"another program creates the process groups", "--lazy-mpu-init"},
     {"legacy models add the residual after the norm; Megatron Core ignores it",
@@ -192,9 +190,9 @@ bool is_codegeex(const std::string& program) {
 
 bool is_other_model(const std::string& program) {
   static const std::vector<std::string> kWords = {
-      "bert",      "t5",    "hybrid", "mamba", "vlm",     "ict",   "rl",   "retro", "vision", "mimo",   "multimodal",
-      "biencoder", "dino",  "mae",    "yuan",  "inpaint", "glm",   "rwkv", "vit",   "dit",    "clip",   "llava",
-      "chatglm",   "gemma", "falcon", "jamba", "zamba",   "realm", "sora", "gan",   "swin",   "whisper"};
+      "bert",    "t5",    "vlm",    "ict",     "rl",    "retro", "vision", "mimo", "multimodal", "biencoder",
+      "dino",    "mae",   "yuan",   "inpaint", "glm",   "rwkv",  "vit",    "dit",  "clip",       "llava",
+      "chatglm", "gemma", "falcon", "jamba",   "zamba", "realm", "sora",   "gan",  "swin",       "whisper"};
   // The program's name and its folder, for names such as train.py.
   const size_t name = base_name_start(program);
   if (program.compare(name, std::string::npos, "pretrain_gpt.py") == 0) return false;

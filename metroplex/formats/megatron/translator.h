@@ -42,6 +42,7 @@ class Translator {
   void biases();
   void activation();
   void experts();
+  void hybrid_layers();
   void window();
   void positions();
   void yarn_type();

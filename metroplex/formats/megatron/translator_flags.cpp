@@ -42,6 +42,7 @@ Arguments Translator::run() {
   sharding();
   recompute();
   experts();
+  hybrid_layers();
   positions();
   latent_attention();
   tokenizer();

@@ -125,6 +125,37 @@ void Translator::experts() {
   }
 }
 
+// Megatron's layer pattern also divides the layers into pipeline stages, and determines their number.
+void Translator::hybrid_layers() {
+  static constexpr const char* kFlag = "--hybrid-layer-pattern";
+  static constexpr double kMambaEpsilon = 1e-5;  // of Megatron's norm in Mamba-2 layers
+  MPX_CHECK(!whole_ || !later("is_hybrid") || later("hybrid_pattern"), "config",
+            "Megatron arguments: --is-hybrid-model: needs ", kFlag, "; add it");
+  const std::string pattern = later("hybrid_pattern") ? pending_keys_["hybrid_pattern"] : "";
+  const bool mamba = pattern.find('M') != std::string::npos;
+  for (const char* const size : {"mamba_state_dim", "mamba_head_dim", "mamba_num_groups", "mamba_num_heads"}) {
+    if (!later(size)) continue;
+    std::string flag = std::string("--") + size;
+    std::replace(flag.begin(), flag.end(), '_', '-');
+    if (mamba || !whole_) derive(base::concat("model.", size, "=$"), pending_keys_[size], flag);
+    else ignore(flag + " " + pending_keys_[size], "without M in --hybrid-layer-pattern");
+  }
+  if (pattern.empty()) return;
+  std::string layers, stages;
+  for (const char symbol : pattern) {
+    stages += symbol == '|' ? '|' : 't';
+    if (symbol != '|') layers += symbol;
+  }
+  derive("model.hybrid_layer_pattern=$", layers, kFlag);
+  if (!given("model.num_layers")) derive("model.num_layers=$", std::to_string(layers.size()), kFlag);
+  if (layers.size() < pattern.size()) derive("parallel.pipeline_model_parallel_layout=$", "E" + stages + "L", kFlag);
+  drop("model.moe_layer_freq", "with --hybrid-layer-pattern");
+  const double epsilon = draft().model.layernorm_epsilon;
+  MPX_CHECK(
+      !whole_ || !mamba || epsilon == kMambaEpsilon, "config", "Megatron arguments: --norm-epsilon ", epsilon,
+      ": Megatron normalizes inside Mamba-2 layers with 1e-5, and here one value applies to all norms; omit it");
+}
+
 // Megatron's window is a pair (earlier, later) of positions; our queries never attend to later ones.
 void Translator::window() {
   if (!later("window")) return;
