@@ -177,7 +177,7 @@ std::map<std::string, at::Tensor> read_hf_tensors(const std::string& directory, 
   std::map<std::string, at::Tensor> theirs;
   const std::vector<hf::MappedTensor> mapped = hf::find_family(type).tensors(model);
   for (const hf::AdapterModule& module : hf::adapter_modules(model, mapped)) {
-    for (const char* which : {config::kLoraA, config::kLoraB}) {
+    for (const char* which : {config::kLoraA, config::kLoraB, config::kLoraMagnitude}) {
       if (const auto found = ours.find(module.ours + which); found != ours.end())
         theirs[hf::kPeftPrefix + module.theirs + which] = found->second;
     }

@@ -74,5 +74,28 @@ TEST(Lora, EachAdapterDropsElementsOfItsOwn) {
   EXPECT_FALSE(at::allclose(out.narrow(2, 0, kBoxRows), out.narrow(2, kBoxRows, kBoxRows)));
 }
 
+// A magnitude is the length in fp32, and a factor of 1 within 2^-22 leaves every bf16 value as it is.
+TEST(Lora, DoraWithTheRowsOwnLengthsChangesNoBit) {
+  nn::LayerContext context = layer_context({}, false, at::kBFloat16);
+  context.peft.lora_rank = kRank, context.peft.use_dora = true;
+  const nn::Adapters adapters({.linear = "decoder.layers.0.mlp.linear_fc2",
+                               .in_features = kIn,
+                               .boxes = {config::whole_layer("down_proj", kBoxRows)},
+                               .split = nn::LinearSplit::none},
+                              context);
+  const at::Tensor weight = sample({kBoxRows, kIn}, 1, at::kBFloat16),
+                   x = sample({kTokens, 1, kIn}, 2, at::kBFloat16),
+                   out = sample({kTokens, 1, kBoxRows}, 3, at::kBFloat16), before = out.clone();
+  std::vector<nn::Param*> params;
+  nn::Adapters(adapters).collect_params(params);
+  EXPECT_EQ(params.at(2)->data.scalar_type(), at::kFloat);
+  params.at(2)->data.copy_(weight.to(at::kDouble).norm(2, {1}));
+  adapters.add_outputs(out, x, weight, {});
+  EXPECT_TRUE(at::equal(out, before));
+  params.at(2)->data.mul_(2);
+  adapters.add_outputs(out, x, weight, {});
+  EXPECT_TRUE(at::equal(out, before.mul(2)));
+}
+
 }  // namespace
 }  // namespace metroplex::test::lora_test

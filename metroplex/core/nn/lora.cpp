@@ -45,14 +45,16 @@ Adapters::Adapter Adapters::make_adapter(const AdapterSpec& spec, const config::
   } else {
     a.partial = b.partial = context.sp_axes;
   }
-  const auto param = [&](const char* name, std::vector<int64_t> shape, topology::Placement placement, Init init) {
+  const auto param = [&](const char* name, std::vector<int64_t> shape, topology::Placement placement, Init init,
+                         at::ScalarType dtype) {
     return std::make_shared<Param>(
-        make_param({module + name, std::move(shape), std::move(placement), init}, context));
+        make_param({module + name, std::move(shape), std::move(placement), init, dtype}, context));
   };
   Adapter made;
-  made.a = param(config::kLoraA, {rank, spec.in_features}, a, Init::uniform_fan_in);
-  made.b = param(config::kLoraB, {box.rows(), rank}, b, Init::zeros);
-  if (dora_) made.magnitude = param(config::kLoraMagnitude, {box.rows()}, b, Init::ones);
+  made.a = param(config::kLoraA, {rank, spec.in_features}, a, Init::uniform_fan_in, context.dtype);
+  made.b = param(config::kLoraB, {box.rows(), rank}, b, Init::zeros, context.dtype);
+  // A magnitude in a half type would scale its row by up to a part in 512.
+  if (dora_) made.magnitude = param(config::kLoraMagnitude, {box.rows()}, b, Init::ones, acc_type(context.dtype));
   made.scale = context.peft.scale(module);
   made.key = random_key(context.seed ^ base::hash_name(module.c_str()), 0, RandomSite::adapter_input);
   // With several groups a rank holds whole groups. With a single group a rank holds a shard of it.
@@ -85,8 +87,8 @@ at::Tensor Adapters::output_region(const at::Tensor& out, const Adapter& adapter
   return out.view({-1, adapter.groups, adapter.width}).narrow(2, adapter.begin, adapter.size);
 }
 
-// |w + s B a|^2 = |w|^2 + 2 s (w A^T) B + s^2 B (A A^T) B for each row, without the product B A. The sums over shards
-// of columns are added.
+// |w + s b A|^2 = |w|^2 + 2 s (w A^T) b + s^2 b (A A^T) b for a row w of W and b of B, without the product B A. The
+// sums over shards of columns are added.
 at::Tensor Adapters::row_lengths(const at::Tensor& weight, const Adapter& adapter) const {
   const at::ScalarType wide = acc_type(weight.scalar_type());
   const at::Tensor& lora_a = adapter.a->data;
@@ -102,8 +104,8 @@ at::Tensor Adapters::row_lengths(const at::Tensor& weight, const Adapter& adapte
   return squares.sqrt_();
 }
 
-at::Tensor Adapters::scale_factors(const Adapter& adapter, const at::Tensor& lengths, at::ScalarType type) const {
-  return adapter.magnitude->data.view({adapter.groups, adapter.size}).div(lengths).to(type);
+at::Tensor Adapters::scale_factors(const Adapter& adapter, const at::Tensor& lengths) const {
+  return adapter.magnitude->data.view({adapter.groups, adapter.size}).div(lengths);
 }
 
 std::vector<AdapterValues> Adapters::add_outputs(const at::Tensor& out, const at::Tensor& x, const at::Tensor& weight,
@@ -119,7 +121,7 @@ std::vector<AdapterValues> Adapters::add_outputs(const at::Tensor& out, const at
     if (!dora_) continue;
     values.back().unscaled = region.clone();
     values.back().lengths = row_lengths(weight, adapter);
-    region.mul_(scale_factors(adapter, values.back().lengths, region.scalar_type()));
+    region.mul_(scale_factors(adapter, values.back().lengths));
   }
   return values;
 }
@@ -145,7 +147,7 @@ at::Tensor Adapters::unscale_gradients(const at::Tensor& dy, const std::vector<S
       const at::Tensor products = (region * saved[i].unscaled.get()).div(saved[i].lengths);
       accumulate_bias_gradient(target_, *adapter.magnitude, products.reshape({-1, adapter.groups * adapter.size}));
     }
-    region.mul_(scale_factors(adapter, saved[i].lengths, region.scalar_type()));
+    region.mul_(scale_factors(adapter, saved[i].lengths));
   }
   return scaled;
 }

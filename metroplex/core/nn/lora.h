@@ -89,7 +89,7 @@ class Adapters {
   at::Tensor output_region(const at::Tensor& out, const Adapter& adapter) const;
   // The lengths of the rows of W + scale B A, [groups, size], in at least fp32.
   at::Tensor row_lengths(const at::Tensor& weight, const Adapter& adapter) const;
-  at::Tensor scale_factors(const Adapter& adapter, const at::Tensor& lengths, at::ScalarType type) const;
+  at::Tensor scale_factors(const Adapter& adapter, const at::Tensor& lengths) const;
   at::Tensor apply_dropout(const at::Tensor& x, const Adapter& adapter, const AdapterRows& rows) const;
 
   std::vector<Adapter> adapters_;
