@@ -84,6 +84,13 @@ TEST(Flops, GatedDeltaNetsAndGatesCountTheirProducts) {
   expect_same(step_flops(shape, {}), step_flops(small(), {}) + 3 * 2 * (linear - attention + 16 * 8 * 8));
 }
 
+TEST(Flops, WithoutLayersThereIsOnlyTheHead) {
+  auto shape = small();
+  shape.num_layers = 0;
+  shape.experts = plan::ExpertShape{.num_experts = 4, .router_topk = 1, .ffn_hidden_size = 8};
+  expect_same(step_flops(shape, {}), 3 * 2 * 16 * 8 * 100);
+}
+
 TEST(Flops, OfAHybridOfAttentionAndMlpAreThoseOfTheTransformer) {
   auto hybrid = small();
   hybrid.hybrid = HybridLayers{.pattern = "*-|*-"};

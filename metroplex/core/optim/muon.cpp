@@ -91,9 +91,9 @@ Muon::Muon(const config::OptimizerTraits& traits, const config::Optim& config, s
       device_(context.target.memory()),
       others_(make_optimizer(traits.others, config, select_others(slices), context)) {
   for (const nn::Param* param : context.groups->params()) {
-    MPX_ASSERT(
-        param->placement.grid == topology::Grid::dense || param->local_shape.size() <= 2 || param->has_matrices(),
-        param->name, " of ", param->local_shape.size(), " dims names no matrices");
+    const bool depthwise = param->local_shape.size() == 3 && param->local_shape[1] == 1;  // a vector per channel
+    MPX_ASSERT(param->local_shape.size() <= 2 || depthwise || param->has_matrices(), param->name, " of ",
+               param->local_shape.size(), " dims names no matrices");
     if (param->frozen || !param->has_matrices()) continue;
     Matrix matrix;
     matrix.param = param;

@@ -118,7 +118,7 @@ double step_flops(const ModelShape& shape, const StepTokens& step) {
     const auto& pattern = shape.experts->layer_is_moe;
     MPX_CHECK(static_cast<int64_t>(pattern.size()) == shape.num_layers, "plan", "the moe pattern names ",
               pattern.size(), " layers, model.num_layers is ", shape.num_layers);
-    moe_layers = std::count(pattern.begin(), pattern.end(), true) + (pattern.back() ? mtp : 0);
+    moe_layers = std::count(pattern.begin(), pattern.end(), true) + (!pattern.empty() && pattern.back() ? mtp : 0);
   }
   add_layers(shape.sublayers ? shape.sublayers->mlp : shape.num_layers + mtp - moe_layers,
              feed_forward(shape.ffn_hidden_size));
