@@ -13,8 +13,7 @@ StageForm stage_form(const config::Config& config, int pp_rank) {
   const std::vector<bool> moe = config::moe_layers(config.model);
   const bool uniform = std::all_of(moe.begin(), moe.end(), [&](bool is_moe) { return is_moe == moe.front(); }) &&
                        config.model.window_attn_skip_freq.empty() && config.model.no_rope_freq.empty() &&
-                       config.model.linear_attention_freq.empty() &&
-                       config.model.hybrid_layer_pattern.empty() &&
+                       config.model.linear_attention_freq.empty() && config.model.hybrid_layer_pattern.empty() &&
                        config::cp_comm_types(config.parallel).size() == 1;
   StageForm form;
   for (plan::StageLayers stage :
