@@ -1,0 +1,27 @@
+"""Mutants of low-rank adapters: rows as in table.py."""
+
+MUTANTS = [
+    ("adapter_a_whole", "nn/lora.cpp", "    a.partial = Axis::tp;", "    a.partial = {};", "run_test Adapters*"),
+    ("adapter_b_whole", "nn/lora.cpp", "    b.partial = Axis::tp;", "    b.partial = context.sp_axes;", "run_test Adapters*"),
+    ("adapter_scale_once", "nn/lora.cpp", "    if (adapter.scale != 1) dh.mul_(adapter.scale);", "", "run_test Adapters*"),
+    ("adapter_rows_of_groups", "config/peft.cpp", 'boxes.push_back({"v_proj", groups, width, queries + d, d});', 'boxes.push_back({"v_proj", groups, width, queries, d});', "run_test Adapters*"),
+    ("head_is_trained_with_the_embedding", "config/peft.cpp", "return param == module.param && contains(modules_to_save, module.word);", "return param == module.param && !modules_to_save.empty();", "run_test Adapters*"),
+    ("tied_head_is_not_written", "hf/directory_peft.cpp", "    if (config.model.tied()) all.push_back(export_tensor(run, tensor.name, \"lm_head.weight\"));\n", "", "hf_test Adapters*"),
+    ("module_pattern_without_its_dot", "config/peft.cpp", '"(?:.*\\\\.)?(?:"', '"(?:.*)?(?:"', "config_test Peft*", "expr"),
+    ("last_module_pattern_counts", "config/peft.cpp", "if (found && found->matches(module)) return found->number;", "if (found && found->matches(module)) otherwise = found->number;", "config_test Peft*", "stmt"),
+    ("mlp_words_select_routed_experts", "config/peft.cpp", "is_target(target, module) && (!routed || is_routed(target))", "is_target(target, module)", "config_test Peft*", "expr"),
+    ("routed_experts_by_default", "config/peft.cpp", "return !routed;", "return true;", "config_test Peft*", "stmt"),
+    ("module_rank_of_zero", "config/peft.cpp", "!(entry.number > 0)", "!(entry.number >= 0)", "config_test Refusals*", "expr"),
+    ("dora_length_of_one_shard", "nn/lora.cpp", "  comm::all_reduce(squares, input_shards_);\n", "", "run_test Adapters.Dora*", "stmt"),
+    ("dora_length_without_the_adapter", "nn/lora.cpp", "2 * adapter.scale", "0 * adapter.scale", "run_test Adapters.Dora*", "expr"),
+    ("dora_magnitudes_in_half", "nn/lora.cpp", "b, Init::ones, acc_type(context.dtype))", "b, Init::ones, context.dtype)", "nn_test Lora*"),
+    ("dora_gradient_is_not_scaled", "nn/lora.cpp", "    region.mul_(scale_factors(adapter, saved[i].lengths));\n", "", "run_test Adapters.Dora*", "stmt"),
+    ("dora_magnitude_gradient_by_length", "nn/lora.cpp", "(region * saved[i].unscaled.get()).div(saved[i].lengths)", "(region * saved[i].unscaled.get())", "run_test Adapters.Dora*", "expr"),
+    ("adapters_of_the_first_expert", "hf/adapters.cpp", "offset.insert(offset.begin(), tensor.expert);", "offset.insert(offset.begin(), 0);", "hf_test Adapters*", "stmt"),
+    ("exported_adapters_of_the_first_expert", "hf/directory_peft.cpp", "offset[0] = expert", "offset[0] = 0", "hf_test Adapters*", "expr"),
+    ("adapter_patterns_in_sorted_order", "hf/adapters.cpp", "nlohmann::ordered_json::parse(text)", "nlohmann::ordered_json(Json::parse(text))", "hf_test Adapters*", "expr"),
+    ("surplus_adapters_pass", "hf/adapters.cpp", "!expected.contains(info.name) && !copy", "expected.empty() && !copy", "hf_test Adapters*", "expr"),
+    ("excluded_modules_have_adapters", "hf/adapters.cpp", 'selects("exclude_modules", theirs) || !selects("target_modules", theirs)', '!selects("target_modules", theirs)', "hf_test Adapters*", "expr"),
+    ("short_names_for_other_values", "hf/adapters.cpp", "values.at(name).size() == 1", "!values.at(name).empty()", "hf_test Adapters*", "expr"),
+    ("unknown_adapter_keys_pass", "hf/adapters.cpp", '    reader_.refuse_unread("adapters of linear layers");\n', "", "hf_test Adapters*", "stmt"),
+]
