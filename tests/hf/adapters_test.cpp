@@ -136,6 +136,35 @@ TEST(Adapters, MissingAndSurplusTensorsAreListed) {
   EXPECT_NE(fileless.source_error().find("safe_serialization=True"), std::string::npos);
 }
 
+// The experts of a layer are one parameter.
+TEST(Adapters, RoutedExpertsHaveOneRankAndTarget) {
+  files::PosixFileSystem real;
+  const config::Model model =
+      config::resolved(config::load("", hf::read_settings(real, kCases + "mixtral")), 1).model;
+  const auto read = [&](const Json& config) {
+    files::MemoryFileSystem disk;
+    disk.make_directories("/a");
+    disk.replace_file("/a/adapter_config.json", config.dump());
+    return read_adapter_settings(disk, "/a", model);
+  };
+  Json config{{"peft_type", "LORA"}, {"r", 2}, {"target_modules", {"w1", "w2", "w3", "q_proj"}}};
+  EXPECT_EQ(read(config).at(5),
+            "peft.lora_target_modules=experts.down_proj,experts.gate_proj,experts.up_proj,q_proj");
+  config["rank_pattern"] = {{"experts.1.w1", 3}};
+  const std::string rank = catch_error([&] { read(config); });
+  EXPECT_NE(rank.find("rank_pattern: model.layers.0.block_sparse_moe.experts.1.w1 differs from another"),
+            std::string::npos)
+      << rank;
+  config["rank_pattern"] = {{"w1", 2.5}};
+  const std::string fraction = catch_error([&] { read(config); });
+  EXPECT_NE(fraction.find("rank_pattern: w1 = 2.5: must be"), std::string::npos) << fraction;
+  config.erase("rank_pattern");
+  config["target_modules"] = {"experts.0.w1"};
+  const std::string target = catch_error([&] { read(config); });
+  EXPECT_NE(target.find("target_modules: model.layers.0.block_sparse_moe.experts.1.w1 differs"), std::string::npos)
+      << target;
+}
+
 TEST(Adapters, SeveralNamesAreListed) {
   Fixture fixture;
   fixture.disk.make_directories("/several/second");

@@ -19,6 +19,7 @@ MUTANTS = [
     ("dora_magnitude_gradient_by_length", "nn/lora.cpp", "(region * saved[i].unscaled.get()).div(saved[i].lengths)", "(region * saved[i].unscaled.get())", "run_test Adapters.Dora*", "expr"),
     ("adapters_of_the_first_expert", "hf/adapters.cpp", "offset.insert(offset.begin(), tensor.expert);", "offset.insert(offset.begin(), 0);", "hf_test Adapters*", "stmt"),
     ("exported_adapters_of_the_first_expert", "hf/directory_peft.cpp", "offset[0] = expert", "offset[0] = 0", "hf_test Adapters*", "expr"),
+    ("experts_may_differ_in_rank", "hf/adapters.cpp", "values.emplace(module.ours, value).first->second == value", "values.emplace(module.ours, value).first->second > -1", "hf_test Adapters*", "expr"),
     ("adapter_patterns_in_sorted_order", "hf/adapters.cpp", "nlohmann::ordered_json::parse(text)", "nlohmann::ordered_json(Json::parse(text))", "hf_test Adapters*", "expr"),
     ("surplus_adapters_pass", "hf/adapters.cpp", "!expected.contains(info.name) && !copy", "expected.empty() && !copy", "hf_test Adapters*", "expr"),
     ("excluded_modules_have_adapters", "hf/adapters.cpp", 'selects("exclude_modules", theirs) || !selects("target_modules", theirs)', '!selects("target_modules", theirs)', "hf_test Adapters*", "expr"),

@@ -125,11 +125,12 @@ class AdapterConfig {
     reader_.require(given.is_null() || given.is_object(), key, "an object of patterns and numbers");
     if (given.is_null()) return numbers;
     for (const auto& [pattern, number] : file.at(key).items()) {
-      const auto entry = number.is_number()
-                             ? config::read_module_number(base::concat(pattern, "=", exact(number.get<double>())))
-                             : std::nullopt;
-      MPX_CHECK(entry.has_value(), "hf", kConfigFile, ": ", key, ": ", pattern, " = ", number.dump(),
-                ": must be a regular expression of ECMAScript and a number above 0; write it as one");
+      const bool fits = number.is_number_integer() || (number.is_number() && key != std::string("rank_pattern"));
+      const auto entry =
+          fits ? config::read_module_number(base::concat(pattern, "=", exact(number.get<double>()))) : std::nullopt;
+      MPX_CHECK(
+          entry.has_value(), "hf", kConfigFile, ": ", key, ": ", pattern, " = ", number.dump(),
+          ": must be a regular expression of ECMAScript and a number above 0, whole for a rank; write it as one");
       numbers.push_back(*entry);
     }
     return numbers;
