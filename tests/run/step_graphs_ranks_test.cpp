@@ -108,6 +108,22 @@ TEST(StepGraphs, ContextParallelRanksHaveTheBitsOfStepsWithoutThem) {
   }
 }
 
+TEST(StepGraphs, GatedDeltaNetsHaveTheBitsOfStepsWithoutThem) {
+  for (const int64_t cp : {1, 2}) {
+    for (const TestLayout& layout : std::vector<TestLayout>{{1, 1, 1, 2, false}, {2, 2, 1, 2, true}}) {
+      SCOPED_TRACE(::testing::Message() << "cp " << cp << " tp " << layout.tp);
+      config::Config config = test::small_llama();
+      config.model.experimental_attention_variant = config::AttentionVariant::gated_delta_net;
+      config.model.linear_attention_freq = "2", config.model.linear_num_key_heads = 4;
+      config.model.linear_num_value_heads = 8, config.model.linear_key_head_dim = 5;
+      config.model.linear_value_head_dim = 6, config.model.attention_output_gate = true;
+      config.parallel.context_parallel_size = cp;
+      config = test::cut(config, layout);
+      expect_same_bits(train_steps(with_graphs(config), layout, 4), train_steps(config, layout, 4));
+    }
+  }
+}
+
 // The peak of the meter in an eager step equals the size of the pool of its graph.
 TEST(StepGraphs, ThePoolHoldsWhatIsPredicted) {
   const test::WithoutOneDnn without;

@@ -49,7 +49,7 @@ def layout_of(config):
     if layers % 2:
         options.append(f"--parallel.decoder_first_pipeline_num_layers={layers // 2 + 1}")
     experts = max(config.get(key) or 0 for key in ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"))
-    if experts:
+    if experts and len(config.get("mlp_only_layers") or []) < layers:
         options += ["--ep", 1 + (experts + 1) % 2, "--etp", 1, "--parallel.sequence_parallel=true"]
     return options, ["--tp", tp, "--pp", 2]
 
