@@ -57,6 +57,15 @@ config::Config sigmoid_experts() {
       "optim: {lr: 1.0e-3, weight_decay: 0.1}\n");
 }
 
+// Layers with one sublayer each.
+config::Config hybrid_experts() {
+  config::Config config = sigmoid_experts();
+  config.model.hybrid_layer_pattern = "ME*E";
+  config.model.mamba_num_groups = 4, config.model.mamba_num_heads = 8, config.model.mamba_head_dim = 4;
+  config.model.mamba_state_dim = 3, config.model.mamba_chunk_size = 3;
+  return config;
+}
+
 std::vector<TokenDispatcher> dispatchers_for(int64_t expert_ranks) {
   if (expert_ranks == 1) return {TokenDispatcher::local, TokenDispatcher::alltoall};
   return {TokenDispatcher::allgather, TokenDispatcher::alltoall, TokenDispatcher::hierarchical};
@@ -121,6 +130,7 @@ void walk(const config::Config& base, size_t share) {
 
 TEST(ExpertsOnAnyLayout, SoftmaxWithAuxiliaryLosses) { walk(softmax_experts(), 50); }
 TEST(ExpertsOnAnyLayout, SigmoidInGroupsWithBiasAndSharedExpert) { walk(sigmoid_experts(), 50); }
+TEST(ExpertsOnAnyLayout, LayersOfOneSublayer) { walk(hybrid_experts(), 100); }
 
 }  // namespace
 }  // namespace metroplex::run::experts_layouts_ranks_test
