@@ -14,8 +14,6 @@ namespace {
 const std::string kCases = METROPLEX_SOURCE_DIR "/tests/vectors/hf/";
 files::PosixFileSystem disk;
 
-bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
-
 // settings() and config() are inverse. The ids of both files pass through the keys of a run.
 TEST(HfSpecialIds, PassThroughTheConfigOfARun) {
   const test::Folder folder;
