@@ -161,10 +161,10 @@ void take_logits(step::Assembly& assembly, const Tokens& tokens, std::mutex& mut
 void insert_fault(step::Assembly& assembly, Fault fault) {
   for (const distributed::Shard& slice : assembly.model.slices) {
     const std::string& name = slice.param->name;
-    const bool output = name == "decoder.layers.0.self_attention.linear_proj.weight" ||
-                        name == "decoder.layers.0.self_attention.out_proj.weight";
+    const bool output = name.starts_with("decoder.layers.0.") &&
+                        (name.ends_with(".linear_proj.weight") || name.ends_with(".out_proj.weight"));
     if (fault == Fault::zero_tensor && output) slice.values.zero_();
-    if (fault == Fault::scaled_norm && name.starts_with("decoder.layers.1.") && name.ends_with("_layernorm.weight"))
+    if (fault == Fault::scaled_norm && name.starts_with("decoder.layers.1.") && name.ends_with("norm.weight"))
       slice.values.mul_(1.001);
   }
   assembly.model.families.loaded();
