@@ -353,6 +353,18 @@ TEST(Search, ProposesLayoutsThatRun) {
   EXPECT_EQ(config::dump(best), config::dump(search.results[0].layout.apply(config)));
 }
 
+TEST(Search, FindsLayoutsOfModelsWithPatterns) {
+  config::Config config = small_model(4, 0, 4, 32);
+  config.model.position_embedding_type = "rope";
+  config.model.window_size = 8, config.model.window_attn_skip_freq = "[1,0,0,1]";
+  config.model.no_rope_freq = "[0,0,1,0]";
+  EXPECT_FALSE(forecast::search_layouts(request(config, 2, "h100"), {.refined = 0}).results.empty());
+  config.model = small_model(4, 0, 4, 32).model;
+  config.model.hybrid_layer_pattern = "M*-M";
+  expect_contains(catch_error([&] { forecast::search_layouts(request(config, 2, "h100")); }),
+                  "model.hybrid_layer_pattern = M*-M: layouts are compared");
+}
+
 TEST(Search, KeepsTheParetoFront) {
   const PlanRequest one = request(small_model(2, 0, 4, 64), 2, "h100");
   const LayoutSearch search = forecast::search_layouts(one, kExhaustive);

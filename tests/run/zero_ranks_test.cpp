@@ -190,11 +190,17 @@ TEST(Zero, MuonOnEveryLayoutAndStageEqualsOneRank) {
 }
 
 // in_proj is one matrix, of which each rank has rows of several sections.
-TEST(Zero, MuonOfMambaEqualsOneRank) {
-  config::Config config = small_hybrid();
-  config.optim.optimizer = "muon";
-  expect_equal_to_one_rank(config,
-                           {{{2, 1, 1, 1, true}, 0, 1}, {{2, 2, 1, 2, false}, 1, 1}, {{2, 1, 1, 4, true}, 3, 1}});
+TEST(Zero, MuonOfMambaAndDeltaNetsEqualsOneRank) {
+  config::Config delta_net = small_llama();
+  delta_net.model.experimental_attention_variant = config::AttentionVariant::gated_delta_net;
+  delta_net.model.linear_attention_freq = "2";
+  delta_net.model.linear_num_key_heads = 2, delta_net.model.linear_key_head_dim = 5;
+  delta_net.model.linear_num_value_heads = 4, delta_net.model.linear_value_head_dim = 3;
+  for (config::Config config : {small_hybrid(), delta_net}) {
+    config.optim.optimizer = "muon";
+    expect_equal_to_one_rank(config,
+                             {{{2, 1, 1, 1, true}, 0, 1}, {{2, 2, 1, 2, false}, 1, 1}, {{2, 1, 1, 4, true}, 3, 1}});
+  }
 }
 
 TEST(Zero, ParameterGroupsAndADecoupledRateEqualOneRank) {

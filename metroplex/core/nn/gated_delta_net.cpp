@@ -20,7 +20,7 @@ LinearSpec in_projection(const AttentionSpec& spec, const config::Model& model,
   out.sections = sections;
   static constexpr const char* kNames[] = {"query", "key", "value", "z", "beta", "alpha"};
   for (size_t i = 0; i < sections.size(); ++i) {
-    out.regions.push_back({kNames[i], 0, out.out_features, sections[i], kNames[i]});
+    out.regions.push_back({kNames[i], 0, out.out_features, sections[i]});
     out.out_features += sections[i];
   }
   return out;

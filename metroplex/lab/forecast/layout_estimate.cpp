@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "base/error.h"
+#include "config/experts.h"
 #include "config/validate.h"
 #include "forecast/host_traffic.h"
 #include "plan/buckets.h"
@@ -18,6 +19,23 @@ struct LayerRun {
   int world = 1;
 };
 
+bool holds_for_most(const std::vector<bool>& layers) {
+  return 2 * std::count(layers.begin(), layers.end(), true) > std::ssize(layers);
+}
+
+// The model with one layer, with experts or linear attention if any layer has them.
+config::Model one_layer(config::Model model) {
+  const bool has_window = holds_for_most(config::window_layers(model));
+  model.num_layers = 1;
+  model.moe_layer_freq = "1";
+  if (model.has_delta_net()) model.linear_attention_freq = "[1]";
+  model.mtp_num_layers = 0;
+  model.window_attn_skip_freq.clear();
+  model.no_rope_freq.clear();
+  if (!has_window) model.window_size = -1, model.rotary_base_local = 0;
+  return model;
+}
+
 LayerRun layer_run(const PlanRequest& request, Layout layout) {
   LayerRun run;
   run.world = static_cast<int>(std::lcm(layout.tp * layout.cp, layout.ep * layout.etp));
@@ -26,10 +44,7 @@ LayerRun layer_run(const PlanRequest& request, Layout layout) {
   layout.sharding = config::ShardingStrategy::no_shard;
   layout.offloads_activations = layout.offloads_optimizer = false;
   run.config = layout.apply(request.run.config);
-  run.config.model.num_layers = 1;
-  run.config.model.moe_layer_freq = "1";
-  if (run.config.model.has_delta_net()) run.config.model.linear_attention_freq = "[1]";
-  run.config.model.mtp_num_layers = 0;
+  run.config.model = one_layer(request.run.config.model);
   run.config.train.global_batch_size = layout.micro_batch * layout.dp(run.world);
   run.config.train.rampup_batch_size.clear();
   const auto problems = config::violations(run.config, run.world);

@@ -261,6 +261,10 @@ class Searcher {
 }  // namespace
 
 LayoutSearch search_layouts(const PlanRequest& request, const SearchLimits& limits) {
+  MPX_CHECK(request.run.config.model.hybrid_layer_pattern.empty(), "cost",
+            "model.hybrid_layer_pattern = ", request.run.config.model.hybrid_layer_pattern,
+            ": layouts are compared by the time of one layer, but these layers differ; set the layout and plan it "
+            "without --search");
   return Searcher(request, limits).run();
 }
 
