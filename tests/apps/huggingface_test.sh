@@ -237,9 +237,9 @@ run 3 train --model.from "$cases/llama_sharded" $small --train.train_iters=1 --m
 warns 'model.layers.3.input_layernorm.weight is missing'
 run 3 train --model.from "$work" $small --train.train_iters=1
 warns 'config.json. is missing'
-mkdir deepseek && sed 's/"model_type": "qwen2"/"model_type": "mamba2"/' "$cases/qwen2/config.json" > deepseek/config.json
+mkdir deepseek && sed 's/"model_type": "qwen2"/"model_type": "rwkv"/' "$cases/qwen2/config.json" > deepseek/config.json
 run 2 train --model.from deepseek $small --train.train_iters=1
-warns "model_type 'mamba2' is not supported"
+warns "model_type 'rwkv' is not supported"
 run 3 convert run --to hf again
 warns 'already exists'
 holds "what cannot be read or written is said"

@@ -81,7 +81,6 @@ void resolve_positions(Model& m, const Model& defaults) {
 void resolve_routing(Model& m) {
   const bool softmax = m.moe_router_score_function == config::ScoreFunction::softmax;
   m.moe_layer_freq = layer_pattern(config::moe_layers(m));
-  m.moe_ffn_hidden_size = config::expert_ffn_width(m);
   if (softmax) m.moe_router_topk_normalization = config::TopkNormalization::automatic;
   else m.moe_router_pre_softmax = false;
   if (!softmax && m.moe_router_topk_normalization == config::TopkNormalization::automatic)
@@ -120,6 +119,7 @@ Model resolve_function(Model m) {
   resolve_attention(m, defaults);
   resolve_positions(m, defaults);
   const bool dense = any_layer_has(m, &LayerParts::mlp), experts = any_layer_has(m, &LayerParts::experts);
+  if (experts) m.moe_ffn_hidden_size = config::expert_ffn_width(m);  // by default ffn_hidden_size
   if (!dense) m.ffn_hidden_size = 0;
   if (!dense && m.moe_shared_expert_intermediate_size == 0) m.add_mlp_bias = false;
   if (any_layer_has(m, &LayerParts::mamba)) m.mamba_num_heads = config::mamba_heads(m);
