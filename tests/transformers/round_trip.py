@@ -40,10 +40,14 @@ def run(*arguments):
     return done.stdout
 
 
+def num_layers(config):
+    return config.get("num_hidden_layers") or config.get("n_layer") or len(config["layers_block_type"])
+
+
 def layout_of(config):
     """Options of a run on 8 ranks, 4 where three heads allow no tp 2, and those of the program that gives logits."""
-    heads = config.get("num_attention_heads") or config["n_head"]
-    layers = config.get("num_hidden_layers") or config["n_layer"]
+    heads = config.get("num_attention_heads") or config.get("n_head") or config["num_heads"]
+    layers = num_layers(config)
     tp = 2 if heads % 2 == 0 else 1
     options = ["--nproc", 4 * tp, "--tp", tp, "--pp", 2]
     if layers % 2:
@@ -80,7 +84,7 @@ def allowed(config, logits, exact, tokens):
     """Both sides compute in fp32 from the same numbers, in another order of sums. `exact` is the same model in fp64
     (norms and routers stay fp32 there): how far transformers' own fp32 is from it, or a unit of 2^-24 in each of the 4
     products of a layer, whose sums are added in a tree, of random sign; four times the larger, as metroplex_hf_parity."""
-    layers = config.get("num_hidden_layers") or config["n_layer"]
+    layers = num_layers(config)
     width = max(config.get("hidden_size") or config["n_embd"], config.get("intermediate_size") or 0, config["vocab_size"])
     unit = 2.0 ** -24 * math.sqrt(8 * layers * math.log2(width) + tokens.numel())
     return 4 * max((logits - exact).abs().max().item(), unit * logits.abs().max().item())

@@ -53,22 +53,24 @@ static Settings settings(ConfigReader& config) {
 static std::vector<MappedTensor> tensors(const config::Model& m) { return decoder_tensors(m, names()); }
 
 static Json make_config(const config::Model& m) {
-  const int64_t heads = config::mamba_heads(m);
-  Json json{{"hidden_size", m.hidden_size},
-            {"num_hidden_layers", m.num_layers},
-            {"vocab_size", m.vocab_size},
-            {"layer_norm_epsilon", m.layernorm_epsilon},
-            {"tie_word_embeddings", m.tied()},
-            {"initializer_range", m.init_method_std},
-            {"num_heads", heads},
-            {"head_dim", m.mamba_head_dim},
-            {"n_groups", m.mamba_num_groups},
-            {"state_size", m.mamba_state_dim},
-            {"expand", static_cast<double>(heads * m.mamba_head_dim) / static_cast<double>(m.hidden_size)},
-            {"hidden_act", "silu"},
-            {"residual_in_fp32", true},
-            {"use_bias", m.mamba_proj_bias},
-            {"use_cache", true}};
+  const int64_t heads = config::mamba_heads(m), inner = heads * m.mamba_head_dim;
+  Json json{
+      {"hidden_size", m.hidden_size},
+      {"num_hidden_layers", m.num_layers},
+      {"vocab_size", m.vocab_size},
+      {"layer_norm_epsilon", m.layernorm_epsilon},
+      {"tie_word_embeddings", m.tied()},
+      {"initializer_range", m.init_method_std},
+      {"num_heads", heads},
+      {"head_dim", m.mamba_head_dim},
+      {"n_groups", m.mamba_num_groups},
+      {"state_size", m.mamba_state_dim},
+      {"expand", inner % m.hidden_size == 0 ? Json(inner / m.hidden_size)
+                                            : Json(static_cast<double>(inner) / static_cast<double>(m.hidden_size))},
+      {"hidden_act", "silu"},
+      {"residual_in_fp32", true},
+      {"use_bias", m.mamba_proj_bias},
+      {"use_cache", true}};
   add_mamba_config(m, json);
   json["time_step_limit"] = {m.mamba_dt_min, m.mamba_dt_max > 0 ? Json(m.mamba_dt_max) : infinity()};
   return json;
