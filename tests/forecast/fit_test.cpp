@@ -176,15 +176,23 @@ TEST(Fit, RanksOfAnInstanceShareItsState) {
 
 // Two operations per multiply-add, three for forward and backward: by the formula of the iteration line.
 TEST(PredictRank, OperationsOfAllRanksAreThoseOfTheModel) {
-  const std::vector<std::string> settings{"parallel.tensor_model_parallel_size=2",
-                                          "parallel.pipeline_model_parallel_size=2"};
-  const FitRequest request = fit_request(8, settings);
-  double sum = 0;
-  for (int rank = 0; rank < 8; ++rank)
-    sum += forecast::predict_rank({request.config, 8, rank, kFitVocab, 0}).model_flops;
-  const int64_t padded = config::padded_vocab_size(kFitVocab, 128, 2);
-  const double whole = plan::step_flops(plan::model_shape(request.config, padded), {.batch_size = 64});
-  EXPECT_NEAR(sum / whole, 1, 1e-14);  // at most 32 of the same products in another order: 32 * 1.1e-16
+  const std::vector<std::vector<std::string>> models{
+      {},
+      {"model.experimental_attention_variant=gated_delta_net", "model.linear_attention_freq=2"},
+      {"model.num_layers=4", "model.hybrid_layer_pattern=MM*-", "model.mamba_num_groups=2"}};
+  for (const std::vector<std::string>& model : models) {
+    std::vector<std::string> settings{"parallel.tensor_model_parallel_size=2",
+                                      "parallel.pipeline_model_parallel_size=2"};
+    settings.insert(settings.end(), model.begin(), model.end());
+    const FitRequest request = fit_request(8, settings);
+    double sum = 0;
+    for (int rank = 0; rank < 8; ++rank)
+      sum += forecast::predict_rank({request.config, 8, rank, kFitVocab, 0}).model_flops;
+    const int64_t padded = config::padded_vocab_size(kFitVocab, 128, 2);
+    const double whole = plan::step_flops(plan::model_shape(request.config, padded), {.batch_size = 64});
+    // At most 32 of the same products in another order: 32 * 1.1e-16.
+    EXPECT_NEAR(sum / whole, 1, 1e-14) << (model.empty() ? "" : model[0]);
+  }
 }
 
 }  // namespace

@@ -174,7 +174,7 @@ MUTANTS = [
     ("groups_are_split_over_ranks", "config/rules_layers.cpp", "groups % tp == 0", "heads % tp == 0", "config_test", "expr"),
     ("groups_are_split_over_contexts", "config/rules_layers.cpp", "m.mamba_num_groups % ranks == 0", "m.mamba_num_groups % parallel.tp() == 0", "config_test", "expr"),
     ("widths_of_absent_mlps_are_checked", "config/rules_model.cpp", "!dense && (m.moe_ffn_hidden_size > 0", "dense && (m.moe_ffn_hidden_size > 0", "config_test"),
-    ("hybrid_layers_have_all_sublayers", "plan/model_flops.cpp", "shape.sublayers ? shape.sublayers->attention : shape.num_layers + mtp", "shape.num_layers + mtp", "plan_test Flops*", "expr"),
+    ("hybrid_layers_have_all_sublayers", "plan/model_flops.cpp", "sublayers ? sublayers->count(&config::LayerParts::attention) : shape.num_layers + mtp", "shape.num_layers + mtp", "plan_test Flops*", "expr"),
     ("mamba_scan_is_free", "plan/model_flops.cpp", "3.5 * inner * as_double(sizes.mamba_state_dim)", "0.0", "plan_test Flops*", "expr"),
     ("pattern_without_stages", MODEL_TRANSLATION, "symbol == '|' ? '|' : 't'", "'t'", "metroplex_vectors hybrid_layers", "expr"),
     ("pattern_without_a_number", MODEL_TRANSLATION, '!given("model.num_layers")', 'given("model.num_layers")', "megatron_test; metroplex_vectors hybrid_layers", "expr"),

@@ -106,13 +106,12 @@ TEST(Flops, OfLayersWithOneSublayerAreMegatrons) {
   shape.experts = plan::ExpertShape{
       .num_experts = 4, .router_topk = 2, .ffn_hidden_size = 8, .layer_is_moe = {false, false, false, false, true}};
   shape.all_experts = MegatronExperts{*shape.experts};
-  shape.sublayers = plan::SublayerCounts{.attention = 1,
-                                         .mlp = 1,
-                                         .mamba = 2,
-                                         .mamba_heads = 4,
-                                         .mamba_head_dim = 4,
-                                         .mamba_num_groups = 2,
-                                         .mamba_state_dim = 6};
+  shape.sublayers = plan::SublayerShape{
+      .layers = {{.mamba = true}, {.attention = true}, {.mlp = true}, {.mamba = true}, {.experts = true}},
+      .mamba_heads = 4,
+      .mamba_head_dim = 4,
+      .mamba_num_groups = 2,
+      .mamba_state_dim = 6};
   expect_same(step_flops(shape, {.batch_size = 3}), megatron_flops(shape, {.batch_size = 3}));
 }
 

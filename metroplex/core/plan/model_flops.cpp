@@ -5,7 +5,6 @@
 #include "base/error.h"
 #include "config/derived.h"
 #include "config/experts.h"
-#include "config/layer_parts.h"
 
 namespace metroplex::plan {
 
@@ -45,15 +44,14 @@ ModelShape model_shape(const config::Config& config, int64_t padded_vocab_size) 
                                 .layer_is_moe = config::moe_layers(model)};
   }
   if (!model.hybrid_layer_pattern.empty()) {
-    SublayerCounts counts{.mamba_heads = config::mamba_heads(model),
-                          .mamba_head_dim = model.mamba_head_dim,
-                          .mamba_num_groups = model.mamba_num_groups,
-                          .mamba_state_dim = model.mamba_state_dim};
-    for (const config::LayerParts& parts : config::layer_parts(model))
-      counts.attention += parts.attention, counts.mlp += parts.mlp, counts.mamba += parts.mamba;
-    shape.sublayers = counts;
+    shape.sublayers = SublayerShape{config::layer_parts(model), config::mamba_heads(model), model.mamba_head_dim,
+                                    model.mamba_num_groups, model.mamba_state_dim};
   }
   return shape;
+}
+
+int64_t SublayerShape::count(bool config::LayerParts::*part) const {
+  return std::count_if(layers.begin(), layers.end(), [&](const config::LayerParts& layer) { return layer.*part; });
 }
 
 static double as_double(int64_t value) { return static_cast<double>(value); }
@@ -87,7 +85,7 @@ static double delta_net_products(const ModelShape& shape, const DeltaNetShape& n
 
 // Like Megatron: seven operations per state value. Megatron assumes an inner width of 2 hidden_size.
 static double mamba_products(const ModelShape& shape) {
-  const SublayerCounts& sizes = *shape.sublayers;
+  const SublayerShape& sizes = *shape.sublayers;
   const double hidden = as_double(shape.hidden_size), inner = as_double(sizes.mamba_heads * sizes.mamba_head_dim);
   const double projected =
       2 * inner + as_double(2 * sizes.mamba_num_groups * sizes.mamba_state_dim + sizes.mamba_heads);
@@ -107,7 +105,9 @@ double step_flops(const ModelShape& shape, const StepTokens& step) {
   if (shape.delta_net)
     linear_layers =
         std::count(shape.delta_net->layer_is_linear.begin(), shape.delta_net->layer_is_linear.end(), true);
-  const int64_t attentions = shape.sublayers ? shape.sublayers->attention : shape.num_layers + mtp - linear_layers;
+  const std::optional<SublayerShape>& sublayers = shape.sublayers;
+  const int64_t attentions =
+      sublayers ? sublayers->count(&config::LayerParts::attention) : shape.num_layers + mtp - linear_layers;
   double sum = as_double(attentions) * attention_products(shape, tokens, squares);
   if (linear_layers > 0) sum += as_double(linear_layers) * delta_net_products(shape, *shape.delta_net, tokens);
   const auto add_layers = [&](int64_t layers, double feed_forwards) {
@@ -120,9 +120,9 @@ double step_flops(const ModelShape& shape, const StepTokens& step) {
               pattern.size(), " layers, model.num_layers is ", shape.num_layers);
     moe_layers = std::count(pattern.begin(), pattern.end(), true) + (!pattern.empty() && pattern.back() ? mtp : 0);
   }
-  add_layers(shape.sublayers ? shape.sublayers->mlp : shape.num_layers + mtp - moe_layers,
+  add_layers(sublayers ? sublayers->count(&config::LayerParts::mlp) : shape.num_layers + mtp - moe_layers,
              feed_forward(shape.ffn_hidden_size));
-  if (shape.sublayers) add_layers(shape.sublayers->mamba, mamba_products(shape));
+  if (sublayers) add_layers(sublayers->count(&config::LayerParts::mamba), mamba_products(shape));
   if (moe_layers > 0) {
     const ExpertShape& experts = *shape.experts;
     add_layers(moe_layers, feed_forward(experts.ffn_hidden_size * experts.router_topk) +

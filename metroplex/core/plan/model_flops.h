@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "config/config.h"
+#include "config/layer_parts.h"
 
 namespace metroplex::plan {
 
@@ -33,10 +34,12 @@ struct DeltaNetShape {
   std::vector<bool> layer_is_linear = {};  // one entry per layer
 };
 
-// Numbers of layers with one sublayer each (model.hybrid_layer_pattern), without those with experts.
-struct SublayerCounts {
-  int64_t attention = 0, mlp = 0, mamba = 0;
+// Layers with one sublayer each (model.hybrid_layer_pattern), and the sizes of Mamba-2.
+struct SublayerShape {
+  std::vector<config::LayerParts> layers = {};
   int64_t mamba_heads = 0, mamba_head_dim = 0, mamba_num_groups = 0, mamba_state_dim = 0;
+
+  int64_t count(bool config::LayerParts::*part) const;
 };
 
 struct ModelShape {
@@ -49,7 +52,7 @@ struct ModelShape {
   std::optional<ExpertShape> experts = std::nullopt;
   std::optional<LatentShape> latent = std::nullopt;
   std::optional<DeltaNetShape> delta_net = std::nullopt;
-  std::optional<SublayerCounts> sublayers = std::nullopt;
+  std::optional<SublayerShape> sublayers = std::nullopt;
 };
 
 // `padded_vocab_size` is that of the embedding table (config::padded_vocab_size). Derived fields of the config are

@@ -56,12 +56,13 @@ double sum_flops(const replay::ActionTrace& action) {
 double formula_flops(const RankRequest& request, const plan::StageLayers& layers, int64_t vocab) {
   plan::ModelShape shape = plan::model_shape(request.config, vocab);
   shape.num_layers = layers.num_layers;
-  const auto narrow = [&](std::vector<bool>& pattern) {
+  const auto narrow = [&](auto& pattern) {
     const auto begin = pattern.begin() + layers.first_layer;
-    pattern = std::vector<bool>(begin, begin + layers.num_layers);
+    pattern = {begin, begin + layers.num_layers};
   };
   if (shape.experts) narrow(shape.experts->layer_is_moe);
   if (shape.delta_net) narrow(shape.delta_net->layer_is_linear);
+  if (shape.sublayers) narrow(shape.sublayers->layers);
   return plan::step_flops(shape, {.batch_size = 1});
 }
 
