@@ -206,7 +206,8 @@ run 2 train "${from[@]}" --peft.lora_rank=2 --peft.rank_pattern=oproj=1 --train.
 warns 'peft.rank_pattern = oproj=1: must select a module with an adapter'
 holds "adapters of PEFT are read, merged, trained further, and named if they do not fit"
 
-# DoRA begins with the model's function, on any layout, and passes through PEFT's files.
+# DoRA begins with the model's function, on any layout, and passes through PEFT's files. Lengths and magnitudes add
+# roundings of one product each: the bounds of losses are those of LoRA above.
 run 0 train "${from[@]}" "${still[@]}" --peft.lora_rank=2 --peft.use_dora=true --checkpoint.save=dora_begun --tp 2 --nproc 2
 run 0 train "${from[@]}" --peft.lora_rank=2 --peft.use_dora=true --peft.rank_pattern=o_proj=1 --train.train_iters=3 --checkpoint.save=dora
 run 0 convert dora --to peft dora_adapters
@@ -220,7 +221,7 @@ PYTHON
 held
 holds "DoRA begins as the model, and merged and exported DoRA adapters have the loss of their run"
 
-# Each routed expert has its own adapters.
+# Each routed expert has its own adapters. Bounds as for LoRA above.
 experts=$repository/tests/vectors/hf/mixtral
 run 0 train --model.from "$experts" "${small[@]}" --peft.lora_rank=2 --train.train_iters=3 --checkpoint.save=routed \
   --peft.lora_target_modules=experts.gate_proj,experts.up_proj,experts.down_proj --nproc 2 --ep 2

@@ -8,6 +8,7 @@
 #include "config/load.h"
 #include "config/validate.h"
 #include "files/memory_file_system.h"
+#include "hf/directories.h"
 #include "hf/directory.h"
 #include "support/error_of.h"
 
@@ -15,8 +16,6 @@ namespace metroplex::hf::adapters_test {
 namespace {
 
 using test::catch_error;
-
-const std::string kCases = METROPLEX_SOURCE_DIR "/tests/vectors/hf/";
 
 // Adapters of a directory of tests/vectors/hf in memory, in /a.
 struct Fixture {
@@ -26,7 +25,7 @@ struct Fixture {
   Json config;
   config::Model model;
 
-  explicit Fixture(const std::string& name = "peft_qwen3") : base(kCases + name) {
+  explicit Fixture(const std::string& name = "peft_qwen3") : base(test::kHfCases + name) {
     model = config::resolved(config::load("", hf::read_settings(real, base)), 1).model;
     config = Json::parse(real.read(base + "/adapter/adapter_config.json"));
     disk.make_directories("/a");
@@ -140,7 +139,7 @@ TEST(Adapters, MissingAndSurplusTensorsAreListed) {
 TEST(Adapters, RoutedExpertsHaveOneRankAndTarget) {
   files::PosixFileSystem real;
   const config::Model model =
-      config::resolved(config::load("", hf::read_settings(real, kCases + "mixtral")), 1).model;
+      config::resolved(config::load("", hf::read_settings(real, test::kHfCases + "mixtral")), 1).model;
   const auto read = [&](const Json& config) {
     files::MemoryFileSystem disk;
     disk.make_directories("/a");

@@ -7,13 +7,12 @@
 #include <fstream>
 
 #include "hf/directory.h"
+#include "hf/directories.h"
 #include "support/error_of.h"
 #include "support/folder.h"
 
 namespace metroplex::hf::defaults_test {
 namespace {
-
-const std::string kCases = METROPLEX_SOURCE_DIR "/tests/vectors/hf/";
 
 std::vector<std::string> settings_of_config(const Json& config) {
   const test::Folder folder;
@@ -28,11 +27,11 @@ std::vector<std::string> settings_of_config(const Json& config) {
 
 TEST(HfConfigDefaults, EqualThoseOfTransformers) {
   files::PosixFileSystem disk;
-  const Json recorded = Json::parse(disk.read(kCases + "defaults.json"));
+  const Json recorded = Json::parse(disk.read(test::kHfCases + "defaults.json"));
   size_t read = 0;
   for (const Json& item : recorded["cases"]) {
     const std::string directory = item["directory"], key = item["without"];
-    Json without = Json::parse(disk.read(kCases + directory + "/config.json")), with = without;
+    Json without = Json::parse(disk.read(test::kHfCases + directory + "/config.json")), with = without;
     without.erase(key);
     without.update(item.value("with", Json::object()));
     with[key] = item["means"];

@@ -13,6 +13,7 @@
 #include "config/validate.h"
 #include "files/convert_dtype.h"
 #include "hf/decoder.h"
+#include "hf/directories.h"
 #include "support/error_of.h"
 #include "support/folder.h"
 
@@ -20,19 +21,13 @@ namespace metroplex::hf::directory_test {
 namespace {
 
 using test::catch_error;
+using test::has;
 
-const std::string kCases = METROPLEX_SOURCE_DIR "/tests/vectors/hf/";
 files::PosixFileSystem disk;
 
-config::Model read_model(const std::string& directory) {
-  return config::resolved(config::load("", read_settings(disk, directory)), 1).model;
-}
-
-bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
-
 TEST(HfSource, ListsAllThatIsMissingUnknownAndOfAnotherShapeAtOnce) {
-  const std::string directory = kCases + "qwen3";
-  config::Model model = read_model(directory);
+  const std::string directory = test::kHfCases + "qwen3";
+  config::Model model = test::read_hf_model(directory);
   EXPECT_EQ(catch_error([&] { Source(disk, directory, model); }), "");
   model.num_layers += 1;
   model.vocab_size -= 1;
@@ -52,7 +47,7 @@ TEST(HfSource, ListsAllThatIsMissingUnknownAndOfAnotherShapeAtOnce) {
   Json json = Json::parse(disk.read(directory + "/config.json"));
   json["num_hidden_layers"] = 2;
   std::ofstream(folder.at("d/config.json")) << json;
-  const std::string less = catch_error([&] { Source(disk, folder.at("d"), read_model(folder.at("d"))); });
+  const std::string less = catch_error([&] { Source(disk, folder.at("d"), test::read_hf_model(folder.at("d"))); });
   EXPECT_TRUE(has(less, "model.layers.2.self_attn.q_proj.weight does not belong to this model")) << less;
 }
 
@@ -60,13 +55,13 @@ TEST(HfSource, ListsAllThatIsMissingUnknownAndOfAnotherShapeAtOnce) {
 TEST(HfSource, AHeadOfItsOwnIsNotTiedSilently) {
   const test::Folder folder;
   const std::string directory = folder.at("d"), file = folder.at("d/model.safetensors");
-  std::filesystem::copy(kCases + "llama_biases", directory);
+  std::filesystem::copy(test::kHfCases + "llama_biases", directory);
   for (const std::string& path : {file, folder.at("d/config.json")})
     std::filesystem::permissions(path, std::filesystem::perms::owner_all);
   Json json = Json::parse(disk.read(directory + "/config.json"));
   json["tie_word_embeddings"] = true;
   std::ofstream(folder.at("d/config.json")) << json;
-  config::Model model = read_model(directory);
+  config::Model model = test::read_hf_model(directory);
   const std::string differs = catch_error([&] { Source(disk, directory, model); });
   EXPECT_TRUE(has(differs, "ties lm_head.weight to the embedding, but contains a different lm_head.weight"))
       << differs;
@@ -92,7 +87,7 @@ TEST(HfSource, ReadsAnyPartOfJoinedTransposedAndStackedTensors) {
   std::mt19937 draw(7);
   const auto below = [&](int64_t n) { return static_cast<int64_t>(draw() % static_cast<uint64_t>(n)); };
   for (const char* name : {"qwen2", "gpt2_fp16", "qwen3_moe_bf16_sharded", "deepseek_v3_fp8", "gpt_oss_mxfp4"}) {
-    Source source(disk, kCases + name, read_model(kCases + name));
+    Source source(disk, test::kHfCases + name, test::read_hf_model(test::kHfCases + name));
     for (const files::TensorForm& tensor : source.tensors()) {
       const int64_t width = files::dtype_bits(tensor.dtype) / 8;
       const checkpoint::Piece all = checkpoint::whole_piece(tensor.shape);
@@ -120,11 +115,11 @@ TEST(HfSource, ReadsAnyPartOfJoinedTransposedAndStackedTensors) {
 // New rows are the mean of the old ones, in any region of the tensor. gemma2 ties its head, llama_biases does not.
 TEST(HfSource, FillsRowsBeyondTheStoredVocabulary) {
   for (const char* name : {"llama_biases", "gemma2", "gpt2_fp16", "qwen3_moe_bf16_sharded"}) {
-    config::Model model = read_model(kCases + name);
-    Source before(disk, kCases + name, model);
+    config::Model model = test::read_hf_model(test::kHfCases + name);
+    Source before(disk, test::kHfCases + name, model);
     const int64_t old_rows = model.vocab_size, rows = old_rows + 5;
     model.vocab_size = rows;
-    Source after(disk, kCases + name, model);
+    Source after(disk, test::kHfCases + name, model);
     for (const char* tensor : {"embedding.word_embeddings.weight", "output_layer.weight"}) {
       const files::TensorForm* form = before.find(tensor, "weight");
       if (form == nullptr) continue;
@@ -154,13 +149,13 @@ TEST(HfSource, FillsRowsBeyondTheStoredVocabulary) {
             << name << " " << begin;
     }
     model.vocab_size = old_rows - 1;
-    EXPECT_TRUE(has(catch_error([&] { Source(disk, kCases + name, model); }), "has shape")) << "fewer rows";
+    EXPECT_TRUE(has(catch_error([&] { Source(disk, test::kHfCases + name, model); }), "has shape")) << "fewer rows";
   }
 }
 
 std::vector<std::string> settings_with(const std::string& name, const Json& changes) {
   const test::Folder folder;
-  Json json = Json::parse(disk.read(kCases + name + "/config.json"));
+  Json json = Json::parse(disk.read(test::kHfCases + name + "/config.json"));
   json.update(changes);
   std::ofstream(folder.at("config.json")) << json;
   return read_settings(disk, folder.path());
@@ -403,8 +398,8 @@ TEST(HfConfig, KeysOfOneSortMeanKeysOfOurs) {
 
 TEST(HfConfig, CodeOfTheDirectoryIsNoted) {
   const test::Folder folder;
-  Json json = Json::parse(disk.read(kCases + "qwen3/config.json"));
-  EXPECT_TRUE(directory_notes(disk, kCases + "qwen3").empty());
+  Json json = Json::parse(disk.read(test::kHfCases + "qwen3/config.json"));
+  EXPECT_TRUE(directory_notes(disk, test::kHfCases + "qwen3").empty());
   json["auto_map"] = {{"AutoModelForCausalLM", "modeling.Model"}};
   std::ofstream(folder.at("config.json")) << json;
   EXPECT_TRUE(has(directory_notes(disk, folder.path()).at(0), "config.json' has auto_map"));
@@ -412,7 +407,7 @@ TEST(HfConfig, CodeOfTheDirectoryIsNoted) {
 
 // As in transformers, which writes no such layers.
 TEST(HfConfig, MissingMultiTokenLayersAreNoted) {
-  const std::string directory = kCases + "deepseek_v3";
+  const std::string directory = test::kHfCases + "deepseek_v3";
   const test::Folder folder;
   std::filesystem::copy(directory, folder.at("d"));
   std::filesystem::permissions(folder.at("d/config.json"), std::filesystem::perms::owner_all);
@@ -422,7 +417,7 @@ TEST(HfConfig, MissingMultiTokenLayersAreNoted) {
     std::ofstream(folder.at("d/config.json")) << json;
     const std::vector<std::string> notes = directory_notes(disk, folder.at("d"));
     EXPECT_EQ(notes.size(), layers == 0 ? 0u : 1u);
-    EXPECT_EQ(read_model(folder.at("d")).mtp_num_layers, 0);
+    EXPECT_EQ(test::read_hf_model(folder.at("d")).mtp_num_layers, 0);
     if (!notes.empty()) { EXPECT_TRUE(has(notes[0], "num_nextn_predict_layers = 2: the weight files have no")); }
   }
 }
@@ -450,7 +445,7 @@ TEST(HfConfig, PartialRotaryFactorIsReadInTheConfigAndInItsRope) {
 
 TEST(HfConfig, OlderSpellingsMeanTheSame) {
   int64_t compared = 0;
-  for (const auto& entry : std::filesystem::directory_iterator(kCases)) {
+  for (const auto& entry : std::filesystem::directory_iterator(test::kHfCases)) {
     if (!entry.is_directory()) continue;
     const Json expected = Json::parse(disk.read(entry.path().string() + "/expected.json"));
     if (!expected.contains("config_older_spelling")) continue;
@@ -475,8 +470,8 @@ TEST(HfConfig, WhatIsNoDirectoryOrNoJsonIsNamed) {
 }
 
 TEST(HfSource, ShardsThatAreMissingOrTornAreNamed) {
-  const std::string from = kCases + "llama_sharded";
-  const config::Model model = read_model(from);
+  const std::string from = test::kHfCases + "llama_sharded";
+  const config::Model model = test::read_hf_model(from);
   std::string shard;
   for (const std::string& name : disk.list(from)) shard = name.ends_with(".safetensors") ? name : shard;
   const test::Folder folder;
@@ -498,9 +493,9 @@ TEST(HfSource, ShardsThatAreMissingOrTornAreNamed) {
 }
 
 TEST(HfFamily, ConfigOfAModelMeansTheModel) {
-  for (const auto& entry : std::filesystem::directory_iterator(kCases)) {
+  for (const auto& entry : std::filesystem::directory_iterator(test::kHfCases)) {
     if (!entry.is_directory()) continue;
-    const config::Model model = read_model(entry.path().string());
+    const config::Model model = test::read_hf_model(entry.path().string());
     const Family& family = family_for(model);
     Json json = family.config(model);
     json["model_type"] = family.model_type;

@@ -13,6 +13,7 @@
 #include "config/load.h"
 #include "config/validate.h"
 #include "files/convert_dtype.h"
+#include "hf/directories.h"
 #include "hf/directory.h"
 #include "support/error_of.h"
 #include "support/folder.h"
@@ -22,15 +23,9 @@ namespace {
 
 using files::Dtype;
 using test::catch_error;
+using test::has;
 
-const std::string kCases = METROPLEX_SOURCE_DIR "/tests/vectors/hf/";
 files::PosixFileSystem disk;
-
-bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
-
-config::Model read_model(const std::string& directory) {
-  return config::resolved(config::load("", read_settings(disk, directory)), 1).model;
-}
 
 struct Tensor {
   Dtype dtype;
@@ -84,10 +79,10 @@ const Storage kBlocks{R"({"quant_method": "fp8", "activation_scheme": "dynamic",
 struct Directory {
   explicit Directory(const Storage& storage) {
     std::filesystem::create_directory(path);
-    config = Json::parse(disk.read(kCases + "qwen3/config.json"));
+    config = Json::parse(disk.read(test::kHfCases + "qwen3/config.json"));
     config["quantization_config"] = Json::parse(storage.config);
     config["dtype"] = "bfloat16";
-    tensors = read_tensors(kCases + "qwen3/model.safetensors");
+    tensors = read_tensors(test::kHfCases + "qwen3/model.safetensors");
     for (auto& [name, tensor] : tensors) tensor = {Dtype::kBF16, tensor.shape, convert(tensor)};
     uint32_t seed = 1;
     for (auto& [name, tensor] : Tensors(tensors)) {
@@ -137,7 +132,7 @@ struct Directory {
 };
 
 std::string opening_error(const Directory& directory) {
-  return catch_error([&] { Source(disk, directory.path, read_model(directory.path)); });
+  return catch_error([&] { Source(disk, directory.path, test::read_hf_model(directory.path)); });
 }
 
 constexpr const char* kCompressed = R"({"quant_method": "compressed-tensors", "format": "float-quantized",
@@ -169,13 +164,13 @@ TEST(Quantization, WeightsAreCodesTimesScales) {
     Directory directory(storage);
     directory.tensors["model.layers.0.self_attn.q_proj.input_scale"] = {Dtype::kF32, {}, floats_as(Dtype::kF32, {3})};
     directory.write();
-    const config::Model model = read_model(directory.path);
+    const config::Model model = test::read_hf_model(directory.path);
     for (const Dtype dtype : {Dtype::kF32, Dtype::kBF16}) {
       Source source(disk, directory.path, model);
       const std::string out = directory.folder.at(files::dtype_name(dtype));
       write_weights_directory(disk, source, model, {}, out, {.dtype = dtype});
       const Tensors written = read_tensors(out + "/model.safetensors");
-      for (const auto& [name, tensor] : read_tensors(kCases + "qwen3/model.safetensors"))
+      for (const auto& [name, tensor] : read_tensors(test::kHfCases + "qwen3/model.safetensors"))
         EXPECT_EQ(written.at(name).dtype, dtype) << name;
       ASSERT_EQ(directory.values.size(), 21U);  // 7 projections of 3 layers
       for (const auto& [name, values] : directory.values)
@@ -311,7 +306,7 @@ TEST(Quantization, DtypeIsBfloat16ByDefault) {
   changed.write();
   const std::vector<std::string> settings = read_settings(disk, changed.path);
   EXPECT_EQ(std::count(settings.begin(), settings.end(), "precision.params_dtype=bf16"), 1);
-  const Source source(disk, changed.path, read_model(changed.path));
+  const Source source(disk, changed.path, test::read_hf_model(changed.path));
   const std::string projection = "decoder.layers.0.mlp.linear_fc2.weight";
   EXPECT_EQ(source.find(projection, "weight")->dtype, Dtype::kBF16);
   ASSERT_NE(source.find(projection, "main"), nullptr);
@@ -325,7 +320,7 @@ TEST(Quantization, OtherTensorsAreNotChecked) {
   Directory changed(kBlocks);
   changed.tensors.erase(name + "_scale_inv");
   changed.write();
-  const config::Model model = read_model(changed.path);
+  const config::Model model = test::read_hf_model(changed.path);
   const auto error_without = [&](const std::string& part) {
     return catch_error([&] {
       Source(disk, changed.path, model,
@@ -372,17 +367,17 @@ TEST(Quantization, CountsWeightsWithoutScales) {
     return weights;
   };
   for (const char* name : {"deepseek_v3_fp8", "gpt_oss_mxfp4"}) {
-    const std::string directory = kCases + name;
-    const config::Model model = read_model(directory);
+    const std::string directory = test::kHfCases + name;
+    const config::Model model = test::read_hf_model(directory);
     const test::Folder folder;
     Source source(disk, directory, model);
     write_weights_directory(disk, source, model, {}, folder.at("d"));
     EXPECT_EQ(count(read_quantization(disk, directory), directory + "/model.safetensors"),
               count({}, folder.at("d") + "/model.safetensors"));
   }
-  EXPECT_EQ(read_quantization(disk, kCases + "deepseek_v3_fp8").to_string(),
+  EXPECT_EQ(read_quantization(disk, test::kHfCases + "deepseek_v3_fp8").to_string(),
             "fp8, a scale for each block of 128 x 128");
-  EXPECT_EQ(read_quantization(disk, kCases + "qwen3").to_string(), "");
+  EXPECT_EQ(read_quantization(disk, test::kHfCases + "qwen3").to_string(), "");
 }
 
 }  // namespace

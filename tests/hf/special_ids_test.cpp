@@ -5,13 +5,13 @@
 #include <fstream>
 
 #include "config/load.h"
+#include "hf/directories.h"
 #include "hf/directory.h"
 #include "support/folder.h"
 
 namespace metroplex::hf::special_ids_test {
 namespace {
 
-const std::string kCases = METROPLEX_SOURCE_DIR "/tests/vectors/hf/";
 files::PosixFileSystem disk;
 
 // settings() and config() are inverse. The ids of both files pass through the keys of a run.
@@ -19,7 +19,7 @@ TEST(HfSpecialIds, PassThroughTheConfigOfARun) {
   const test::Folder folder;
   const Json ids{{"bos_token_id", 1}, {"eos_token_id", {2, 3}}, {"pad_token_id", nullptr}};
   const Json generation{{"do_sample", true}, {"eos_token_id", {4, 5}}, {"temperature", 0.6}, {"top_p", 0.95}};
-  Json config = Json::parse(disk.read(kCases + "qwen3/config.json"));
+  Json config = Json::parse(disk.read(test::kHfCases + "qwen3/config.json"));
   config.update(ids);
   const auto model_with = [&](const Json& with, const Json& other) {
     std::ofstream(folder.at("config.json")) << with;
@@ -49,7 +49,7 @@ TEST(HfSpecialIds, PassThroughTheConfigOfARun) {
 // Directories without generation_config.json may have its settings in config.json, where transformers reads them.
 TEST(HfSpecialIds, GenerationSettingsOfConfigAreKept) {
   const test::Folder folder;
-  Json config = Json::parse(disk.read(kCases + "qwen3/config.json"));
+  Json config = Json::parse(disk.read(test::kHfCases + "qwen3/config.json"));
   config.update(Json{{"eos_token_id", 2},
                      {"unk_token_id", 0},
                      {"decoder_start_token_id", 4},

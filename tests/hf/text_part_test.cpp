@@ -6,8 +6,7 @@
 #include <filesystem>
 #include <fstream>
 
-#include "config/load.h"
-#include "config/validate.h"
+#include "hf/directories.h"
 #include "hf/directory.h"
 #include "support/error_of.h"
 #include "support/folder.h"
@@ -16,15 +15,9 @@ namespace metroplex::hf::text_part_test {
 namespace {
 
 using test::catch_error;
+using test::has;
 
-const std::string kCases = METROPLEX_SOURCE_DIR "/tests/vectors/hf/";
 files::PosixFileSystem disk;
-
-config::Model read_model(const std::string& directory) {
-  return config::resolved(config::load("", read_settings(disk, directory)), 1).model;
-}
-
-bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
 // Writes `from` as the text model of a multimodal directory.
 void write_multimodal(const std::string& from, const std::string& to, const std::string& prefix) {
@@ -55,8 +48,8 @@ void write_multimodal(const std::string& from, const std::string& to, const std:
 }
 
 TEST(HfTextPart, IsReadLikeATextDirectory) {
-  const std::string plain = kCases + "gemma3";
-  Source expected(disk, plain, read_model(plain));
+  const std::string plain = test::kHfCases + "gemma3";
+  Source expected(disk, plain, test::read_hf_model(plain));
   for (const char* prefix : {"model.language_model.", "language_model.model."}) {
     const test::Folder folder;
     write_multimodal(plain, folder.path(), prefix);
@@ -65,7 +58,7 @@ TEST(HfTextPart, IsReadLikeATextDirectory) {
     const std::vector<std::string> notes = directory_notes(disk, folder.path());
     ASSERT_EQ(notes.size(), 1u);
     EXPECT_TRUE(has(notes[0], "has vision_config: only the text model")) << prefix;
-    Source source(disk, folder.path(), read_model(folder.path()));
+    Source source(disk, folder.path(), test::read_hf_model(folder.path()));
     EXPECT_EQ(source.tensors().size(), expected.tensors().size());
     for (const files::TensorForm& form : expected.tensors()) {
       std::vector<std::byte> values[2];
@@ -80,7 +73,7 @@ TEST(HfTextPart, IsReadLikeATextDirectory) {
   }
   const test::Folder folder;
   write_multimodal(plain, folder.path(), "text_decoder.");
-  const std::string error = catch_error([&] { Source(disk, folder.path(), read_model(folder.path())); });
+  const std::string error = catch_error([&] { Source(disk, folder.path(), test::read_hf_model(folder.path())); });
   EXPECT_TRUE(has(error, "no tensor of the text model; its names begin with")) << error;
 }
 

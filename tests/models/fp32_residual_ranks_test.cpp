@@ -41,10 +41,12 @@ double error(const at::Tensor& got, const at::Tensor& exact) {
 }
 
 TEST(Fp32Residual, TheStreamIsFp32AndNearerToTheExactOne) {
-  for (config::Model model : {gpt_model(), llama_model()}) {
+  config::Model norms_after = llama_model();
+  norms_after.pre_norm = false, norms_after.sandwich_norm = true;
+  for (config::Model model : {gpt_model(), llama_model(), norms_after}) {
     model.num_layers = 8;
     for (const bool dropout : {false, true}) {
-      SCOPED_TRACE(model.family + (dropout ? " with dropout" : ""));
+      SCOPED_TRACE(model.family + (model.pre_norm ? "" : ", norms after layers") + (dropout ? " with dropout" : ""));
       const Passed exact = run_model(model, at::kDouble, false, dropout),
                    half = run_model(model, at::kBFloat16, false, dropout),
                    wide = run_model(model, at::kBFloat16, true, dropout);

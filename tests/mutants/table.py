@@ -381,6 +381,7 @@ MUTANTS = [
     # Multi-token prediction.
     ("ahead_without_final_norm", "models/multi_token.cpp", "nn::normalize(final_norm_, last.tensor(), saving_).x", "last.tensor()", "models_test MultiToken*"),
     ("ahead_of_other_documents", "models/multi_token.cpp", " * shift_left(now.documents.ids, by).eq(now.documents.ids);", ";", "models_test MultiToken*"),
+    ("sublayers_get_the_fp32_residual", "models/block.cpp", "if (!norm) x.normed.x = x.normed.x.to(type);", "", "models_test Fp32Residual*"),
     ("ahead_of_own_rows", "models/multi_token.cpp", "batch.tokens = own_tokens(shift_left(tokens, by), now, cp);", "batch.tokens = shift_left(now.tokens, by);", "run_test ContextParallelEqualsOneRank.MultiToken*"),
     ("ahead_without_the_last_window", "nn/attention.cpp", "  core.window = windows[layer] ?", "  core.window = spec.layer < model.num_layers && windows[layer] ?", "models_test MultiToken*"),
     ("ahead_divides_by_all_tokens", "models/multi_token.cpp", "mask.sum(at::kDouble) / (num_left + none)", "(num_left + none) / (num_left + none)", "models_test MultiToken*"),
@@ -486,7 +487,7 @@ MUTANTS = [
     ("more_groups_than_there_are", "hf/decoder_experts.cpp", "0 < chosen && chosen <= groups", "0 < chosen", "hf_test HfConfig*", "expr"),
     ("token_ids_of_any_type", "hf/directory_special_ids.cpp", "return id.is_number_integer() && id.get<int64_t>() >= least;", "return least < 1 && !id.is_object();", "hf_test HfConfig*", "stmt"),
     ("missing_mtp_layers_are_silent", "hf/directory_source.cpp", "layers > 0 && reads_layers", "layers > 9 && reads_layers", "hf_test HfConfig*", "expr"),
-    ("two_folders_of_one_rank", "mcore/contents_torch.cpp", "there.insert(position(rank)).second", "there.insert(position(rank)).second || true", "mcore_test DamagedMegatron*", "expr"),
+    ("two_folders_of_one_rank", "mcore/contents_torch.cpp", "found.insert(position(rank)).second", "found.insert(position(rank)).second || true", "mcore_test DamagedMegatron*", "expr"),
     ("epochs_are_left_to_verify", "verify/verify.cpp", "  config.train.train_epochs = 0;\n", "", "run_test Verify*"),
     ("decoupled_minimum_above_the_rate", "config/rules_train.cpp", "!given || optim.decoupled_min_lr <= optim.decoupled_lr", "!given || true", "config_test Refusals*"),
     ("warmup_above_the_decoupled_rate", "config/rules_train.cpp", "!given || optim.lr_warmup_init <= optim.decoupled_lr", "!given || true", "config_test Refusals*"),

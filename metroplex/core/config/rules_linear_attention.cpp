@@ -45,7 +45,7 @@ void check_linear_heads(Rules& rules) {
                 "choose smaller sizes");
 }
 
-// Rejects settings that the key `key` is not implemented for.
+// Rejects settings that `key` does not support.
 void check_exclusions(Rules& rules, const char* key, const std::string& value, const char* fix) {
   const Config& config = rules.config;
   const Family* const family = find_family(config.model.family);

@@ -72,12 +72,21 @@ std::shared_ptr<nn::RopeTable> make_rope(const ModelContext& context, bool local
   return table;
 }
 
+// The residual, and the input of the sublayer in `type`. Without a norm, an fp32 residual is rounded for it.
+static nn::ResidualAndNorm sublayer_input(const nn::Values& in, std::optional<nn::Norm>& norm, at::ScalarType type,
+                                          const nn::SavePolicy& saving, const nn::Microbatch& batch) {
+  nn::ResidualAndNorm x = nn::residual_and_norm(in.at(nn::kHiddenStates), norm ? &*norm : nullptr, saving, batch);
+  if (!norm) x.normed.x = x.normed.x.to(type);
+  return x;
+}
+
 AttentionSegment::AttentionSegment(const LayerSpec& spec, const config::Model& model, const nn::LayerContext& context,
                                    std::shared_ptr<nn::RopeTable> rope)
     : mamba_(config::is_mamba_layer(model, spec.layer)),
       name_(spec.name + (mamba_ ? ".mixer" : ".self_attention")),
       sp_(context.sp),
       has_external_query_(spec.has_external_query),
+      type_(context.dtype),
       saving_(context.saving),
       dropout_{context.seed, spec.layer, nn::RandomSite::attention_output, model.hidden_dropout, context.target},
       norm_(make_norm(model.pre_norm, spec.name + (mamba_ ? ".norm" : ".input_layernorm"), model, context)),
@@ -86,8 +95,7 @@ AttentionSegment::AttentionSegment(const LayerSpec& spec, const config::Model& m
       multiplier_(model.residual_multiplier) {}
 
 nn::Values AttentionSegment::forward(const nn::Values& in, nn::SegmentContext& context) {
-  const nn::ResidualAndNorm x =
-      nn::residual_and_norm(in.at(nn::kHiddenStates), norm_ ? &*norm_ : nullptr, saving_, context.batch);
+  const nn::ResidualAndNorm x = sublayer_input(in, norm_, type_, saving_, context.batch);
   const at::Tensor query = has_external_query_ ? in.tensor(kQueries) : at::Tensor();
   at::Tensor attention_out = attention_->forward(x.normed, context.batch, query);
   if (post_norm_) attention_out = nn::normalize(*post_norm_, attention_out, saving_).x;
@@ -106,6 +114,7 @@ FeedForwardSegment::FeedForwardSegment(const LayerSpec& spec, const config::Mode
                                        const nn::LayerContext& context)
     : name_(spec.name + ".mlp"),
       sp_(context.sp),
+      type_(context.dtype),
       saving_(context.saving),
       dropout_{context.seed, spec.layer, nn::RandomSite::mlp_output, model.hidden_dropout, context.target},
       norm_(make_norm(model.pre_norm, spec.name + ".pre_mlp_layernorm", model, context)),
@@ -114,8 +123,7 @@ FeedForwardSegment::FeedForwardSegment(const LayerSpec& spec, const config::Mode
       multiplier_(model.residual_multiplier) {}
 
 nn::Values FeedForwardSegment::forward(const nn::Values& in, nn::SegmentContext& context) {
-  const nn::ResidualAndNorm x =
-      nn::residual_and_norm(in.at(nn::kHiddenStates), norm_ ? &*norm_ : nullptr, saving_, context.batch);
+  const nn::ResidualAndNorm x = sublayer_input(in, norm_, type_, saving_, context.batch);
   at::Tensor out = mlp_.forward(x.normed, context.batch);
   if (post_norm_) out = nn::normalize(*post_norm_, out, saving_).x;
   if (multiplier_ != 1) out = at::mul(out, multiplier_);

@@ -49,6 +49,7 @@ class AttentionSegment final : public nn::Segment {
   std::string name_;
   comm::Group sp_;
   bool has_external_query_;
+  at::ScalarType type_;
   nn::SavePolicy saving_;
   nn::DropoutKey dropout_;
   std::optional<nn::Norm> norm_;
@@ -68,6 +69,7 @@ class FeedForwardSegment final : public nn::Segment {
  private:
   std::string name_;
   comm::Group sp_;
+  at::ScalarType type_;
   nn::SavePolicy saving_;
   nn::DropoutKey dropout_;
   std::optional<nn::Norm> norm_;

@@ -59,13 +59,8 @@ LinearSpec output_projection(const AttentionSpec& spec, const config::Model& mod
 std::shared_ptr<Param> make_sinks(const AttentionSpec& spec, const config::Model& model,
                                   const LayerContext& context) {
   if (model.softmax_type != config::SoftmaxType::learnable) return nullptr;
-  const topology::DimShard cut =
-      topology::even_shard(0, topology::Axis::tp, model.num_attention_heads, context.tp.size(), context.tp.index());
-  return std::make_shared<Param>(make_param({spec.name + ".core_attention.softmax_offset",
-                                             {model.num_attention_heads},
-                                             {.cuts = {cut}, .role = topology::Role::bias},
-                                             Init::normal},
-                                            context));
+  return std::make_shared<Param>(make_head_param(spec.name + ".core_attention.softmax_offset",
+                                                 model.num_attention_heads, Init::normal, context));
 }
 
 CoreSpec core_spec(const AttentionSpec& spec, const config::Model& model, const LayerContext& context) {

@@ -32,13 +32,6 @@ LinearSpec out_projection(const AttentionSpec& spec, const config::Model& model,
   return out;
 }
 
-// A parameter with an element per value head.
-Param head_param(const std::string& name, int64_t heads, Init init, const LayerContext& context) {
-  const topology::DimShard shard =
-      topology::even_shard(0, topology::Axis::tp, heads, context.tp.size(), context.tp.index());
-  return make_param({name, {heads}, {.cuts = {shard}}, init}, context);
-}
-
 NormSpec head_norm(const AttentionSpec& spec, const config::Model& model) {
   NormSpec norm{spec.name + ".out_norm", model.linear_value_head_dim, /*rms=*/true, model.layernorm_epsilon};
   norm.partial = topology::Axis::tp;  // a rank has only its heads
@@ -93,8 +86,8 @@ GatedDeltaNet::GatedDeltaNet(const AttentionSpec& spec, const config::Model& mod
            {{"query", Sizes(model, 1).keys()}, {"key", Sizes(model, 1).keys()}, {"value", Sizes(model, 1).values()}},
            model.linear_conv_kernel_dim},
           context),
-      dt_bias_(head_param(spec.name + ".dt_bias", model.linear_num_value_heads, Init::ones, context)),
-      a_log_(head_param(spec.name + ".A_log", model.linear_num_value_heads, Init::log_uniform, context)),
+      dt_bias_(make_head_param(spec.name + ".dt_bias", model.linear_num_value_heads, Init::ones, context)),
+      a_log_(make_head_param(spec.name + ".A_log", model.linear_num_value_heads, Init::log_uniform, context)),
       out_norm_(head_norm(spec, model), context),
       out_proj_(out_projection(spec, model, Sizes(model, 1).values()), LinearSplit::input, context) {}
 

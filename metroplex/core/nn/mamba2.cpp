@@ -62,13 +62,6 @@ ShortConvolutionSpec convolution_spec(const AttentionSpec& spec, const config::M
           .bias = model.mamba_conv_bias};
 }
 
-Param per_head(const std::string& name, Init init, const config::Model& model, const LayerContext& context) {
-  const int64_t heads = Widths(model).heads;
-  const comm::Group& tp = context.tp;
-  const topology::DimShard cut = topology::even_shard(0, topology::Axis::tp, heads, tp.size(), tp.index());
-  return make_param({name, {heads}, {.cuts = {cut}, .role = topology::Role::bias}, init}, context);
-}
-
 // Returns BatchDocuments::ids of the s rows of this call, which are the last ones in generation.
 at::Tensor row_documents(const Microbatch& batch, int64_t s) {
   const at::Tensor& ids = batch.documents.ids;
@@ -93,9 +86,9 @@ Mamba2::Mamba2(const AttentionSpec& spec, const config::Model& model, const Laye
       per_head_({Widths(model, context.tp.size()).heads}, context.cp),
       in_proj_(input_projection(spec, model), LinearSplit::output, context),
       convolution_(convolution_spec(spec, model), context),
-      dt_bias_(per_head(spec.name + ".dt_bias", Init::time_step, model, context)),
-      a_log_(per_head(spec.name + ".A_log", Init::log_uniform, model, context)),
-      d_(per_head(spec.name + ".D", Init::ones, model, context)),
+      dt_bias_(make_head_param(spec.name + ".dt_bias", Widths(model).heads, Init::time_step, context)),
+      a_log_(make_head_param(spec.name + ".A_log", Widths(model).heads, Init::log_uniform, context)),
+      d_(make_head_param(spec.name + ".D", Widths(model).heads, Init::ones, context)),
       norm_({.name = spec.name + ".norm",
              .width = Widths(model).inner,
              .groups = model.mamba_num_groups / context.tp.size(),

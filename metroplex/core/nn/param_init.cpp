@@ -136,6 +136,12 @@ Param make_param(ParamSpec spec, const LayerContext& context) {
   return param;
 }
 
+Param make_head_param(const std::string& name, int64_t heads, Init init, const LayerContext& context) {
+  const comm::Group& tp = context.tp;
+  const topology::DimShard shard = topology::even_shard(0, topology::Axis::tp, heads, tp.size(), tp.index());
+  return make_param({name, {heads}, {.cuts = {shard}, .role = topology::Role::bias}, init}, context);
+}
+
 void materialize(Param& param, at::TensorOptions options) {
   param.data = at::empty(param.local_shape, options);
   param.initialize(param);

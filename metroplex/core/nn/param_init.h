@@ -46,6 +46,8 @@ struct ParamSpec {
 // Creates a parameter with its local shape. Unless the context defers it, also allocates and initializes the local
 // shard.
 Param make_param(ParamSpec spec, const LayerContext& context);
+// A parameter with one element per head, split over tp.
+Param make_head_param(const std::string& name, int64_t heads, Init init, const LayerContext& context);
 // Allocates `data` of a deferred parameter and calls `initialize`.
 void materialize(Param& param, at::TensorOptions options);
 

@@ -120,9 +120,9 @@ class RankJoiner {
   void check_ranks(const std::vector<Rank>& ranks) const {
     const int64_t ep = experts_ > 0 ? ep_ : 1;
     const auto position = [](const Rank& rank) { return std::tuple(rank.tp, rank.pp, rank.ep); };
-    std::set<std::tuple<int64_t, int64_t, int64_t>> there;
+    std::set<std::tuple<int64_t, int64_t, int64_t>> found;
     for (const Rank& rank : ranks) {
-      MPX_CHECK(there.insert(position(rank)).second, "checkpoint", "'", rank.path,
+      MPX_CHECK(found.insert(position(rank)).second, "checkpoint", "'", rank.path,
                 "': another folder is of the same rank; remove the folders of other runs");
       MPX_CHECK(rank.tp < tp_ && rank.pp < pp_ && rank.ep < ep, "checkpoint", "'", rank.path,
                 "' is not of this checkpoint: its args have tensor, pipeline and expert parallel sizes ", tp_, ", ",
@@ -131,7 +131,7 @@ class RankJoiner {
     for (Rank rank; rank.pp < pp_; ++rank.pp) {
       for (rank.tp = 0; rank.tp < tp_; ++rank.tp) {
         for (rank.ep = 0; rank.ep < ep; ++rank.ep)
-          MPX_CHECK(there.contains(position(rank)), "checkpoint", "'", directory_,
+          MPX_CHECK(found.contains(position(rank)), "checkpoint", "'", directory_,
                     "' has no mp_rank folder of tensor-parallel rank ", rank.tp, " of ", tp_, ", pipeline stage ",
                     rank.pp, " of ", pp_, " and expert-parallel rank ", rank.ep, " of ", ep,
                     "; copy the folders of all ranks");
