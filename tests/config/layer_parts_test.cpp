@@ -11,8 +11,11 @@ namespace metroplex::config::layer_parts_test {
 static std::string to_text(const Model& model) {
   std::string text;
   for (const LayerParts& parts : layer_parts(model)) {
-    for (const auto& [has, symbol] :
-         {std::pair{parts.mamba, 'M'}, {parts.attention, '*'}, {parts.mlp, '-'}, {parts.experts, 'E'}})
+    for (const auto& [has, symbol] : {std::pair{parts.mamba, 'M'},
+                                      {parts.delta_net, 'G'},
+                                      {parts.attention, '*'},
+                                      {parts.mlp, '-'},
+                                      {parts.experts, 'E'}})
       if (has) text += symbol;
     text += ' ';
   }
@@ -28,8 +31,8 @@ TEST(LayerParts, AreThoseOfThePattern) {
   model.hybrid_layer_pattern = "E-M";
   EXPECT_EQ(to_text(model), "E - M ");
   EXPECT_EQ(moe_layers(model), (std::vector<bool>{true, false, false}));
-  EXPECT_TRUE(is_mamba_layer(model, 2));
-  EXPECT_FALSE(is_mamba_layer(model, 1));
+  EXPECT_TRUE(parts_of_layer(model, 2).mamba);
+  EXPECT_FALSE(parts_of_layer(model, 1).mamba);
   EXPECT_FALSE(any_layer_has(model, &LayerParts::attention));
   model.hybrid_layer_pattern = "E-MM";
   const std::string error = catch_error([&] { layer_parts(model); });
@@ -38,6 +41,19 @@ TEST(LayerParts, AreThoseOfThePattern) {
             std::string::npos)
       << error;
   EXPECT_FALSE(any_layer_has(model, &LayerParts::mamba)) << "the rules report the pattern";
+}
+
+TEST(LayerParts, MixerMayBeADeltaNet) {
+  Model model;
+  model.num_layers = 4, model.mtp_num_layers = 1;
+  model.experimental_attention_variant = AttentionVariant::gated_delta_net, model.linear_attention_freq = "2";
+  model.num_moe_experts = 4, model.moe_layer_freq = "[0,1,1,1]";
+  EXPECT_EQ(to_text(model), "G- *E GE *E ");
+  EXPECT_TRUE(parts_of_layer(model, 4).attention && parts_of_layer(model, 4).experts) << "as the last layer";
+  model.mtp_num_layers = 0;
+  EXPECT_TRUE(parts_of_layer(model, 4).mlp) << "the top query layer of CodeGeeX is dense";
+  model.linear_attention_freq = "x";
+  EXPECT_FALSE(any_layer_has(model, &LayerParts::delta_net)) << "the rules report the pattern";
 }
 
 TEST(LayerParts, UnsupportedSymbolsAreNamed) {

@@ -65,24 +65,29 @@ std::vector<LayerParts> layer_parts(const Model& model) {
               ": must have one symbol per layer, but ", problem, "; write M, *, - or E for each layer");
     return *layers;
   }
+  const std::vector<bool> experts = moe_layers(model), linear = linear_attention_layers(model);
   std::vector<LayerParts> layers;
-  for (const bool experts : moe_layers(model))
-    layers.push_back({.attention = true, .mlp = !experts, .experts = experts});
+  for (size_t i = 0; i < experts.size(); ++i)
+    layers.push_back({.delta_net = linear[i], .attention = !linear[i], .mlp = !experts[i], .experts = experts[i]});
   return layers;
 }
 
-bool is_mamba_layer(const Model& model, int64_t layer) {
-  return !model.hybrid_layer_pattern.empty() && layer_parts(model)[static_cast<size_t>(layer)].mamba;
+LayerParts parts_of_layer(const Model& model, int64_t number) {
+  if (number >= model.num_layers && model.mtp_num_layers == 0) return {.attention = true, .mlp = true};
+  return layer_parts(model)[static_cast<size_t>(std::min(number, model.num_layers - 1))];
+}
+
+static bool has_valid_patterns(const Model& model) {
+  std::string problem;
+  const int64_t count = model.num_layers;
+  if (!model.hybrid_layer_pattern.empty())
+    return read_hybrid_layers(model.hybrid_layer_pattern, count, problem).has_value();
+  return (!model.has_experts() || read_moe_layers(model.moe_layer_freq, count, problem)) &&
+         (!model.has_delta_net() || read_window_layers(model.linear_attention_freq, count, problem));
 }
 
 bool any_layer_has(const Model& model, bool LayerParts::*part) {
-  std::string problem;
-  const std::string& pattern = model.hybrid_layer_pattern;
-  const int64_t count = model.num_layers;
-  const bool valid = pattern.empty()
-                         ? !model.has_experts() || read_moe_layers(model.moe_layer_freq, count, problem).has_value()
-                         : read_hybrid_layers(pattern, count, problem).has_value();
-  if (!valid) return false;
+  if (!has_valid_patterns(model)) return false;
   const std::vector<LayerParts> layers = layer_parts(model);
   return std::any_of(layers.begin(), layers.end(), [&](const LayerParts& layer) { return layer.*part; });
 }

@@ -1,4 +1,5 @@
-// The sublayers of each layer: attention and a feed-forward part, or the one that model.hybrid_layer_pattern names.
+// The sublayers of each layer: a mixer (attention or a gated delta net) and a feed-forward part, or the one that
+// model.hybrid_layer_pattern names.
 #pragma once
 
 #include <cstdint>
@@ -14,11 +15,15 @@ namespace metroplex::config {
 enum class Sublayer : char { mamba = 'M', attention = '*', mlp = '-', experts = 'E' };
 
 struct LayerParts {
-  bool mamba = false, attention = false, mlp = false, experts = false;
+  bool mamba = false, delta_net = false, attention = false, mlp = false, experts = false;
+
+  bool has_mixer() const { return mamba || delta_net || attention; }
 };
 // Throws base::Error("config") with key, value, rule and suggested fix.
 std::vector<LayerParts> layer_parts(const Model& model);
-bool is_mamba_layer(const Model& model, int64_t layer);
+// The parts of a layer with a global number. Multi-token prediction layers follow the last layer and copy its type.
+// CodeGeeX's top query layer is dense.
+LayerParts parts_of_layer(const Model& model, int64_t number);
 // Whether a layer has the part; false if a pattern is invalid.
 bool any_layer_has(const Model& model, bool LayerParts::*part);
 // Returns nothing and sets `problem` if the pattern is invalid or does not give num_layers symbols.

@@ -82,7 +82,7 @@ static nn::ResidualAndNorm sublayer_input(const nn::Values& in, std::optional<nn
 
 AttentionSegment::AttentionSegment(const LayerSpec& spec, const config::Model& model, const nn::LayerContext& context,
                                    std::shared_ptr<nn::RopeTable> rope)
-    : mamba_(config::is_mamba_layer(model, spec.layer)),
+    : mamba_(config::parts_of_layer(model, spec.layer).mamba),
       name_(spec.name + (mamba_ ? ".mixer" : ".self_attention")),
       sp_(context.sp),
       has_external_query_(spec.has_external_query),
@@ -137,12 +137,6 @@ void FeedForwardSegment::collect_params(std::vector<nn::Param*>& params) {
   if (post_norm_) post_norm_->collect_params(params);
 }
 
-// Multi-token prediction layers follow the last layer and copy its type. CodeGeeX's top query layer is dense.
-static config::LayerParts parts_of_layer(const config::Model& model, int64_t number) {
-  if (number >= model.num_layers && model.mtp_num_layers == 0) return {.attention = true, .mlp = true};
-  return config::layer_parts(model)[static_cast<size_t>(std::min(number, model.num_layers - 1))];
-}
-
 void add_layer_segments(nn::Block& block, const LayerSpec& spec, const ModelContext& context,
                         std::shared_ptr<nn::RopeTable> rope) {
   const config::Model& model = context.model;
@@ -150,8 +144,8 @@ void add_layer_segments(nn::Block& block, const LayerSpec& spec, const ModelCont
     block.segments.push_back(make_parallel_segment(spec, context, std::move(rope)));
     return;
   }
-  const config::LayerParts parts = parts_of_layer(model, spec.layer);
-  if (parts.attention || parts.mamba)
+  const config::LayerParts parts = config::parts_of_layer(model, spec.layer);
+  if (parts.has_mixer())
     block.segments.push_back(std::make_unique<AttentionSegment>(spec, model, context, std::move(rope)));
   if (parts.experts) {
     const moe::ExpertsLayerSpec experts{spec.name + ".mlp", spec.layer,

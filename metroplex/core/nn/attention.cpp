@@ -90,10 +90,9 @@ CoreSpec core_spec(const AttentionSpec& spec, const config::Model& model, const 
 
 std::unique_ptr<Attention> make_attention(const AttentionSpec& spec, const config::Model& model,
                                           const LayerContext& context, std::shared_ptr<RopeTable> rope) {
-  const std::vector<bool> linear = config::linear_attention_layers(model);
-  const auto layer = static_cast<size_t>(spec.layer);
-  if (layer < linear.size() && linear[layer]) return std::make_unique<GatedDeltaNet>(spec, model, context);
-  if (config::is_mamba_layer(model, spec.layer)) return std::make_unique<Mamba2>(spec, model, context);
+  const config::LayerParts parts = config::parts_of_layer(model, spec.layer);
+  if (parts.delta_net) return std::make_unique<GatedDeltaNet>(spec, model, context);
+  if (parts.mamba) return std::make_unique<Mamba2>(spec, model, context);
   if (model.multi_latent_attention) return std::make_unique<LatentAttention>(spec, model, context, std::move(rope));
   return std::make_unique<SelfAttention>(spec, model, context, std::move(rope));
 }

@@ -26,7 +26,6 @@ struct Layer {
   const DecoderNames& names;
   std::string ours, theirs;  // "decoder.layers.0.", "model.layers.0."
   std::vector<MappedTensor>& out;
-  bool has_delta_net = false;
 
   void whole(const std::string& our_name, const std::string& their_name, const Dims& shape) const {
     out.push_back({ours + our_name, shape, {whole_part(theirs + their_name, shape)}});
@@ -215,7 +214,6 @@ struct Layer {
     add("out_proj.weight", "out_proj.weight", {m.hidden_size, values});
   }
   void attention() const {
-    if (has_delta_net) return delta_net();
     if (model.multi_latent_attention) return latent_attention();
     const int64_t h = model.hidden_size, d = head_dim_size(model);
     qkv("weight");
@@ -247,9 +245,10 @@ struct Layer {
   }
   void all(const config::LayerParts& parts) const {
     const int64_t h = model.hidden_size;
-    const bool mixes = parts.mamba || parts.attention, feeds = parts.mlp || parts.experts;
+    const bool mixes = parts.has_mixer(), feeds = parts.mlp || parts.experts;
     if (mixes && model.pre_norm) norm(parts.mamba ? "norm" : "input_layernorm", names.input_norm, h);
     if (parts.mamba) mamba();
+    if (parts.delta_net) delta_net();
     if (parts.attention) attention();
     if (mixes && model.sandwich_norm) norm("post_self_attn_layernorm", names.attention_norm, h);
     if (feeds && model.pre_norm && !model.parallel_attention_mlp) norm("pre_mlp_layernorm", names.mlp_input_norm, h);
@@ -344,15 +343,10 @@ std::vector<MappedTensor> decoder_tensors(const config::Model& model, const Deco
   const Layer outside{model, names, "", "", all};
   outside.whole("embedding.word_embeddings.weight", base::concat(names.model, ".", names.embedding, ".weight"),
                 {model.vocab_size, model.hidden_size});
-  const std::vector<bool> delta_nets = config::linear_attention_layers(model);
   const std::vector<config::LayerParts> parts = config::layer_parts(model);
   for (int64_t i = 0; i < model.num_layers; ++i) {
-    const Layer layer{model,
-                      names,
-                      base::concat("decoder.layers.", i, "."),
-                      base::concat(names.model, ".layers.", i, "."),
-                      all,
-                      delta_nets[static_cast<size_t>(i)]};
+    const Layer layer{model, names, base::concat("decoder.layers.", i, "."),
+                      base::concat(names.model, ".layers.", i, "."), all};
     layer.all(parts[static_cast<size_t>(i)]);
   }
   outside.norm("decoder.final_layernorm", base::concat(names.model, ".", names.final_norm), model.hidden_size);

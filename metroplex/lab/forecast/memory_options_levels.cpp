@@ -54,7 +54,8 @@ bool recomputable(const config::Model& m, const std::string& module) {
   if (module == "shared_experts")
     return any && m.moe_shared_expert_intermediate_size > 0 && !m.moe_shared_expert_overlap;
   if (module == "mlp" || module == "activation") return config::any_layer_has(m, &LayerParts::mlp);
-  if (module == "core_attn") return config::any_layer_has(m, &LayerParts::attention);
+  if (module == "core_attn")
+    return config::any_layer_has(m, &LayerParts::attention) || config::any_layer_has(m, &LayerParts::delta_net);
   return true;
 }
 

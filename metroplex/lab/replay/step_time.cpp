@@ -146,7 +146,8 @@ class Simulation {
         Communicator* const on = communicator(rank, operation.group);
         const bool wait = operation.name == "wait";
         if (operation.name == "recv") continue;  // received while the own tensor is sent
-        Item& item = items.emplace_back(wait ? Item::Kind::wait : Item::Kind::issue);
+        Item& item = items.emplace_back();
+        item.kind = wait ? Item::Kind::wait : Item::Kind::issue;
         item.communicator = on;
         item.call = operation.call;
         item.name = operation.name;
