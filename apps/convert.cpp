@@ -26,7 +26,7 @@ const std::map<std::string, files::Dtype> kTypes{
     {"fp32", files::Dtype::kF32}, {"bf16", files::Dtype::kBF16}, {"fp16", files::Dtype::kF16}};
 
 struct ConvertOptions {
-  std::string from, to, directory, dtype, base, adapters;
+  std::string from, to, directory, dtype, quantization, base, adapters;
   int64_t step = 0;
   uint64_t shard = uint64_t{5} << 30;
   int ranks = 1;
@@ -56,10 +56,11 @@ std::unique_ptr<checkpoint::Reader> open_checkpoint(files::FileSystem& disk, con
 
 std::string to_hf(files::FileSystem& disk, const ConvertOptions& options) {
   const bool from_hf = is_hf_directory(disk, options.from);
-  const bool changes = !options.adapters.empty() || (from_hf && hf::read_quantization(disk, options.from).is_used());
+  const bool changes = !options.adapters.empty() || !options.quantization.empty() ||
+                       (from_hf && hf::read_quantization(disk, options.from).is_used());
   MPX_CHECK(!from_hf || changes, "config", "'", options.from,
             "' is already a Hugging Face directory; use --to checkpoint to make a checkpoint from it");
-  hf::ExportOptions how{static_cast<int64_t>(options.shard)};
+  hf::ExportOptions how{static_cast<int64_t>(options.shard), std::nullopt, options.quantization};
   if (!options.dtype.empty()) how.dtype = kTypes.at(options.dtype);
   if (is_model_directory(disk, options.from)) {
     const std::string from = find_model_directory(disk, options.from, options.step);
@@ -145,6 +146,10 @@ int run_convert(const std::vector<std::string>& arguments) {
                  "hf: fp32, bf16 or fp16; default: the dtype in the checkpoint. Other types are rounded from\n"
                  "the main parameters (fp32) if the checkpoint has them")
       ->check(CLI::IsMember({"fp32", "bf16", "fp16"}));
+  app.add_option("--quantization", options.quantization,
+                 "hf: fp8 (E4M3 in blocks of 128 x 128) or mxfp4 (experts of gpt_oss); default: none. Linear layers\n"
+                 "are rounded from the main parameters (fp32) if the checkpoint has them")
+      ->check(CLI::IsMember({"fp8", "mxfp4"}));
   app.add_option("--adapter", options.adapters,
                  "hf, checkpoint: a directory of adapters that PEFT saved for the model in FROM. hf merges them");
   app.add_option("--base", options.base, "peft: the model that the adapters belong to, for adapter_config.json");
@@ -158,11 +163,9 @@ int run_convert(const std::vector<std::string>& arguments) {
       "  metroplex convert llama_tiny_hf --to checkpoint again");
   int exit_code = 0;
   if (!parse(app, arguments, exit_code)) return exit_code;
-  const std::pair<const char*, const char*> only_for[] = {{"--max-shard-size", "hf"},
-                                                          {"--dtype", "hf"},
-                                                          {"--base", "peft"},
-                                                          {"--ranks", "checkpoint"},
-                                                          {"--weights-only", "checkpoint"}};
+  const std::pair<const char*, const char*> only_for[] = {
+      {"--max-shard-size", "hf"}, {"--dtype", "hf"},         {"--quantization", "hf"},
+      {"--base", "peft"},         {"--ranks", "checkpoint"}, {"--weights-only", "checkpoint"}};
   for (const auto& [option, target] : only_for) {
     MPX_CHECK(app.count(option) == 0 || options.to == target, "config", option, " is for --to ", target,
               ", not for --to ", options.to, "; leave it out");

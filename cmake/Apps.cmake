@@ -60,6 +60,7 @@ hf_parity_test(tp2 hf_even_heads --tp 2)
 hf_parity_test(pp2 hf_directories --pp 2)
 hf_parity_test(tp2_sp_pp2 hf_even_heads --tp 2 --sp --pp 2)
 hf_parity_test(ep2 hf_experts --ep 2)
+hf_parity_test(cp2 hf_directories --cp 2)
 # Every directory must fail, and fail in the comparison. An error without a comparison prints its reason after a
 # colon.
 list(LENGTH hf_directories hf_count)

@@ -159,6 +159,19 @@ run 0 train --model.from "$cases/deepseek_v3_fp8" $small --train.train_iters=1 -
   --model.moe_router_bias_update_rate=0 --checkpoint.save=run_fp8 --pp 2 --nproc 2
 run 0 convert run_fp8 --to hf again_fp8
 cmp plain_deepseek_v3_fp8/model.safetensors again_fp8/model.safetensors && held || fail "a run has other weights"
+# Weights that no step changed get their former codes.
+run 0 convert "$cases/gpt_oss_mxfp4" --to hf same_mxfp4 --quantization mxfp4
+cmp "$cases/gpt_oss_mxfp4/model.safetensors" same_mxfp4/model.safetensors && held || fail "mxfp4 is written otherwise"
+run 0 convert run_fp8 --to hf codes_of_run --quantization fp8
+run 0 convert "$cases/deepseek_v3_fp8" --to hf codes --quantization fp8
+cmp codes/model.safetensors codes_of_run/model.safetensors && held || fail "a run has other codes"
+run 0 inspect codes_of_run
+prints 'quantized: fp8, a scale for each block of 128 x 128'
+run 2 convert run_fp8 --to hf no --quantization mxfp4
+warns '--quantization = mxfp4: transformers reads it only for gpt_oss, not for deepseek_v3; use fp8'
+[ ! -e no ] && held || fail "a rejected export left files"
+run 2 convert run_fp8 --to checkpoint no --quantization fp8
+warns '--quantization is for --to hf, not for --to checkpoint'
 run 2 convert mixture --to checkpoint no --dtype bf16
 warns '--dtype is for --to hf, not for --to checkpoint'
 run 2 convert mixture --to hf no --base base

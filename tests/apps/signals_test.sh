@@ -40,7 +40,7 @@ for form in threads gloo; do
       set -m # a separate group
       if [ $target = timeout ]; then
         rm -f $name.out
-        timeout -k 20 8 "$metroplex" train "${layout[@]}" > $name.out 2> $name.err < /dev/null &
+        timeout -k 20 120 "$metroplex" train "${layout[@]}" > $name.out 2> $name.err < /dev/null &
         job=$!
       else
         start $name "${layout[@]}"
@@ -52,7 +52,7 @@ for form in threads gloo; do
         launcher) kill -$signal $job ;;
         rank) kill -$signal "$(first_rank)" ;;
         timeout)
-          for _ in $(seq 100); do
+          for _ in $(seq 600); do
             grep -qs 'iteration  *3/' $name.out && break
             sleep 0.1
           done

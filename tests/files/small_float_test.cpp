@@ -42,6 +42,33 @@ TEST(SmallFloat, E2m1HasAllCodes) {
   }
 }
 
+// Between two neighbors, the nearer one; at equal distances, the even code.
+template <class Code, class Value>
+void expect_nearest(const Code& code_of, const Value& value_of, int last) {
+  for (int code = 0; code < last; ++code) {
+    const double low = value_of(code), high = value_of(code + 1), middle = (low + high) / 2;
+    EXPECT_EQ(code_of(low), code);
+    EXPECT_EQ(code_of(std::nextafter(middle, low)), code) << low;
+    EXPECT_EQ(code_of(middle), code % 2 == 0 ? code : code + 1) << low;
+    EXPECT_EQ(code_of(std::nextafter(middle, high)), code + 1) << low;
+    EXPECT_EQ(code_of(-high), code + 1 + (last + 1)) << high;
+  }
+  EXPECT_EQ(code_of(1e30), last);
+  EXPECT_EQ(code_of(-0.0), last + 1);
+}
+
+TEST(SmallFloat, NearestCodeTiesToEven) {
+  expect_nearest([](double value) { return e2m1_code(value); }, [](int code) { return e2m1_value(code); }, 7);
+  const auto e4m3 = [](double value) {
+    const int code = e4m3_code(value);
+    return code < 0x80 ? code : code - 1;  // leaves out NaN
+  };
+  expect_nearest(
+      e4m3, [](int code) { return e4m3_value(static_cast<uint8_t>(code)); }, 126);
+  EXPECT_EQ(e4m3_code(std::nan("")), 0x7f);
+  EXPECT_EQ(e4m3_code(HUGE_VAL), 0x7e);
+}
+
 // Two F4 elements share a byte; the even one is in the low half.
 TEST(SmallFloat, ElementsOfFiles) {
   const std::byte bytes[] = {std::byte{0x7f}, std::byte{0x38}, std::byte{0x80}};

@@ -242,8 +242,9 @@ bool check(const std::string& directory, const Layout& layout, Fault fault) {
           .model,
       static_cast<int64_t>(tokens.size() * tokens[0].size()));
   const double logits = kErrorFactor * std::max(rounding.value("logits_max_abs", 0.0), unit * largest);
-  std::printf("%s: tp %ld pp %ld ep %ld%s\n", directory.c_str(), static_cast<long>(layout.tp),
-              static_cast<long>(layout.pp), static_cast<long>(layout.ep), layout.sp ? " sp" : "");
+  std::printf("%s: tp %ld pp %ld ep %ld cp %ld%s\n", directory.c_str(), static_cast<long>(layout.tp),
+              static_cast<long>(layout.pp), static_cast<long>(layout.ep), static_cast<long>(layout.cp),
+              layout.sp ? " sp" : "");
   Report report;
   report.line("logits", compare_logits(run, expected, logits));
   LargestError loss;
@@ -254,8 +255,8 @@ bool check(const std::string& directory, const Layout& layout, Fault fault) {
               compare_gradients(run, expected,
                                 kErrorFactor * std::max(rounding.value("gradients_max_relative_l2", 0.0), unit)));
   if (expected.contains("routing") && !expected.at("routing").empty()) {
-    if (layout.tp == 1) report.line("routing", compare_routing(run, expected, logits));
-    else std::printf("  routing    not compared with tp above 1\n");
+    if (layout.tp == 1 && layout.cp == 1) report.line("routing", compare_routing(run, expected, logits));
+    else std::printf("  routing    not compared with tp or cp above 1\n");
   }
   int64_t equal = 0;
   for (size_t i = 0; i < new_tokens.size() && i < run.generated.size() && run.generated[i] == new_tokens[i]; ++i)
@@ -326,6 +327,7 @@ int run(int argc, char** argv) {
   app.add_option("--pp", layout.pp, "pipeline ranks")->check(CLI::PositiveNumber);
   app.add_option("--ep", layout.ep, "expert parallel ranks, which are data parallel ones too")
       ->check(CLI::PositiveNumber);
+  app.add_option("--cp", layout.cp, "context parallel ranks")->check(CLI::PositiveNumber);
   app.add_flag("--sp", layout.sp, "sequence parallelism");
   app.add_option("--plant", plant, "a mistake to make on purpose, which must not pass: zero_tensor, scaled_norm")
       ->check(CLI::IsMember({"none", "zero_tensor", "scaled_norm"}));

@@ -14,6 +14,7 @@
 #include "hf/adapters.h"
 #include "hf/directory.h"
 #include "moe/experts_layer.h"
+#include "nn/head_exchange.h"
 #include "step/batch.h"
 #include "verify/gather.h"
 #include "run/generate.h"
@@ -25,7 +26,10 @@ namespace metroplex::hf_parity {
 namespace {
 
 std::vector<std::string> layout_arguments(const Layout& layout) {
-  return {base::concat("--tp=", layout.tp), base::concat("--pp=", layout.pp), base::concat("--ep=", layout.ep),
+  return {base::concat("--tp=", layout.tp),
+          base::concat("--pp=", layout.pp),
+          base::concat("--ep=", layout.ep),
+          base::concat("--cp=", layout.cp),
           base::concat("--nproc=", layout.ranks()),
           base::concat("--parallel.sequence_parallel=", layout.sp ? "true" : "false")};
 }
@@ -116,6 +120,8 @@ std::vector<nn::Microbatch> make_batches(const step::Assembly& assembly, const T
                                          bool training) {
   std::vector<nn::Microbatch> batches;
   const int64_t dp = assembly.process.groups().dp.size();
+  const step::SequenceSharding sharding =
+      step::sequence_sharding(assembly.process.config.parallel, assembly.process.groups().cp);
   for (int64_t n = assembly.process.groups().dp.index(); n < static_cast<int64_t>(tokens.size()); n += dp) {
     const std::vector<int64_t>& sequence = tokens[static_cast<size_t>(n)];
     step::HostBatch host;
@@ -132,6 +138,7 @@ std::vector<nn::Microbatch> make_batches(const step::Assembly& assembly, const T
     host.samples.push_back(std::move(sample));
     nn::Microbatch batch =
         step::stack_samples(host, assembly.process.dtype == at::kDouble ? at::kDouble : at::kFloat);
+    batch = step::shard_sequence(batch, sharding);
     if (!labels) batch.labels = at::Tensor();
     batch.training = training;
     batches.push_back(std::move(batch));
@@ -139,17 +146,21 @@ std::vector<nn::Microbatch> make_batches(const step::Assembly& assembly, const T
   return batches;
 }
 
-// Logits of every sequence, on rank 0 of the last stage of its data-parallel rank.
+// Logits of every sequence, on the first tp and cp rank of the last stage of its data-parallel rank.
 void take_logits(step::Assembly& assembly, const Tokens& tokens, std::mutex& mutex, std::vector<at::Tensor>& logits) {
   const std::vector<nn::Microbatch> batches = make_batches(assembly, tokens, false, false);
-  const auto outputs =
+  auto outputs =
       assembly.model.executor
           ->run({assembly.model.table(assembly.process.config.parallel, static_cast<int>(batches.size()), true),
                  batches,
                  {},
                  step::border_shape(assembly.process, assembly.model, batches[0])})
           .last;
+  const comm::Group& cp = assembly.process.groups().cp;
   if (!assembly.process.last_stage() || !assembly.process.groups().tp.first()) return;
+  for (size_t i = 0; cp.size() > 1 && i < outputs.size(); ++i)
+    outputs[i] = nn::gather_sequence(outputs[i], batches[i], cp);
+  if (!cp.first()) return;
   const std::lock_guard lock(mutex);
   for (size_t i = 0; i < outputs.size(); ++i) {
     const size_t n = static_cast<size_t>(assembly.process.groups().dp.index()) +
@@ -258,11 +269,11 @@ ModelRun run_model(const std::string& directory, const Layout& layout, const Tok
     run.loss = loss;
     run.gradients = read_hf_tensors(directory, config.model, gradients);
   });
-  if (layout.tp == 1) run.routing = recorder.routing;
+  if (layout.tp == 1 && layout.cp == 1) run.routing = recorder.routing;
   Layout plain = layout;
   plain.sp = false;
   // One sequence at a time, on one data-parallel rank: experts stay together.
-  plain.ep = 1;
+  plain.ep = plain.cp = 1;
   plain.forward_only = true;
   const config::Config generating = make_config(directory, plain, 1, static_cast<int64_t>(tokens[0].size()));
   run_on_ranks(generating, [&](const comm::World& world) {

@@ -16,8 +16,8 @@ namespace metroplex::hf_parity {
 using Tokens = std::vector<std::vector<int64_t>>;
 
 struct Layout {
-  int64_t tp = 1, pp = 1, ep = 1;
-  int64_t ranks() const { return tp * pp * ep; }
+  int64_t tp = 1, pp = 1, ep = 1, cp = 1;
+  int64_t ranks() const { return tp * pp * ep * cp; }
   bool sp = false, forward_only = false;
 };
 
@@ -30,7 +30,7 @@ struct ModelRun {
   double loss = 0;
   std::vector<at::Tensor> logits;               // of each sequence, [s, V] in double
   std::map<std::string, at::Tensor> gradients;  // theirs, in double
-  std::map<int64_t, Routing> routing;           // by layer; not with tp above 1
+  std::map<int64_t, Routing> routing;           // by layer; not with tp or cp above 1
   std::vector<int64_t> generated;
 };
 

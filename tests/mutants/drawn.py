@@ -9,6 +9,7 @@ SETTINGS = "hf/decoder_settings.cpp"
 DECODER = "hf/decoder.cpp"
 ROUTING = "hf/decoder_experts.cpp"
 QUANTIZED = "hf/quantization.cpp"
+QUANTIZED_EXPORT = "hf/quantized_export.cpp"
 FILTERS = "text/jinja/interpreter_filters.cpp"
 LISTS = "text/jinja/interpreter_list_filters.cpp"
 STEP_MATH = "kernels/step_state_math.h"
@@ -76,7 +77,7 @@ MUTANTS = [
     ("drawn_topk_group_written_as_groups", ROUTING, "std::max<int64_t>(1, m.moe_router_group_topk)", "std::max<int64_t>(1, m.moe_router_num_groups)", HF_WRITES, "expr"),
     ("drawn_gemma3_local_theta_written_global", DECODER, "m.has_window() ? base : 10000.0", "m.has_window() ? m.rotary_base : 10000.0", HF_WRITES, "expr"),
     ("drawn_shards_by_one_tensor", "hf/directory_export.cpp", "held + bytes > static_cast<uint64_t>(most)", "bytes > static_cast<uint64_t>(most)", HF_WRITES, "expr"),
-    ("drawn_total_size_of_the_last", "hf/directory_export.cpp", "total += theirs.bytes();", "total = theirs.bytes();", HF_WRITES, "stmt"),
+    ("drawn_total_size_of_the_last", "hf/directory_export.cpp", "total += files::tensor_bytes(info.dtype, info.shape, info.name);", "total = files::tensor_bytes(info.dtype, info.shape, info.name);", HF_WRITES, "stmt"),
     # hf: quantized weights.
     ("hf_scale_of_the_first_block_in_a_row", QUANTIZED, "block_row * column_blocks + block_column", "block_row * column_blocks", "hf_test Quantization*"),
     ("hf_scales_of_the_first_expert", QUANTIZED, "row / form.rows * row_blocks", "0 * row_blocks", "hf_test Quantization*"),
@@ -92,6 +93,15 @@ MUTANTS = [
     ("hf_router_keeps_its_dtype", "hf/directory_source.cpp", 'quantization_.is_used() && tensor.kind == "weight"', "quantized_.contains(tensor.parts.front().name)", parity("deepseek_v3_fp8")),
     ("e4m3_subnormals_halved", "files/small_float.cpp", "(exponent == 0 ? 1 : exponent)", "exponent", "files_test SmallFloat*"),
     ("e4m3_last_exponent_is_nan", "files/small_float.cpp", "(code & 0x7f) == 0x7f", "(code & 0x78) == 0x78", "files_test SmallFloat*"),
+    # hf: quantized exports.
+    ("hf_earlier_scale_is_not_tried", QUANTIZED_EXPORT, "    if (std::all_of(", "    if (false && std::all_of(", "hf_test QuantizedExport*"),
+    ("hf_scale_for_240", QUANTIZED_EXPORT, "static_cast<float>(files::kMaxE4m3)", "240.0F", "hf_test QuantizedExport*"),
+    ("hf_mx_scale_for_8", QUANTIZED_EXPORT, "std::ilogb(largest) - 2 + 127", "std::ilogb(largest) - 1 + 127", "hf_test QuantizedExport*"),
+    ("hf_blocks_of_the_first_matrix", QUANTIZED_EXPORT, "at.push_back(begin + ", "at.push_back(", "hf_test QuantizedExport*"),
+    ("hf_nothing_is_excluded", QUANTIZED_EXPORT, "if (linear && !is_quantized(tensor, method))", "if (false)", "hf_test QuantizedExport*"),
+    ("hf_biases_of_experts_are_quantized", QUANTIZED_EXPORT, 'tensor.name.ends_with(".weight") && ', "", "hf_test QuantizedExport*"),
+    ("small_float_rounds_down", "files/small_float.cpp", "std::nearbyint(", "std::floor(", "files_test SmallFloat*"),
+    ("small_float_does_not_saturate", "files/small_float.cpp", "std::min(std::abs(value), finite_value(last, form))", "std::abs(value)", "files_test SmallFloat*"),
     # hf: adapters.
     ("drawn_merged_region_of_first_group", "hf/merged.cpp", "group * box.size + inside", "group * 0 + inside", f"hf_test; {ADAPTERS}", "expr"),
     ("drawn_merged_with_the_first_row_of_a", "hf/merged.cpp", "a.data() + (expert * rank + k) * columns", "a.data() + expert * rank * columns", f"hf_test; {ADAPTERS}", "expr"),

@@ -7,6 +7,7 @@ by `metroplex convert`, and that loaded by AutoModelForCausalLM: no key may be m
 of random tokens must be those that the checkpoint itself gives in metroplex on tp 2 x pp 2 ranks. Then models that
 began from nothing with a tokenizer: AutoTokenizer must load what is written and give the recorded ids. Then adapters
 trained on such a directory: merged into it, and loaded by PeftModel beside it, both must give the checkpoint's logits."""
+import itertools
 import json
 import math
 import os
@@ -161,6 +162,26 @@ def trained_directory(case, work):
     compare(case.name, work / "out", work / "run", forward, before, work)
     same_ids(case.name, case, work / "out")
     stored_as(config["dtype"], work)
+    if config["model_type"] not in ("gpt2", "gpt_oss"):  # they store transposed matrices
+        quantized_as_torch(case.name, work)
+
+
+def quantized_as_torch(name, work):
+    """Codes and scales of --quantization fp8 are those that torch computes from the main parameters."""
+    run(programs / "metroplex", "convert", work / "run", "--to", "hf", work / "fp8", "--quantization", "fp8")
+    written, whole = load_file(work / "fp8" / "model.safetensors"), load_file(work / "out" / "model.safetensors")
+    scales = [key for key in written if key.endswith("_scale_inv")]
+    if not scales:
+        sys.exit(f"{name}: no weight is quantized")
+    for key in scales:
+        weight = key.removesuffix("_scale_inv")
+        for block in itertools.product(*(range(size) for size in written[key].shape)):
+            region = tuple(slice(128 * at, 128 * (at + 1)) for at in block)
+            scale = whole[weight][region].abs().max() / 448
+            codes = (whole[weight][region] / scale).to(torch.float8_e4m3fn)
+            if written[key][block] != scale or not torch.equal(codes.view(torch.uint8), written[weight][region].view(torch.uint8)):
+                sys.exit(f"{name}: {weight} is quantized otherwise than by torch")
+    print(f"{name}: {len(scales)} weights are quantized as by torch", flush=True)
 
 
 def stored_as(name, work):

@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "base/error.h"
+#include "files/small_float.h"
 
 namespace metroplex::files {
 namespace {
@@ -14,27 +15,16 @@ void put(std::byte* out, uint64_t i, T value) {
   std::memcpy(out + i * sizeof(T), &value, sizeof(T));
 }
 
-struct Half {
-  int exponent, fraction;
-};
-
-uint16_t half_bits(double x, const Half& form) {
-  const auto sign = static_cast<uint16_t>(std::signbit(x) ? 0x8000 : 0);
+uint16_t half_bits(double x, const FloatForm& form) {
+  const int sign = std::signbit(x) ? 0x8000 : 0;
   const int infinite = ((1 << form.exponent) - 1) << form.fraction;
-  if (std::isnan(x)) return static_cast<uint16_t>(sign | infinite | 1 << (form.fraction - 1));
-  if (std::isinf(x)) return static_cast<uint16_t>(sign | infinite);
-  const int bias = (1 << (form.exponent - 1)) - 1;
-  if (x == 0) return sign;
-  int above = 0;  // |x| < 2^above
-  std::frexp(x, &above);
-  const int exponent = std::max(above - 1, 1 - bias);  // 1 - bias also applies to subnormals
-  if (exponent > bias) return static_cast<uint16_t>(sign | infinite);
-  // `units` includes the leading one, which increments the exponent below; a carry does the same.
-  const auto units = static_cast<int>(std::nearbyint(std::ldexp(std::abs(x), form.fraction - exponent)));
-  return static_cast<uint16_t>(sign | (((exponent + bias - 1) << form.fraction) + units));
+  const int magnitude = std::isnan(x)   ? infinite | 1 << (form.fraction - 1)
+                        : std::isinf(x) ? infinite
+                                        : std::min(nearest_code(std::abs(x), form), infinite);
+  return static_cast<uint16_t>(sign | magnitude);
 }
 
-constexpr Half kBrain{8, 7}, kIeee{5, 10};
+constexpr FloatForm kBrain{8, 7, 127}, kIeee{5, 10, 15};
 
 void float_to_brain(const std::byte* in, std::byte* out, uint64_t count) {
   for (uint64_t i = 0; i < count; ++i) {

@@ -104,6 +104,7 @@ struct ExportOptions {
   // F32, BF16 or F16; absent: the dtype of the checkpoint. A conversion rounds the main parameters if the checkpoint
   // has them. Tensors whose dtype differs from the embedding's keep their dtype.
   std::optional<files::Dtype> dtype = std::nullopt;
+  std::string quantization = "";  // or a method of quantized_export.h; weights are rounded from the main parameters
 };
 // Throws base::Error if write_directory would: no family matches the model, or `directory` exists.
 void check_writable(files::FileSystem& disk, const config::Model& model, const std::string& directory);

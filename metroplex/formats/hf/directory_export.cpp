@@ -8,6 +8,7 @@
 #include "config/load.h"
 #include "files/convert_dtype.h"
 #include "hf/merged.h"
+#include "hf/quantized_export.h"
 
 namespace metroplex::hf {
 namespace {
@@ -22,8 +23,28 @@ struct HfTensor {
     const TensorPart* part;
   };
   std::vector<Piece> pieces;
-  uint64_t bytes() const { return files::tensor_bytes(info.dtype, info.shape, info.name); }
+  std::optional<QuantizedForm> form = std::nullopt;  // then `info` is that of the codes
+
+  std::vector<files::TensorInfo> written() const {
+    if (!form) return {info};
+    const files::Dtype scales = form->codes == files::Dtype::kF4 ? files::Dtype::kU8 : files::Dtype::kF32;
+    const Dims& shape = form->scale_shapes.front();
+    return {info, {form->scales, scales, {shape.begin(), shape.end()}}};
+  }
+  uint64_t bytes() const {
+    uint64_t sum = 0;
+    for (const files::TensorInfo& tensor : written())
+      sum += files::tensor_bytes(tensor.dtype, tensor.shape, tensor.name);
+    return sum;
+  }
+  // Number of elements in the order of the parts.
+  uint64_t elements() const {
+    uint64_t count = 1;
+    for (const uint64_t length : info.shape) count *= length;
+    return form && form->codes == files::Dtype::kF4 ? 2 * count : count;
+  }
 };
+using Forms = std::map<std::string, QuantizedForm>;
 
 constexpr const char* kEmbedding = "embedding.word_embeddings.weight";
 
@@ -38,11 +59,18 @@ const files::TensorForm& find_form(const checkpoint::TensorSource& run, const st
 // A tensor whose dtype differs from the embedding's (a float32 bias of a bf16 model) keeps it. Converted tensors are
 // rounded once, from the main parameters if the run has them.
 HfTensor make_hf_tensor(const checkpoint::TensorSource& run, const MappedTensor& ours, const TensorPart& part,
-                        std::optional<files::Dtype> wanted) {
+                        std::optional<files::Dtype> wanted, const Forms& forms) {
   const files::TensorForm& form = find_form(run, ours.name, ours.kind);
   HfTensor theirs{{part.name, form.dtype, {part.shape.begin(), part.shape.end()}}, form.dtype, ours.kind, {}};
-  if (!wanted || *wanted == form.dtype || form.dtype != find_form(run, kEmbedding, "weight").dtype) return theirs;
-  theirs.info.dtype = *wanted;
+  const auto quantized = forms.find(part.name);
+  if (quantized != forms.end()) {
+    theirs.form = quantized->second;
+    theirs.info.dtype = theirs.form->stored;
+    theirs.info.shape = {theirs.form->shape.begin(), theirs.form->shape.end()};
+  } else {
+    if (!wanted || *wanted == form.dtype || form.dtype != find_form(run, kEmbedding, "weight").dtype) return theirs;
+    theirs.info.dtype = *wanted;
+  }
   if (const files::TensorForm* main = run.find(ours.name, "main"); main != nullptr)
     theirs.stored = main->dtype, theirs.kind = "main";
   return theirs;
@@ -50,7 +78,7 @@ HfTensor make_hf_tensor(const checkpoint::TensorSource& run, const MappedTensor&
 
 // In the order of the model.
 std::vector<HfTensor> map_to_hf(const std::vector<MappedTensor>& mapped, const checkpoint::TensorSource& run,
-                                std::optional<files::Dtype> wanted) {
+                                std::optional<files::Dtype> wanted, const Forms& forms) {
   std::vector<HfTensor> all;
   std::map<std::string, size_t> index;
   for (size_t i = 0; i < mapped.size(); ++i) {
@@ -60,7 +88,7 @@ std::vector<HfTensor> map_to_hf(const std::vector<MappedTensor>& mapped, const c
               checkpoint::describe_shape(mapped[i].shape), "; convert a checkpoint with its own configuration");
     for (const TensorPart& part : mapped[i].parts) {
       const auto [at, inserted] = index.emplace(part.name, all.size());
-      if (inserted) all.push_back(make_hf_tensor(run, mapped[i], part, wanted));
+      if (inserted) all.push_back(make_hf_tensor(run, mapped[i], part, wanted, forms));
       all[at->second].pieces.push_back({i, &part});
     }
   }
@@ -83,14 +111,13 @@ bool is_contiguous(const HfTensor& theirs) {
   for (size_t d = part.size.size(); d-- > 0; stride *= part.size[d]) {
     if (part.size[d] != 1 && part.strides[d] != stride) return false;
   }
-  return part.base == 0 && static_cast<uint64_t>(stride) * files::dtype_bits(theirs.stored) / 8 ==
-                               files::tensor_bytes(theirs.stored, theirs.info.shape, theirs.info.name);
+  return part.base == 0 && static_cast<uint64_t>(stride) == theirs.elements();
 }
 
 std::vector<std::byte> pack_bytes(const HfTensor& theirs, const std::vector<MappedTensor>& mapped,
                                   checkpoint::TensorSource& run) {
-  std::vector<std::byte> whole(files::tensor_bytes(theirs.stored, theirs.info.shape, theirs.info.name)), box;
   const auto width = static_cast<int64_t>(files::dtype_bits(theirs.stored) / 8);
+  std::vector<std::byte> whole(theirs.elements() * static_cast<uint64_t>(width)), box;
   const bool direct = is_contiguous(theirs);
   for (const auto& [ours, part] : theirs.pieces) {
     if (!direct) box.resize(static_cast<size_t>(checkpoint::whole_piece(part->size).count() * width));
@@ -115,6 +142,17 @@ void write_as(files::SafetensorsWriter& writer, const HfTensor& theirs, const st
   }
 }
 
+// Codes and scales are apart in a file, so that a weight is read and quantized for each of them.
+void write_quantized(files::SafetensorsWriter& writer, const HfTensor& theirs, const std::vector<std::byte>& bytes,
+                     bool scales) {
+  std::vector<float> values(theirs.elements());
+  files::convert_elements(theirs.stored, bytes.data(), files::Dtype::kF32,
+                          reinterpret_cast<std::byte*>(values.data()), values.size());
+  const QuantizedWeight weight = quantize(*theirs.form, values, theirs.info.name);
+  const std::vector<std::byte>& out = scales ? weight.scales : weight.codes;
+  writer.write(out.data(), out.size());
+}
+
 std::vector<std::vector<const HfTensor*>> split_shards(const std::vector<HfTensor>& all, int64_t most) {
   std::vector<std::vector<const HfTensor*>> shards(1);
   uint64_t held = 0;
@@ -135,24 +173,30 @@ std::string shard_name(size_t index, size_t count) {
 }
 
 void write_weights(files::FileSystem& disk, checkpoint::TensorSource& run, const std::vector<MappedTensor>& mapped,
-                   const std::string& directory, const ExportOptions& options) {
-  const std::vector<HfTensor> all = map_to_hf(mapped, run, options.dtype);
+                   const Forms& forms, const std::string& directory, const ExportOptions& options) {
+  const std::vector<HfTensor> all = map_to_hf(mapped, run, options.dtype, forms);
   std::map<std::string, const HfTensor*> by_name;
-  for (const HfTensor& tensor : all) by_name[tensor.info.name] = &tensor;
+  for (const HfTensor& tensor : all) {
+    for (const files::TensorInfo& info : tensor.written()) by_name[info.name] = &tensor;
+  }
   const auto shards = split_shards(all, options.max_shard_bytes);
   Json index{{"metadata", {{"total_size", 0}}}, {"weight_map", Json::object()}};
   uint64_t total = 0;
   for (size_t i = 0; i < shards.size(); ++i) {
     const std::string name = shard_name(i, shards.size());
     std::vector<files::TensorInfo> infos;
-    for (const HfTensor* tensor : shards[i]) infos.push_back(tensor->info);
+    for (const HfTensor* tensor : shards[i]) {
+      for (files::TensorInfo& info : tensor->written()) infos.push_back(std::move(info));
+    }
     files::order_tensors(infos);
     files::SafetensorsWriter writer(disk, files::join_path(directory, name), infos, {{"format", "pt"}});
     for (const files::TensorInfo& info : infos) {
       const HfTensor& theirs = *by_name.at(info.name);
-      write_as(writer, theirs, pack_bytes(theirs, mapped, run));
+      const std::vector<std::byte> bytes = pack_bytes(theirs, mapped, run);
+      if (theirs.form) write_quantized(writer, theirs, bytes, info.name == theirs.form->scales);
+      else write_as(writer, theirs, bytes);
       index["weight_map"][info.name] = name;
-      total += theirs.bytes();
+      total += files::tensor_bytes(info.dtype, info.shape, info.name);
     }
     writer.finish();
   }
@@ -170,8 +214,14 @@ void write_files(files::FileSystem& disk, checkpoint::TensorSource& weights, con
                  const std::vector<checkpoint::SideFile>& tokenizer, const std::string& part,
                  const ExportOptions& options) {
   const Family& family = family_for(model);
-  write_weights(disk, weights, family.tensors(model), part, options);
+  std::vector<MappedTensor> mapped = family.tensors(model);
   Json config = family.config(model);
+  Forms forms;
+  if (!options.quantization.empty()) {
+    config["quantization_config"] = export_quantization(options.quantization, mapped);
+    forms = quantize_parts(config["quantization_config"], family, mapped);
+  }
+  write_weights(disk, weights, mapped, forms, part, options);
   config["architectures"] = {family.architecture};
   config["model_type"] = family.model_type;
   config["dtype"] = torch_name(options.dtype.value_or(find_form(weights, kEmbedding, "weight").dtype));
