@@ -75,8 +75,8 @@ test::MegatronShape read_shape(const Json& args) {
   if (has(args, "experimental_attention_variant")) {
     test::LinearAttention linear{{number(args, "linear_key_head_dim"), number(args, "linear_value_head_dim"),
                                   number(args, "linear_num_key_heads"), number(args, "linear_num_value_heads"),
-                                  number(args, "linear_conv_kernel_dim")},
-                                 args.at("experimental_attention_variant") == "gdn2"};
+                                  number(args, "linear_conv_kernel_dim")}};
+    linear.gdn2 = args.at("experimental_attention_variant") == "gdn2";
     linear.layer_is_linear = pattern(args.at("linear_attention_freq"), shape.num_layers + shape.num_mtp_layers,
                                      [](int64_t i, int64_t n) { return (i + 1) % n != 0; });
     shape.linear = linear;
@@ -86,6 +86,11 @@ test::MegatronShape read_shape(const Json& args) {
     shape.hybrid = test::HybridLayers{args.at("hybrid_layer_pattern").get<std::string>(),
                                       number(args, "mamba_state_dim", 128), number(args, "mamba_head_dim", 64),
                                       number(args, "mamba_num_groups", 8), number(args, "mamba_num_heads")};
+  }
+  for (size_t i = 0; i < static_cast<size_t>(shape.num_layers); ++i) {
+    const bool is_linear = shape.linear && shape.linear->layer_is_linear[i];
+    const bool is_moe = shape.all_experts && shape.all_experts->layer_is_moe[i];
+    shape.layers.push_back({.delta_net = is_linear, .attention = !is_linear, .mlp = !is_moe, .experts = is_moe});
   }
   return shape;
 }

@@ -179,6 +179,7 @@ TEST(PredictRank, OperationsOfAllRanksAreThoseOfTheModel) {
   const std::vector<std::vector<std::string>> models{
       {},
       {"model.experimental_attention_variant=gated_delta_net", "model.linear_attention_freq=2"},
+      {"model.mtp_num_layers=2", "model.position_embedding_type=rope"},
       {"model.num_layers=4", "model.hybrid_layer_pattern=MM*-", "model.mamba_num_groups=2"}};
   for (const std::vector<std::string>& model : models) {
     std::vector<std::string> settings{"parallel.tensor_model_parallel_size=2",

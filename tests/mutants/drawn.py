@@ -158,8 +158,8 @@ MUTANTS = [
     ("drawn_norm_of_the_last_difference", "checkpoint/compare.cpp", "difference.norm += counted * counted;", "difference.norm = counted * counted;", "checkpoint_test Compare*", "stmt"),
     ("drawn_rewrite_share_rounds_down", "checkpoint/rewrite.cpp", "total / ranks + (total % ranks != 0 ? 1 : 0)", "total / ranks", "checkpoint_test Rewrite*", "expr"),
     # plan.
-    ("drawn_flops_of_multi_token_by_first", "plan/model_flops.cpp", "pattern.back() ? mtp : 0", "pattern.front() ? mtp : 0", "plan_test Flops*; metroplex_vectors flops_memory", "expr"),
-    ("drawn_idle_of_multi_token_by_first", "plan/model_flops.cpp", "!expert.layer_is_moe.empty() && expert.layer_is_moe.back() ? shape.mtp_num_layers : 0", "!expert.layer_is_moe.empty() && expert.layer_is_moe.front() ? shape.mtp_num_layers : 0", "plan_test; forecast_test DryRun*", "expr"),
+    ("drawn_flops_of_no_multi_token_layer", "plan/model_flops.cpp", "model.num_layers + model.mtp_num_layers", "model.num_layers", "plan_test; forecast_test DryRun*:PredictRank*", "expr"),
+    ("drawn_multi_token_layers_on_every_stage", "forecast/predict.cpp", "shape.mtp_num_layers = stage.num_mtp_layers;", "", "forecast_test PredictRank*", "stmt"),
     ("drawn_latent_scores_by_keys", "plan/model_flops.cpp", "squares * heads * (qk + v) / 2", "squares * heads * qk", "plan_test Flops*; metroplex_vectors flops_memory", "expr"),
     ("drawn_bubble_without_chunks", "replay/timeline.cpp", "static_cast<double>(num_chunks) * num_microbatches *", "static_cast<double>(num_microbatches) *", "draw_test Timeline*", "expr"),
     ("drawn_blocking_call_of_the_other", "replay/timeline.cpp", "std::max(now, other->second) + costs_.p2p", "other->second + costs_.p2p", "draw_test Timeline*", "expr"),

@@ -54,7 +54,7 @@ MUTANTS = [
     ("stages_gather_in_turn", "forecast/search_layouts.cpp", "parallel.align_param_gather =", "parallel.align_param_gather = false &&", "forecast_test Search*"),
     ("estimates_share_no_links", "forecast/layout_estimate.cpp", "+ sharing_s(hidden, middle, layer)", "", "forecast_test Search.EstimatesSharedLinks"),
     ("estimates_share_links_twice", "forecast/layout_estimate.cpp", "+ sharing_s(hidden, middle, layer)", "+ 2 * sharing_s(hidden, middle, layer)", "forecast_test Search.EstimatesSharedLinks"),
-    ("stages_have_all_sublayers", "forecast/predict.cpp", "  if (shape.sublayers) narrow(shape.sublayers->layers);\n", "", "forecast_test PredictRank*"),
+    ("stages_have_all_sublayers", "forecast/predict.cpp", "(first, first + stage.num_layers)", "(shape.layers.begin(), shape.layers.begin() + stage.num_layers)", "forecast_test PredictRank*"),
     ("recomputed_layers_are_stored", "forecast/layout_estimate.cpp", "if (splits) stores.recompute", "stores.recompute", "forecast_test LayoutEstimate*"),
     ("all_layers_are_gathered", "forecast/layout_estimate.cpp", "(2 * param_bytes(config) + kGradientBytes)", "(8 * param_bytes(config) + kGradientBytes)", "forecast_test LayoutEstimate*"),
     ("index_in_group_ignores_order", "topology/ordered_grid.cpp", "before *= size(axis);", "before *= 1;", "topology_test"),

@@ -11,9 +11,12 @@ namespace {
 using plan::model_shape;
 using plan::step_flops;
 
+constexpr config::LayerParts kDense{.attention = true, .mlp = true}, kSparse{.attention = true, .experts = true};
+
 MegatronShape small() {
   MegatronShape shape;
   shape.num_layers = 2;
+  shape.layers = {kDense, kDense};
   shape.hidden_size = 8;
   shape.num_attention_heads = 2;
   shape.num_query_groups = 2;
@@ -40,28 +43,25 @@ TEST(Flops, GrowLinearlyWithTheBatchAndDropWithPacking) {
   EXPECT_LT(step_flops(shape, {.batch_size = 3, .squared_length_sum = 100}), step_flops(shape, {.batch_size = 3}));
 }
 
-TEST(Flops, RefuseAPatternOfTheWrongLengthAndAnUnknownLayer) {
+TEST(Flops, RejectAnUnknownLayer) {
   auto shape = small();
-  shape.experts = plan::ExpertShape{.num_experts = 4, .router_topk = 1, .ffn_hidden_size = 8, .layer_is_moe = {true}};
-  EXPECT_THROW(step_flops(shape, {}), base::Error);
-  shape = small();
   shape.hybrid = HybridLayers{.pattern = "*M?"};
   EXPECT_THROW(megatron_flops(shape, {}), base::Error);
   shape.hybrid->pattern = "*E";
   EXPECT_THROW(megatron_flops(shape, {}), base::Error) << "experts without their sizes";
 }
 
-// A multi-token prediction layer has experts if the last layer of the model has them.
-TEST(Flops, LayersForMultiTokenPredictionFollowTheLastLayer) {
+TEST(Flops, LayersForMultiTokenPrediction) {
   const double attention = 16 * (8 * 24 + 8 * 8) + 2 * (16.0 * 16 / 2) * 8, head = 16 * 8 * 100;
   const double joined = 16 * (3 * 8 + 2 * 8 * 8);
   for (const bool last : {false, true}) {
     auto shape = small();
-    shape.experts =
-        plan::ExpertShape{.num_experts = 4, .router_topk = 1, .ffn_hidden_size = 8, .layer_is_moe = {!last, last}};
+    shape.experts = plan::ExpertShape{.num_experts = 4, .router_topk = 1, .ffn_hidden_size = 8};
+    shape.layers = {last ? kDense : kSparse, last ? kSparse : kDense};
     const double without = step_flops(shape, {.batch_size = 3});
     const int64_t idle = plan::idle_parameters(shape);
     shape.mtp_num_layers = 1;
+    shape.layers.push_back(shape.layers.back());
     const double feed_forward = 16 * 2 * 8 * (last ? 8.0 : 32.0);
     expect_same(step_flops(shape, {.batch_size = 3}) - without,
                 3 * 2 * 3 * (attention + feed_forward + joined + head));
@@ -73,12 +73,14 @@ TEST(Flops, LayersForMultiTokenPredictionFollowTheLastLayer) {
 TEST(Flops, GatedDeltaNetsAndGatesCountTheirProducts) {
   auto shape = small();
   const double attention = 16 * (8 * 24 + 8 * 8) + 2 * (16.0 * 16 / 2) * 8;
-  shape.delta_net = plan::DeltaNetShape{3, 2, 2, 4, 5, {true, false}};
+  shape.delta_net = plan::DeltaNetShape{3, 2, 2, 4, 5};
+  shape.layers[0] = {.delta_net = true, .mlp = true};
   // 6 channels of keys and 8 of values: the projections 8x(2*6 + 2*8 + 2*4) and 8x8, a convolution of 5 tokens, and
   // four products of 2x2 for each of 4 heads.
   const double linear = 16 * (8 * 36 + 8 * 8 + 5 * 20 + 4 * 4 * 2 * 2);
   expect_same(step_flops(shape, {}), step_flops(small(), {}) + 3 * 2 * (linear - attention));
   shape.linear = LinearAttention{*shape.delta_net};
+  shape.linear->layer_is_linear = {true, false};
   expect_same(megatron_flops(shape, {}), step_flops(shape, {}));
   shape.attention_output_gate = true;
   expect_same(step_flops(shape, {}), step_flops(small(), {}) + 3 * 2 * (linear - attention + 16 * 8 * 8));
@@ -86,7 +88,7 @@ TEST(Flops, GatedDeltaNetsAndGatesCountTheirProducts) {
 
 TEST(Flops, WithoutLayersThereIsOnlyTheHead) {
   auto shape = small();
-  shape.num_layers = 0;
+  shape.layers.clear();
   shape.experts = plan::ExpertShape{.num_experts = 4, .router_topk = 1, .ffn_hidden_size = 8};
   expect_same(step_flops(shape, {}), 3 * 2 * 16 * 8 * 100);
 }
@@ -103,15 +105,10 @@ TEST(Flops, OfLayersWithOneSublayerAreMegatrons) {
   shape.num_layers = 5;
   shape.hybrid = HybridLayers{
       .pattern = "M*-ME", .mamba_state_dim = 6, .mamba_head_dim = 4, .mamba_num_groups = 2, .mamba_num_heads = 4};
-  shape.experts = plan::ExpertShape{
-      .num_experts = 4, .router_topk = 2, .ffn_hidden_size = 8, .layer_is_moe = {false, false, false, false, true}};
+  shape.experts = plan::ExpertShape{.num_experts = 4, .router_topk = 2, .ffn_hidden_size = 8};
   shape.all_experts = MegatronExperts{*shape.experts};
-  shape.sublayers = plan::SublayerShape{
-      .layers = {{.mamba = true}, {.attention = true}, {.mlp = true}, {.mamba = true}, {.experts = true}},
-      .mamba_heads = 4,
-      .mamba_head_dim = 4,
-      .mamba_num_groups = 2,
-      .mamba_state_dim = 6};
+  shape.layers = {{.mamba = true}, {.attention = true}, {.mlp = true}, {.mamba = true}, {.experts = true}};
+  shape.mamba = plan::MambaShape{.heads = 4, .head_dim = 4, .num_groups = 2, .state_dim = 6};
   expect_same(step_flops(shape, {.batch_size = 3}), megatron_flops(shape, {.batch_size = 3}));
 }
 
@@ -137,8 +134,8 @@ TEST(Memory, OfNormsIsNotCutByTensorParallelism) {
 
 TEST(Memory, OfExpertsIsCutByExpertParallelism) {
   auto shape = small();
-  shape.all_experts =
-      MegatronExperts{{.num_experts = 4, .router_topk = 1, .ffn_hidden_size = 8, .layer_is_moe = {true, true}}};
+  shape.all_experts = MegatronExperts{{.num_experts = 4, .router_topk = 1, .ffn_hidden_size = 8}};
+  shape.all_experts->layer_is_moe = {true, true};
   const double one = weight_and_optimizer_bytes(shape, {}), four = weight_and_optimizer_bytes(shape, {.ep = 4});
   expect_same(one - four, 18.0 * 2 * 4 * (2 * 8 * 8) * 3 / 4);
 }

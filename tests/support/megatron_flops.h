@@ -16,11 +16,12 @@ namespace metroplex::test {
 struct MegatronExperts : plan::ExpertShape {
   bool shared_expert_gate = false;
   std::optional<int64_t> latent_size = std::nullopt;  // routed experts work on a projection of this size
+  std::vector<bool> layer_is_moe = {};                // without multi-token prediction layers
 };
 
-// `layer_is_linear` includes multi-token prediction layers.
 struct LinearAttention : plan::DeltaNetShape {
-  bool gdn2 = false;  // second form: gates as wide as keys and values
+  std::vector<bool> layer_is_linear = {};  // then the multi-token prediction layers
+  bool gdn2 = false;                       // second form: gates as wide as keys and values
 };
 
 // A model as a string of layers: M mamba, * attention, - MLP, E experts, G gated delta net. '|' separates pipeline
@@ -31,7 +32,7 @@ struct HybridLayers {
 };
 
 struct MegatronShape : plan::ModelShape {
-  int64_t num_mtp_layers = 0;
+  int64_t num_layers = 0, num_mtp_layers = 0;
   bool rms_norm = false;
   bool tied_embedding = true;
   std::optional<MegatronExperts> all_experts = std::nullopt;

@@ -8,13 +8,16 @@
 
 namespace metroplex::plan {
 
+using config::LayerParts;
+
 ModelShape model_shape(const config::Config& config, int64_t padded_vocab_size) {
   const config::Model& model = config.model;
   MPX_CHECK(model.num_attention_heads > 0, "plan", "model.num_attention_heads = ", model.num_attention_heads,
             ": must be positive");
   const auto or_else = [](int64_t value, int64_t derived) { return value > 0 ? value : derived; };
   ModelShape shape;
-  shape.num_layers = model.num_layers;
+  for (int64_t i = 0; i < model.num_layers + model.mtp_num_layers; ++i)
+    shape.layers.push_back(config::parts_of_layer(model, i));
   shape.hidden_size = model.hidden_size;
   shape.num_attention_heads = model.num_attention_heads;
   shape.num_query_groups = or_else(model.num_query_groups, model.num_attention_heads);
@@ -28,9 +31,9 @@ ModelShape model_shape(const config::Config& config, int64_t padded_vocab_size) 
   shape.attention_output_gate = model.attention_output_gate;
   shape.mtp_num_layers = model.mtp_num_layers;
   if (model.has_delta_net()) {
-    shape.delta_net = DeltaNetShape{model.linear_key_head_dim,    model.linear_value_head_dim,
-                                    model.linear_num_key_heads,   model.linear_num_value_heads,
-                                    model.linear_conv_kernel_dim, config::linear_attention_layers(model)};
+    shape.delta_net =
+        DeltaNetShape{model.linear_key_head_dim, model.linear_value_head_dim, model.linear_num_key_heads,
+                      model.linear_num_value_heads, model.linear_conv_kernel_dim};
   }
   if (model.multi_latent_attention) {
     shape.latent = LatentShape{model.q_lora_rank, model.kv_lora_rank, model.qk_head_dim, model.qk_pos_emb_head_dim,
@@ -40,18 +43,17 @@ ModelShape model_shape(const config::Config& config, int64_t padded_vocab_size) 
     shape.experts = ExpertShape{.num_experts = model.num_moe_experts,
                                 .router_topk = model.moe_router_topk,
                                 .ffn_hidden_size = config::expert_ffn_width(model),
-                                .shared_ffn_hidden_size = model.moe_shared_expert_intermediate_size,
-                                .layer_is_moe = config::moe_layers(model)};
+                                .shared_ffn_hidden_size = model.moe_shared_expert_intermediate_size};
   }
   if (!model.hybrid_layer_pattern.empty()) {
-    shape.sublayers = SublayerShape{config::layer_parts(model), config::mamba_heads(model), model.mamba_head_dim,
-                                    model.mamba_num_groups, model.mamba_state_dim};
+    shape.mamba =
+        MambaShape{config::mamba_heads(model), model.mamba_head_dim, model.mamba_num_groups, model.mamba_state_dim};
   }
   return shape;
 }
 
-int64_t SublayerShape::count(bool config::LayerParts::*part) const {
-  return std::count_if(layers.begin(), layers.end(), [&](const config::LayerParts& layer) { return layer.*part; });
+int64_t ModelShape::count(bool LayerParts::*part) const {
+  return std::count_if(layers.begin(), layers.end(), [&](const LayerParts& layer) { return layer.*part; });
 }
 
 static double as_double(int64_t value) { return static_cast<double>(value); }
@@ -84,12 +86,10 @@ static double delta_net_products(const ModelShape& shape, const DeltaNetShape& n
 }
 
 // Like Megatron: seven operations per state value. Megatron assumes an inner width of 2 hidden_size.
-static double mamba_products(const ModelShape& shape) {
-  const SublayerShape& sizes = *shape.sublayers;
-  const double hidden = as_double(shape.hidden_size), inner = as_double(sizes.mamba_heads * sizes.mamba_head_dim);
-  const double projected =
-      2 * inner + as_double(2 * sizes.mamba_num_groups * sizes.mamba_state_dim + sizes.mamba_heads);
-  return hidden * projected + 3.5 * inner * as_double(sizes.mamba_state_dim) + inner * hidden;
+static double mamba_products(const ModelShape& shape, const MambaShape& sizes) {
+  const double hidden = as_double(shape.hidden_size), inner = as_double(sizes.heads * sizes.head_dim);
+  const double projected = 2 * inner + as_double(2 * sizes.num_groups * sizes.state_dim + sizes.heads);
+  return hidden * projected + 3.5 * inner * as_double(sizes.state_dim) + inner * hidden;
 }
 
 double step_flops(const ModelShape& shape, const StepTokens& step) {
@@ -100,37 +100,21 @@ double step_flops(const ModelShape& shape, const StepTokens& step) {
   const auto feed_forward = [&](int64_t width) {
     return hidden * as_double(width) * (shape.gated_linear_unit ? 3 : 2);
   };
-  const int64_t mtp = shape.mtp_num_layers;
-  int64_t linear_layers = 0;
-  if (shape.delta_net)
-    linear_layers =
-        std::count(shape.delta_net->layer_is_linear.begin(), shape.delta_net->layer_is_linear.end(), true);
-  const std::optional<SublayerShape>& sublayers = shape.sublayers;
-  const int64_t attentions =
-      sublayers ? sublayers->count(&config::LayerParts::attention) : shape.num_layers + mtp - linear_layers;
-  double sum = as_double(attentions) * attention_products(shape, tokens, squares);
-  if (linear_layers > 0) sum += as_double(linear_layers) * delta_net_products(shape, *shape.delta_net, tokens);
-  const auto add_layers = [&](int64_t layers, double feed_forwards) {
-    sum += as_double(layers) * (tokens * feed_forwards);
-  };
-  int64_t moe_layers = 0;
+  const double mtp = as_double(shape.mtp_num_layers);
+  const auto layers = [&](bool LayerParts::*part) { return as_double(shape.count(part)); };
+  double sum = layers(&LayerParts::attention) * attention_products(shape, tokens, squares);
+  sum += layers(&LayerParts::mlp) * tokens * feed_forward(shape.ffn_hidden_size);
+  if (shape.delta_net) sum += layers(&LayerParts::delta_net) * delta_net_products(shape, *shape.delta_net, tokens);
+  if (shape.mamba) sum += layers(&LayerParts::mamba) * tokens * mamba_products(shape, *shape.mamba);
   if (shape.experts) {
-    const auto& pattern = shape.experts->layer_is_moe;
-    MPX_CHECK(static_cast<int64_t>(pattern.size()) == shape.num_layers, "plan", "the moe pattern names ",
-              pattern.size(), " layers, model.num_layers is ", shape.num_layers);
-    moe_layers = std::count(pattern.begin(), pattern.end(), true) + (!pattern.empty() && pattern.back() ? mtp : 0);
-  }
-  add_layers(sublayers ? sublayers->count(&config::LayerParts::mlp) : shape.num_layers + mtp - moe_layers,
-             feed_forward(shape.ffn_hidden_size));
-  if (sublayers) add_layers(sublayers->count(&config::LayerParts::mamba), mamba_products(shape));
-  if (moe_layers > 0) {
     const ExpertShape& experts = *shape.experts;
-    add_layers(moe_layers, feed_forward(experts.ffn_hidden_size * experts.router_topk) +
-                               feed_forward(experts.shared_ffn_hidden_size));
+    sum +=
+        layers(&LayerParts::experts) * tokens *
+        (feed_forward(experts.ffn_hidden_size * experts.router_topk) + feed_forward(experts.shared_ffn_hidden_size));
   }
   // Like Megatron: each of the three norms counts as one multiply-add per element.
-  sum += tokens * as_double(mtp) * (3 * hidden + 2 * hidden * hidden);
-  sum += tokens * hidden * as_double(shape.padded_vocab_size) * as_double(1 + mtp);
+  sum += tokens * mtp * (3 * hidden + 2 * hidden * hidden);
+  sum += tokens * hidden * as_double(shape.padded_vocab_size) * (1 + mtp);
   constexpr double kForwardAndBackward = 3, kMultiplyAdd = 2;
   return kForwardAndBackward * kMultiplyAdd * sum;
 }
@@ -143,11 +127,10 @@ ModelShape with_all_experts(ModelShape shape) {
 int64_t idle_parameters(const ModelShape& shape) {
   if (!shape.experts) return 0;
   const ExpertShape& expert = *shape.experts;
-  const int64_t layers = std::count(expert.layer_is_moe.begin(), expert.layer_is_moe.end(), true) +
-                         (!expert.layer_is_moe.empty() && expert.layer_is_moe.back() ? shape.mtp_num_layers : 0);
   const int64_t first = expert.ffn_hidden_size * (shape.gated_linear_unit ? 2 : 1), hidden = shape.hidden_size;
   const int64_t biases = shape.linear_bias ? first + hidden : 0;
-  return layers * (expert.num_experts - expert.router_topk) * (hidden * (first + expert.ffn_hidden_size) + biases);
+  return shape.count(&LayerParts::experts) * (expert.num_experts - expert.router_topk) *
+         (hidden * (first + expert.ffn_hidden_size) + biases);
 }
 
 }  // namespace metroplex::plan

@@ -16,8 +16,7 @@ struct ExpertShape {
   int64_t num_experts = 0;
   int64_t router_topk = 0;
   int64_t ffn_hidden_size = 0;
-  int64_t shared_ffn_hidden_size = 0;   // 0: no shared expert
-  std::vector<bool> layer_is_moe = {};  // one entry per layer
+  int64_t shared_ffn_hidden_size = 0;  // 0: no shared expert
 };
 
 // Multi-head latent attention.
@@ -26,33 +25,30 @@ struct LatentShape {
   int64_t kv_lora_rank = 0, qk_head_dim = 0, qk_pos_emb_head_dim = 0, v_head_dim = 0;
 };
 
-// Gated delta nets, which replace the attention of some layers.
 struct DeltaNetShape {
   int64_t key_head_dim = 128, value_head_dim = 128;
   int64_t num_key_heads = 16, num_value_heads = 32;
   int64_t conv_kernel_dim = 4;
-  std::vector<bool> layer_is_linear = {};  // one entry per layer
 };
 
-// Layers with one sublayer each (model.hybrid_layer_pattern), and the sizes of Mamba-2.
-struct SublayerShape {
-  std::vector<config::LayerParts> layers = {};
-  int64_t mamba_heads = 0, mamba_head_dim = 0, mamba_num_groups = 0, mamba_state_dim = 0;
-
-  int64_t count(bool config::LayerParts::*part) const;
+struct MambaShape {
+  int64_t heads = 0, head_dim = 0, num_groups = 0, state_dim = 0;
 };
 
 struct ModelShape {
-  int64_t num_layers = 0, hidden_size = 0, num_attention_heads = 0, num_query_groups = 0, kv_channels = 0;
+  std::vector<config::LayerParts> layers;  // then the multi-token prediction layers
+  int64_t hidden_size = 0, num_attention_heads = 0, num_query_groups = 0, kv_channels = 0;
   int64_t ffn_hidden_size = 0, padded_vocab_size = 0, seq_length = 0;
   bool gated_linear_unit = false;
   bool linear_bias = false;
   bool attention_output_gate = false;
-  int64_t mtp_num_layers = 0;  // each like the last layer, plus a projection of two hidden sizes and logits
+  int64_t mtp_num_layers = 0;  // each also has a projection of two hidden sizes, and logits
   std::optional<ExpertShape> experts = std::nullopt;
   std::optional<LatentShape> latent = std::nullopt;
   std::optional<DeltaNetShape> delta_net = std::nullopt;
-  std::optional<SublayerShape> sublayers = std::nullopt;
+  std::optional<MambaShape> mamba = std::nullopt;
+
+  int64_t count(bool config::LayerParts::*part) const;
 };
 
 // `padded_vocab_size` is that of the embedding table (config::padded_vocab_size). Derived fields of the config are

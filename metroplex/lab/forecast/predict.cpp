@@ -53,16 +53,13 @@ double sum_flops(const replay::ActionTrace& action) {
 }
 
 // FLOPs of one sample by the formula of plan/model_flops.h, over all ranks that hold a part of it.
-double formula_flops(const RankRequest& request, const plan::StageLayers& layers, int64_t vocab) {
-  plan::ModelShape shape = plan::model_shape(request.config, vocab);
-  shape.num_layers = layers.num_layers;
-  const auto narrow = [&](auto& pattern) {
-    const auto begin = pattern.begin() + layers.first_layer;
-    pattern = {begin, begin + layers.num_layers};
-  };
-  if (shape.experts) narrow(shape.experts->layer_is_moe);
-  if (shape.delta_net) narrow(shape.delta_net->layer_is_linear);
-  if (shape.sublayers) narrow(shape.sublayers->layers);
+double formula_flops(const RankRequest& request, const plan::StageLayers& stage, int64_t padded_vocab_size) {
+  plan::ModelShape shape = plan::model_shape(request.config, stage.has_loss ? padded_vocab_size : 0);
+  const auto first = shape.layers.begin() + stage.first_layer;
+  std::vector<config::LayerParts> layers(first, first + stage.num_layers);
+  shape.mtp_num_layers = stage.num_mtp_layers;
+  layers.insert(layers.end(), shape.layers.end() - shape.mtp_num_layers, shape.layers.end());
+  shape.layers = std::move(layers);
   return plan::step_flops(shape, {.batch_size = 1});
 }
 
@@ -72,10 +69,7 @@ double model_flops(const RankRequest& request, const replay::RankTrace& trace) {
   const int64_t padded =
       config::padded_vocab_size(request.vocab_size, config.model.make_vocab_size_divisible_by, config.parallel.tp());
   double sum = 0;
-  for (const replay::ChunkTrace& chunk : trace.chunks) {
-    sum += formula_flops(request, chunk.layers, 0);
-    if (chunk.layers.has_loss) sum += formula_flops(request, {.first_layer = 0, .num_layers = 0}, padded);
-  }
+  for (const replay::ChunkTrace& chunk : trace.chunks) sum += formula_flops(request, chunk.layers, padded);
   return sum / static_cast<double>(config.parallel.tp() * config.parallel.cp());
 }
 
