@@ -98,7 +98,7 @@ MUTANTS = [
     ("hf_scale_for_240", QUANTIZED_EXPORT, "static_cast<float>(files::kMaxE4m3)", "240.0F", "hf_test QuantizedExport*"),
     ("hf_mx_scale_for_8", QUANTIZED_EXPORT, "std::ilogb(largest) - 2 + 127", "std::ilogb(largest) - 1 + 127", "hf_test QuantizedExport*"),
     ("hf_blocks_of_the_first_matrix", QUANTIZED_EXPORT, "at.push_back(begin + ", "at.push_back(", "hf_test QuantizedExport*"),
-    ("hf_nothing_is_excluded", QUANTIZED_EXPORT, "if (linear && !is_quantized(tensor, method))", "if (false)", "hf_test QuantizedExport*"),
+    ("hf_nothing_is_excluded", QUANTIZED_EXPORT, "if (linear && !is_quantized(tensor, method))", "if (linear && is_quantized(tensor, method))", "hf_test QuantizedExport*"),
     ("hf_biases_of_experts_are_quantized", QUANTIZED_EXPORT, 'tensor.name.ends_with(".weight") && ', "", "hf_test QuantizedExport*"),
     ("small_float_rounds_down", "files/small_float.cpp", "std::nearbyint(", "std::floor(", "files_test SmallFloat*"),
     ("small_float_does_not_saturate", "files/small_float.cpp", "std::min(std::abs(value), finite_value(last, form))", "std::abs(value)", "files_test SmallFloat*"),
