@@ -101,7 +101,7 @@ MUTANTS = [
     ("hf_nothing_is_excluded", QUANTIZED_EXPORT, "if (linear && !is_quantized(tensor, method))", "if (linear && is_quantized(tensor, method))", "hf_test QuantizedExport*"),
     ("hf_biases_of_experts_are_quantized", QUANTIZED_EXPORT, 'tensor.name.ends_with(".weight") && ', "", "hf_test QuantizedExport*"),
     ("small_float_rounds_down", "files/small_float.cpp", "std::nearbyint(", "std::floor(", "files_test SmallFloat*"),
-    ("small_float_does_not_saturate", "files/small_float.cpp", "std::min(std::abs(value), finite_value(last, form))", "std::abs(value)", "files_test SmallFloat*"),
+    ("small_float_does_not_saturate", "files/small_float.cpp", "std::min(std::abs(value), finite_value(last, form))", "std::abs(value) + 0 * last", "files_test SmallFloat*"),
     # hf: adapters.
     ("drawn_merged_region_of_first_group", "hf/merged.cpp", "group * box.size + inside", "group * 0 + inside", f"hf_test; {ADAPTERS}", "expr"),
     ("drawn_merged_with_the_first_row_of_a", "hf/merged.cpp", "a.data() + (expert * rank + k) * columns", "a.data() + expert * rank * columns", f"hf_test; {ADAPTERS}", "expr"),
