@@ -54,7 +54,7 @@ MUTANTS = [
     ("drawn_second_multi_token_prefix", DECODER, "multi_token_prefix(model.num_layers + i)", "multi_token_prefix(model.num_layers)", HF_WRITES, "expr"),
     ("drawn_norm_topk_written_true", ROUTING, 'json["norm_topk_prob"] = !m.moe_router_pre_softmax;', 'json["norm_topk_prob"] = true;', HF_WRITES, "stmt"),
     ("hf_unread_keys_are_ignored", "hf/config_reader.cpp", "!read_.contains(key)", "false", HF_KEYS),
-    ("hf_any_family_represents_a_model", "hf/family_represents.cpp", "!is_equal(one[i], two[i])", "false", HF_WRITES),
+    ("hf_any_family_represents_a_model", "config/model_function.cpp", "!is_equal(left[i], right[i])", "false", HF_WRITES),
     ("hf_partial_rope_is_read_by_all", SETTINGS, "partial == PartialRope::read || share == 1", "true", HF_KEYS),
     ("hf_fused_mlp_up_first", DECODER, "for (const std::string& layer : {names.mlp_gate, names.mlp_up})", "for (const std::string& layer : {names.mlp_up, names.mlp_gate})", parity("seed_oss", "qwen2_moe")),
     ("hf_norm_bias_is_left_out", DECODER, "model.normalization == config::Normalization::LayerNorm", "false", parity("nemotron", "starcoder2")),

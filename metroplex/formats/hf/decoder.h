@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "config/model_function.h"
 #include "hf/family.h"
 
 namespace metroplex::hf {
@@ -22,8 +23,7 @@ void set(Settings& settings, const char* key, const Value& value);
 void set_text(Settings& settings, const char* key, const std::string& value);
 std::string exact(double value);  // reads back to the same double
 
-// "[0,1,1]"
-std::string layer_pattern(const std::vector<bool>& layers);
+using config::layer_pattern;
 // Returns num_hidden_layers; throws unless it is in 1 to 100000.
 int64_t num_layers(const ConfigReader& config);
 

@@ -129,12 +129,6 @@ std::string exact(double value) {
   return {text, std::to_chars(text, text + sizeof text, value).ptr};
 }
 
-std::string layer_pattern(const std::vector<bool>& layers) {
-  std::string pattern;
-  for (const bool layer : layers) pattern += (pattern.empty() ? "[" : ",") + std::string(layer ? "1" : "0");
-  return pattern + "]";
-}
-
 void add_windows(const ConfigReader& config, const std::vector<bool>& otherwise, Settings& settings) {
   std::vector<bool> slides = otherwise;
   if (config.has("layer_types")) {
