@@ -4,15 +4,13 @@
 #include <cstring>
 
 #include "base/error.h"
+#include "pickle/archive_records.h"
 
 namespace metroplex::pickle {
 namespace {
 
-constexpr uint32_t kLocal = 0x04034b50, kEntry = 0x02014b50, kEnd = 0x06054b50, kEnd64 = 0x06064b50,
-                   kLocator64 = 0x07064b50;
-constexpr size_t kEndBytes = 22, kLocatorBytes = 20, kEnd64Bytes = 56, kEntryBytes = 46, kLocalBytes = 30;
-constexpr uint16_t kExtra64 = 1, kIsEncrypted = 1;
-constexpr uint32_t kIn64 = 0xffffffff;  // the value is in the 64-bit record
+constexpr size_t kEndBytes = 22, kLocatorBytes = 20, kEnd64Bytes = 56, kEntryBytes = 46;
+constexpr uint16_t kIsEncrypted = 1;
 
 class ArchiveReader {
  public:
@@ -127,9 +125,9 @@ std::vector<ArchiveEntry> read_archive(std::string_view file, const std::string&
   return ArchiveReader(file, where).read();
 }
 
-uint32_t compute_crc32(std::string_view data) {
+uint32_t compute_crc32(std::string_view data, uint32_t before) {
   static const std::array<uint32_t, 256> kTable = make_crc_table();
-  uint32_t value = ~uint32_t{0};
+  uint32_t value = ~before;
   for (const char byte : data) value = kTable[(value ^ static_cast<unsigned char>(byte)) & 0xff] ^ (value >> 8);
   return ~value;
 }

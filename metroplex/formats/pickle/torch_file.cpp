@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "base/error.h"
-#include "pickle/archive.h"
 
 namespace metroplex::pickle {
 namespace {
@@ -42,6 +41,45 @@ bool is_contiguous(const std::vector<int64_t>& shape, const std::vector<int64_t>
     expected *= shape[dim];
   }
   return true;
+}
+
+const DtypeName& find_row(Dtype dtype) {
+  const auto row =
+      std::find_if(std::begin(kDtypes), std::end(kDtypes), [&](const DtypeName& name) { return name.ours == dtype; });
+  MPX_CHECK(row != std::end(kDtypes), "pickle", "a tensor is ", files::dtype_name(dtype),
+            ": must be a type of PyTorch; convert it first");
+  return *row;
+}
+
+void write_contiguous_strides(ValueWriter& writer, const std::vector<int64_t>& shape) {
+  std::vector<int64_t> strides(shape.size(), 1);
+  for (size_t dim = shape.size(); dim > 1; --dim) strides[dim - 2] = strides[dim - 1] * shape[dim - 1];
+  writer.integers(strides);
+}
+
+// The pickle of a tensor whose storage is the entry data/0.
+std::string pickle_tensor(Dtype dtype, const std::vector<int64_t>& shape, int64_t elements) {
+  ValueWriter writer;
+  writer.global(kTensor);
+  writer.begin_tuple();
+  writer.begin_tuple();
+  writer.text("storage");
+  writer.global(find_row(dtype).storage);
+  writer.text("0");
+  writer.text("cpu");
+  writer.integer(elements);
+  writer.end_tuple();
+  writer.persistent();
+  writer.integer(0);  // offset in the storage
+  writer.integers(shape);
+  write_contiguous_strides(writer, shape);
+  writer.boolean(false);  // requires_grad
+  writer.global("collections.OrderedDict");
+  writer.integers({});
+  writer.call();  // no hooks
+  writer.end_tuple();
+  writer.call();
+  return writer.take();
 }
 
 }  // namespace
@@ -108,6 +146,30 @@ Tensor TorchFile::tensor(const Value& given) const {
   tensor.data = reinterpret_cast<const std::byte*>(found->second.data.data()) + offset * width;
   return tensor;
 }
+
+uint64_t write_torch_file(const Sink& sink, const std::string& folder, std::string_view pickle) {
+  ArchiveWriter archive(sink, folder);
+  archive.add("data.pkl", pickle);
+  archive.add("byteorder", "little");
+  archive.add("version", "3\n");
+  return archive.finish();
+}
+
+uint64_t write_tensor_file(const Sink& sink, Dtype dtype, const std::vector<int64_t>& shape,
+                           const std::function<void(const Sink&)>& produce) {
+  int64_t elements = 1;
+  for (const int64_t size : shape) elements *= size;
+  ArchiveWriter archive(sink, "archive");
+  archive.add("data.pkl", pickle_tensor(dtype, shape, elements));
+  archive.add("byteorder", "little");
+  archive.begin("data/0", static_cast<uint64_t>(elements) * static_cast<uint64_t>(files::dtype_bits(dtype)) / 8);
+  produce([&](const void* data, size_t size) { archive.write({static_cast<const char*>(data), size}); });
+  archive.end();
+  archive.add("version", "3\n");
+  return archive.finish();
+}
+
+void write_dtype(ValueWriter& writer, Dtype dtype) { writer.global(find_row(dtype).dtype); }
 
 void TorchFile::verify() const {
   for (const auto& [name, entry] : entries_) {

@@ -12,7 +12,9 @@
 
 #include "files/dtype.h"
 #include "files/file_system.h"
+#include "pickle/archive.h"
 #include "pickle/value.h"
+#include "pickle/value_writer.h"
 
 namespace metroplex::pickle {
 
@@ -49,5 +51,15 @@ class TorchFile {
   std::map<std::string_view, Storage> entries_;  // without the archive's folder: "data/0"
   std::unique_ptr<Document> document_;
 };
+
+// The functions below write what torch.save writes. They return the size of the file in bytes.
+
+// Writes a file without tensors. `pickle`: of ValueWriter::take. `folder`: of the archive's entries.
+uint64_t write_torch_file(const Sink& sink, const std::string& folder, std::string_view pickle);
+// Writes a file that is one tensor. `produce` passes its contiguous bytes to the sink that it receives.
+uint64_t write_tensor_file(const Sink& sink, files::Dtype dtype, const std::vector<int64_t>& shape,
+                           const std::function<void(const Sink&)>& produce);
+// Writes the name of a dtype, such as torch.bfloat16. Throws base::Error for a dtype that PyTorch lacks.
+void write_dtype(ValueWriter& writer, files::Dtype dtype);
 
 }  // namespace metroplex::pickle
