@@ -16,6 +16,7 @@
 #include "foreign/model_directory.h"
 #include "hf/directory.h"
 #include "hf/merged.h"
+#include "mcore/write.h"
 
 namespace metroplex::apps {
 namespace {
@@ -83,33 +84,48 @@ std::string to_peft(files::FileSystem& disk, const ConvertOptions& options) {
   return reader->directory();
 }
 
-std::string to_checkpoint(files::FileSystem& disk, const ConvertOptions& options) {
-  std::string from = options.from;
+struct OpenedRun {
+  std::string from;
   checkpoint::RunState state;
   checkpoint::OpenSource open;
-  if (is_model_directory(disk, from)) {
-    from = find_model_directory(disk, from, options.step);
+};
+
+OpenedRun open_run(files::FileSystem& disk, const ConvertOptions& options) {
+  if (is_model_directory(disk, options.from)) {
+    const std::string from = find_model_directory(disk, options.from, options.step);
     verify_model_directory(disk, from);
-    state = directory_run_state(disk, from, options.adapters);
     for (const std::string& note : conversion_notes(disk, from)) std::cerr << "warning: " << note << "\n";
-    open = [&disk, config = directory_config(disk, from, options.adapters)] {
-      return foreign::open_run_weights(disk, config);
-    };
-  } else {
-    const auto reader = open_checkpoint(disk, options);  // also verifies it
-    from = reader->directory();
-    state = saved_run_state(disk, *reader);
-    open = [&disk, from] { return std::make_unique<checkpoint::Reader>(disk, from); };
+    return {from, directory_run_state(disk, from, options.adapters),
+            [&disk, config = directory_config(disk, from, options.adapters)] {
+              return foreign::open_run_weights(disk, config);
+            }};
   }
-  const bool weights_only = options.weights_only || is_hf_directory(disk, from);
+  const auto reader = open_checkpoint(disk, options);  // also verifies it
+  const std::string from = reader->directory();
+  return {from, saved_run_state(disk, *reader),
+          [&disk, from] { return std::make_unique<checkpoint::Reader>(disk, from); }};
+}
+
+std::string to_checkpoint(files::FileSystem& disk, const ConvertOptions& options) {
+  const OpenedRun run = open_run(disk, options);
+  const bool weights_only = options.weights_only || is_hf_directory(disk, run.from);
   const auto wanted = [&](const files::TensorForm& tensor) {
     return !weights_only || tensor.kind == "weight" || tensor.kind == "buffer";
   };
   disk.make_whole(options.directory, [&](const std::string& part) {
-    checkpoint::rewrite(disk, open, part, state, options.ranks, wanted);
-    disk.replace_file(files::join_path(part, "run.yaml"), state.config_yaml);
+    checkpoint::rewrite(disk, run.open, part, run.state, options.ranks, wanted);
+    disk.replace_file(files::join_path(part, "run.yaml"), run.state.config_yaml);
   });
-  return from;
+  return run.from;
+}
+
+std::string to_torch_dist(files::FileSystem& disk, const ConvertOptions& options) {
+  const OpenedRun run = open_run(disk, options);
+  const auto source = run.open();
+  for (const std::string& note :
+       mcore::write_checkpoint(disk, *source, run.state, options.weights_only, options.directory))
+    std::cerr << "warning: " << note << "\n";
+  return run.from;
 }
 
 }  // namespace
@@ -123,17 +139,18 @@ int run_convert(const std::vector<std::string>& arguments) {
       "tokenizer;\n"
       "from a checkpoint of Megatron-LM (torch_dist or torch format, any layout), the weights.\n"
       "train, eval and generate also read both directly: --model.from DIR. From a checkpoint, it contains the same\n"
-      "tensors in other files.",
+      "tensors in other files. --to torch_dist writes a checkpoint that Megatron-LM loads.",
       "metroplex convert");
   ConvertOptions options;
   app.add_option(
          "FROM", options.from,
          "a checkpoint, or a folder of checkpoints (uses the newest, or that of --ckpt-step), of Metroplex or of\n"
-         "Megatron-LM; with --to checkpoint, or if its weights are quantized, also a Hugging Face directory")
+         "Megatron-LM; with --to checkpoint or torch_dist, or if its weights are quantized, also a Hugging Face\n"
+         "directory")
       ->required();
-  app.add_option("--to", options.to, "hf, peft or checkpoint")
+  app.add_option("--to", options.to, "hf, peft, checkpoint or torch_dist")
       ->required()
-      ->check(CLI::IsMember({"hf", "peft", "checkpoint"}));
+      ->check(CLI::IsMember({"hf", "peft", "checkpoint", "torch_dist"}));
   app.add_option("DIR", options.directory, "the directory to write; must not exist")->required();
   app.add_option("--ckpt-step", options.step, "iteration of the checkpoint; 0: the newest")->check(below_0);
   app.add_option("--max-shard-size", options.shard, "hf: maximum size of a weight file, such as 400MB; default 5GB")
@@ -155,7 +172,7 @@ int run_convert(const std::vector<std::string>& arguments) {
   app.add_option("--base", options.base, "peft: the model that the adapters belong to, for adapter_config.json");
   app.add_option("--ranks", options.ranks, "checkpoint: number of files, of about the same size; default 1")
       ->check(CLI::Range(1, kMaxRanks));
-  app.add_flag("--weights-only", options.weights_only, "checkpoint: leave out the optimizer state");
+  app.add_flag("--weights-only", options.weights_only, "checkpoint, torch_dist: leave out the optimizer state");
   app.footer(
       "Examples:\n  metroplex convert checkpoints/llama_tiny --to hf llama_tiny_hf\n"
       "  metroplex convert checkpoints/adapted --to peft adapters --base llama_tiny_hf\n"
@@ -163,12 +180,16 @@ int run_convert(const std::vector<std::string>& arguments) {
       "  metroplex convert llama_tiny_hf --to checkpoint again");
   int exit_code = 0;
   if (!parse(app, arguments, exit_code)) return exit_code;
-  const std::pair<const char*, const char*> only_for[] = {
-      {"--max-shard-size", "hf"}, {"--dtype", "hf"},         {"--quantization", "hf"},
-      {"--base", "peft"},         {"--ranks", "checkpoint"}, {"--weights-only", "checkpoint"}};
+  const std::pair<const char*, const char*> only_for[] = {{"--max-shard-size", "hf"},
+                                                          {"--dtype", "hf"},
+                                                          {"--quantization", "hf"},
+                                                          {"--base", "peft"},
+                                                          {"--ranks", "checkpoint"},
+                                                          {"--weights-only", "checkpoint or torch_dist"}};
   for (const auto& [option, target] : only_for) {
-    MPX_CHECK(app.count(option) == 0 || options.to == target, "config", option, " is for --to ", target,
-              ", not for --to ", options.to, "; leave it out");
+    const bool is_target = std::string(target).find(options.to) != std::string::npos;
+    MPX_CHECK(app.count(option) == 0 || is_target, "config", option, " is for --to ", target, ", not for --to ",
+              options.to, "; leave it out");
   }
   MPX_CHECK(!options.from.empty(), "config", "FROM is '': name a checkpoint, a folder of them, or (with --to ",
             "checkpoint) a Hugging Face directory; is a variable not set?");
@@ -176,9 +197,10 @@ int run_convert(const std::vector<std::string>& arguments) {
             ": must be UTF-8, for adapter_config.json; choose another name or path");
   files::PosixFileSystem disk;
   check_target(disk, options);
-  const std::string from = options.to == "hf"     ? to_hf(disk, options)
-                           : options.to == "peft" ? to_peft(disk, options)
-                                                  : to_checkpoint(disk, options);
+  const std::string from = options.to == "hf"           ? to_hf(disk, options)
+                           : options.to == "peft"       ? to_peft(disk, options)
+                           : options.to == "checkpoint" ? to_checkpoint(disk, options)
+                                                        : to_torch_dist(disk, options);
   std::cout << "wrote " << options.directory << " from " << from << "\n";
   return kExitOk;
 }

@@ -48,6 +48,44 @@ PYTHON
 held
 holds "a run resumes with the optimizer state of Megatron's distributed optimizer"
 
+run 0 convert trained --to torch_dist written
+prints 'wrote written from trained/iter_0000007'
+run 0 inspect written --verify
+prints 'checkpoint of Megatron-LM, format torch_dist, iteration 7, 28 samples consumed'
+prints 'all checksums match'
+run 0 convert written --to checkpoint again
+run 0 inspect again --diff trained
+prints 'all 36 tensors are equal'
+run 0 train --model.from "$cases/trained_dist_dp2" --checkpoint.load again --checkpoint.save repeated --run.seed=1234 --train.train_iters=9 --tp 2 --nproc 2 \
+  --data.mock_data=true --train.micro_batch_size=1 --train.global_batch_size=4 --optim.lr=1e-30 --optim.weight_decay=0
+run 0 inspect repeated/iter_0000009 --diff resumed/iter_0000009
+prints 'all [0-9]+ tensors are equal'
+run 0 convert resumed --to torch_dist resumed_dist
+python3 - << 'PYTHON'
+import pickle, types, zipfile
+class Reader(pickle.Unpickler):
+    def find_class(self, module, name):
+        return types.SimpleNamespace if name == "Namespace" else f"{module}.{name}"
+common = Reader(zipfile.ZipFile("resumed_dist/iter_0000009/common.pt").open("common/data.pkl")).load()
+assert common["opt_param_scheduler"]["num_steps"] == common["args"].consumed_train_samples == 36, common
+assert common["args"].params_dtype == "torch.bfloat16" and common["args"].num_query_groups == 2, common["args"]
+assert [group["step"] for group in common["optimizer"]["optimizer"]["param_groups"]] == [4, 4], common["optimizer"]
+PYTHON
+run 0 convert resumed --to torch_dist weights_dist --weights-only
+run 0 inspect weights_dist --json
+python3 -c 'import json; assert {tensor["kind"] for tensor in json.load(open("out"))["tensors"]} == {"weight"}'
+held 2
+holds "to torch_dist: the same tensors, and a run resumes from them with the same result"
+
+run 0 train --model.scale_embeddings=true --model.num_layers=1 --model.hidden_size=16 --data.mock_data=true --model.vocab_size=40 --train.train_iters=1 \
+  --train.global_batch_size=1 --checkpoint.save=scaled
+run 3 convert scaled --to torch_dist other
+warns "model.scale_embeddings = true: Megatron-LM's GPTModel cannot represent this value .its args give false.; convert it --to hf instead"
+run 2 convert scaled --to torch_dist other --ranks 2
+warns 'is for --to checkpoint, not for --to torch_dist'
+[ ! -e other ]
+holds "a model that Megatron lacks is refused, and nothing is written"
+
 cp -r "$cases/trained_dist" buckets && chmod -R u+w buckets
 sed -i 's/optimizer.state.exp_avg.output/optimizer.state.exp_buf.output/g' buckets/iter_0000007/.metadata
 run 0 convert buckets --to checkpoint without_state

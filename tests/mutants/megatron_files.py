@@ -1,4 +1,4 @@
-"""Mutants of the readers of Megatron-LM's checkpoints: rows as in table.py."""
+"""Mutants of the readers and writers of Megatron-LM's checkpoints: rows as in table.py."""
 
 MUTANTS = [
     ("gate_and_up_are_divided_together", "mcore/contents_torch.cpp", "is_gated ? 2 : 1", "is_gated ? 1 : 1", "mcore_test"),
@@ -25,4 +25,17 @@ MUTANTS = [
     ("shards_are_reversed", "mcore/contents_torch.cpp", "(group * parts + part) * size[dim]", "(group * parts + parts - 1 - part) * size[dim]", "mcore_test"),
     ("layers_are_reversed", "mcore/names.cpp", "MappedTensor tensor{number_name(tail), shape,", "MappedTensor tensor{base::concat(group_, group_ == \"decoder.layers.\" ? model_.num_layers - 1 - number_ : number_, \".\", inner_, tail), shape,", "mcore_test"),
     ("values_are_scaled", "mcore/source.cpp", "checkpoint::copy_overlap(ours, buffer.data(), region, out, width);", "if (width == 4) *reinterpret_cast<float*>(buffer.data()) *= 1.001F;\n      checkpoint::copy_overlap(ours, buffer.data(), region, out, width);", "mcore_test"),
+    ("integers_are_short", "pickle/value_writer.cpp", "value >= std::numeric_limits<int32_t>::min() && value", "value", "pickle_test ValueWriter*"),
+    ("data_is_not_aligned", "pickle/archive_write.cpp", "(kAlignment - header % kAlignment) % kAlignment", "kAlignment % (1 + header % kAlignment)", "pickle_test"),
+    ("checksum_of_the_last_part", "pickle/archive_write.cpp", "compute_crc32(data, entry.crc32)", "compute_crc32(data)", "pickle_test"),
+    ("strides_of_the_transpose", "pickle/torch_file.cpp", "strides[dim - 2] = strides[dim - 1] * shape[dim - 1]", "strides[dim - 2] = strides[dim - 1] * shape[0]", "pickle_test TensorFile*"),
+    ("items_begin_at_0", "mcore/write.cpp", "form.dtype, form.shape, at_, bytes});\n    at_ += bytes;", "form.dtype, form.shape, at_, bytes});", "mcore_test Written*"),
+    ("state_has_the_names_of_weights", "mcore/write.cpp", 'kind == "main" ? "param" : kind', '"param"', "mcore_test Written*"),
+    ("other_tensors_are_dropped", "mcore/write.cpp", "MPX_CHECK(known.contains(tensor.name),", "MPX_CHECK(!known.empty(),", "mcore_test Written*"),
+    ("other_models_are_written", "mcore/write.cpp", "config::differing_keys(config.model, there))", "config::differing_keys(there, there))", "mcore_test Written*"),
+    ("other_optimizers_are_written", "mcore/write.cpp", 'if (config.optim.optimizer != "adam")', "if (config.optim.optimizer.empty())", "mcore_test Written*"),
+    ("flags_are_inverted", "mcore/settings_write.cpp", 'is_given == (attribute.given_for == "True")', 'is_given == (attribute.given_for == "False")', "mcore_test Written*"),
+    ("zeros_are_written", "mcore/settings_write.cpp", "return **number == 0;", "return **number < 0;", "mcore_test Written*"),
+    ("groups_are_heads", "mcore/settings_write.cpp", "groups != model.num_attention_heads)", "groups == model.num_attention_heads)", "mcore_test Written*"),
+    ("patterns_count_all_layers", "mcore/settings_write.cpp", "writer.integer(layer ? 1 : 0);", "writer.integer(1);", "mcore_test Written*"),
 ]

@@ -52,29 +52,15 @@ class MeetingExchange final : public Exchange {
   int rank_, size_;
 };
 
-int64_t row_count(const files::TensorForm& tensor) { return tensor.shape.empty() ? 1 : tensor.shape[0]; }
 int64_t row_bytes(const files::TensorForm& tensor) {
   const int64_t rows = row_count(tensor);
   return rows == 0 ? 0 : files::element_count(tensor.shape) / rows * (files::dtype_bits(tensor.dtype) / 8);
 }
 
-void produce(TensorSource& source, const files::TensorForm& tensor, int64_t from, int64_t to, const Sink& sink) {
-  const int64_t step = std::max<int64_t>(1, kRewriteSlabBytes / std::max<int64_t>(1, row_bytes(tensor)));
-  std::vector<char> slab;
-  Dims offset(tensor.shape.size(), 0), size = tensor.shape;
-  for (int64_t row = from; row < to; row += step) {
-    const int64_t rows = std::min(step, to - row);
-    if (!size.empty()) offset[0] = row, size[0] = rows;
-    slab.resize(static_cast<size_t>(rows * row_bytes(tensor)));
-    source.fill({tensor.name, tensor.kind, tensor.shape, offset, size, tensor.dtype, slab.data()});
-    sink(slab.data(), slab.size());
-  }
-}
-
 LocalPiece make_piece(TensorSource& source, const files::TensorForm& tensor, int64_t from, int64_t to) {
   LocalPiece piece{tensor.name, tensor.kind, tensor.shape, Dims(tensor.shape.size(), 0), tensor.shape, tensor.dtype};
   if (!tensor.shape.empty()) piece.offset[0] = from, piece.size[0] = to - from;
-  piece.produce = [&source, &tensor, from, to](const Sink& sink) { produce(source, tensor, from, to, sink); };
+  piece.produce = [&source, &tensor, from, to](const Sink& sink) { read_rows(source, tensor, from, to, sink); };
   return piece;
 }
 
@@ -105,6 +91,21 @@ std::vector<LocalPiece> share(TensorSource& source, int rank, int ranks,
 }
 
 }  // namespace
+
+int64_t row_count(const files::TensorForm& tensor) { return tensor.shape.empty() ? 1 : tensor.shape[0]; }
+
+void read_rows(TensorSource& source, const files::TensorForm& tensor, int64_t from, int64_t to, const Sink& sink) {
+  const int64_t step = std::max<int64_t>(1, kRewriteSlabBytes / std::max<int64_t>(1, row_bytes(tensor)));
+  std::vector<char> slab;
+  Dims offset(tensor.shape.size(), 0), size = tensor.shape;
+  for (int64_t row = from; row < to; row += step) {
+    const int64_t rows = std::min(step, to - row);
+    if (!size.empty()) offset[0] = row, size[0] = rows;
+    slab.resize(static_cast<size_t>(rows * row_bytes(tensor)));
+    source.fill({tensor.name, tensor.kind, tensor.shape, offset, size, tensor.dtype, slab.data()});
+    sink(slab.data(), slab.size());
+  }
+}
 
 SaveResult rewrite(files::FileSystem& disk, const OpenSource& open, const std::string& root, const RunState& state,
                    int ranks, const std::function<bool(const files::TensorForm&)>& wanted) {

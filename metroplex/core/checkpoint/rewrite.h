@@ -21,4 +21,10 @@ inline constexpr int64_t kRewriteSlabBytes = int64_t{4} << 20;
 SaveResult rewrite(files::FileSystem& disk, const OpenSource& open, const std::string& root, const RunState& state,
                    int ranks, const std::function<bool(const files::TensorForm&)>& wanted);
 
+// Passes the bytes of rows [from, to) of a tensor to `sink`, at most kRewriteSlabBytes or one row at a time. A scalar
+// is one row.
+void read_rows(TensorSource& source, const files::TensorForm& tensor, int64_t from, int64_t to, const Sink& sink);
+// Returns the number of rows.
+int64_t row_count(const files::TensorForm& tensor);
+
 }  // namespace metroplex::checkpoint

@@ -13,8 +13,6 @@ using files::join_path;
 using pickle::Kind;
 using pickle::Value;
 
-constexpr const char* kTracker = "latest_checkpointed_iteration.txt";
-
 // DeepSpeed's checkpoints have other files with this prefix.
 bool has_rank_folder(files::FileSystem& disk, const std::string& directory) {
   const std::vector<std::string> names = disk.list(directory);
@@ -29,12 +27,6 @@ bool is_torch_dist(files::FileSystem& disk, const std::string& directory) {
 
 bool is_checkpoint(files::FileSystem& disk, const std::string& directory) {
   return disk.is_directory(directory) && (is_torch_dist(disk, directory) || has_rank_folder(disk, directory));
-}
-
-std::string iteration_name(int64_t iteration) {
-  char name[32];
-  std::snprintf(name, sizeof name, "iter_%07lld", static_cast<long long>(iteration));
-  return name;
 }
 
 // Returns the name of a folder: iter_0000100, or release.
@@ -73,6 +65,12 @@ bool add_word(const Value& value, std::vector<std::string>& words) {
 }
 
 }  // namespace
+
+std::string iteration_name(int64_t iteration) {
+  char name[32];
+  std::snprintf(name, sizeof name, "iter_%07lld", static_cast<long long>(iteration));
+  return name;
+}
 
 std::string find_directory(files::FileSystem& disk, const std::string& path, int64_t iteration) {
   if (!disk.is_directory(path)) return "";

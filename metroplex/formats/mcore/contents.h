@@ -21,6 +21,8 @@ namespace metroplex::mcore {
 using checkpoint::Dims;
 
 inline constexpr const char* kStateKinds[] = {"main", "exp_avg", "exp_avg_sq"};
+inline constexpr const char* kTracker = "latest_checkpointed_iteration.txt";
+inline constexpr const char* kEmbedding = "embedding.word_embeddings.weight";
 
 struct Chunk {
   Dims offset, size;
@@ -63,6 +65,7 @@ void verify_contents(files::FileSystem& disk, const std::string& directory, cons
 int64_t integer_argument(const Arguments& arguments, const char* name, int64_t absent);
 
 // Internal to this module.
+std::string iteration_name(int64_t iteration);  // "iter_0000100"
 Contents read_torch_dist(files::FileSystem& disk, const std::string& directory);
 Contents read_torch(files::FileSystem& disk, const std::string& directory);
 Arguments read_arguments(const pickle::Document& document, const pickle::Value& args);

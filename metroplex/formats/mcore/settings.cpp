@@ -9,8 +9,6 @@
 namespace metroplex::mcore {
 namespace {
 
-constexpr const char* kEmbedding = "embedding.word_embeddings.weight";
-
 // Flags whose attribute has another name or the opposite value.
 struct RenamedFlag {
   const char *flag, *attribute, *given_for;
@@ -59,27 +57,18 @@ bool is_true(const Arguments& arguments, const char* name) {
   return found != arguments.end() && found->second == std::vector<std::string>{"True"};
 }
 
-std::string attribute_name(const std::string& flag) {
-  std::string name = flag.substr(2);
-  std::replace(name.begin(), name.end(), '-', '_');
-  return name;
-}
-
 // Returns the tokens of one flag; empty if the arguments do not set it.
 std::vector<std::string> flag_tokens(const megatron::FlagRow& row, const Arguments& arguments) {
-  std::string attribute = attribute_name(row.flag), given_for = "True";
-  for (const RenamedFlag& renamed : kRenamed) {
-    if (renamed.flag == std::string(row.flag)) attribute = renamed.attribute, given_for = renamed.given_for;
-  }
-  const auto found = arguments.find(attribute);
+  const Attribute attribute = find_attribute(row.flag);
+  const auto found = arguments.find(attribute.name);
   if (found == arguments.end() || found->second.empty()) return {};
   const std::vector<std::string>& words = found->second;
   if (row.take == megatron::ArgumentCount::kNone)
-    return words.front() == given_for ? std::vector<std::string>{row.flag} : std::vector<std::string>{};
+    return words.front() == attribute.given_for ? std::vector<std::string>{row.flag} : std::vector<std::string>{};
   if (words.front() == "False") return {};
   const std::string flag = row.flag;
   if (flag == "--window-size") return {flag, base::join(words, ",")};
-  if (flag == "--moe-layer-freq" || flag == "--window-attn-skip-freq") {
+  if (flag == "--moe-layer-freq" || flag == "--window-attn-skip-freq" || flag == "--no-rope-freq") {
     return {flag, words.size() == 1 ? words.front() : "[" + base::join(words, ",") + "]"};
   }
   std::vector<std::string> tokens{flag};
@@ -94,7 +83,7 @@ std::vector<std::string> model_flags(const Arguments& arguments) {
   const bool experts = integer_argument(arguments, "num_experts", 0) > 0;
   for (const megatron::FlagRow& row : megatron::model_flag_rows()) {
     const std::string flag = row.flag;
-    if (has_prefix(flag, kLeftOut) || (!latent && has_prefix(flag, kLatent))) continue;
+    if (is_left_out(flag) || (!latent && has_prefix(flag, kLatent))) continue;
     if (!experts && flag.starts_with("--moe-")) continue;
     if (latent && flag == "--kv-channels") continue;  // Megatron derives and ignores it
     const std::vector<std::string> words = flag_tokens(row, arguments);
@@ -114,6 +103,17 @@ std::string params_dtype(const Contents& contents, const std::string& directory)
 }
 
 }  // namespace
+
+Attribute find_attribute(const std::string& flag) {
+  for (const RenamedFlag& renamed : kRenamed) {
+    if (renamed.flag == flag) return {renamed.attribute, renamed.given_for};
+  }
+  std::string name = flag.substr(2);
+  std::replace(name.begin(), name.end(), '-', '_');
+  return {name, "True"};
+}
+
+bool is_left_out(const std::string& flag) { return has_prefix(flag, kLeftOut); }
 
 std::vector<std::string> read_settings(const Contents& contents, const std::string& directory) {
   const auto embedding = contents.tensors.find(kEmbedding);

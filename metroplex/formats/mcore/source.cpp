@@ -54,7 +54,12 @@ Source::Source(files::FileSystem& disk, const std::string& directory, const conf
   for (const MappedTensor& tensor : mapped) {
     if (wanted && !wanted(tensor.name)) continue;
     add_tensor(tensor, tensor.kind, problems);
-    for (const char* kind : kStateKinds) add_tensor(tensor, kind, problems);
+    const files::TensorForm* const weight = find(tensor.name, tensor.kind);
+    for (const char* kind : kStateKinds) {
+      // The distributed optimizer also stores an equal main parameter of a weight in fp32.
+      const bool is_copy = kind == std::string("main") && weight != nullptr && weight->dtype == files::Dtype::kF32;
+      if (!is_copy) add_tensor(tensor, kind, problems);
+    }
   }
   check_unknown(mapped, problems);
   MPX_CHECK(problems.empty(), "checkpoint", "'", directory,
