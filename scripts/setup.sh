@@ -82,7 +82,7 @@ wheels() {
 case "$variant" in cpu) size="544 MB, 1.3 GB on disk" ;; full) size="2.7 GB, 4.6 GB on disk" ;; esac
 torch=$(wheels "$variant" "torch-2.11.0-$variant" torch "the torch 2.11.0 wheel ($variant set: $size)")
 if [ -n "$transformers" ]; then
-  transformers=$(wheels transformers transformers transformers "transformers (45 MB, 162 MB on disk)")
+  transformers=$(wheels transformers transformers transformers "transformers and megatron.core (48 MB, 172 MB on disk)")
   echo "$transformers"
 fi
 echo "$torch/torch"

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Loads directories written by metroplex with Hugging Face's transformers (tests/transformers), and renders the chat
-# templates of tests/vectors/chat again. Installs transformers and the full torch wheel, whose Python part requires
-# CPython 3.11. With another version it is skipped with a message.
+# templates of tests/vectors/chat again. Loads checkpoints that metroplex wrote with megatron.core (tests/megatron_core).
+# Installs these packages and the full torch wheel, whose Python part requires CPython 3.11. With another version it is
+# skipped with a message.
 #   scripts/transformers.sh [BUILD]      default build, which ./test.sh has built
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -23,3 +24,4 @@ trap 'rm -rf "$chats"' EXIT
 "$python" -S "$root/tests/transformers/chat_vectors.py" "$chats"
 diff -r -x README.md "$chats" "$root/tests/vectors/chat" || { echo "transformers.sh: transformers renders chats otherwise than recorded" >&2; exit 1; }
 "$python" -S "$root/tests/transformers/round_trip.py" "$build/bin"
+"$python" -S "$root/tests/megatron_core/load_written.py" "$build/bin"
