@@ -180,12 +180,9 @@ int run_convert(const std::vector<std::string>& arguments) {
       "  metroplex convert llama_tiny_hf --to checkpoint again");
   int exit_code = 0;
   if (!parse(app, arguments, exit_code)) return exit_code;
-  const std::pair<const char*, const char*> only_for[] = {{"--max-shard-size", "hf"},
-                                                          {"--dtype", "hf"},
-                                                          {"--quantization", "hf"},
-                                                          {"--base", "peft"},
-                                                          {"--ranks", "checkpoint"},
-                                                          {"--weights-only", "checkpoint or torch_dist"}};
+  const std::pair<const char*, const char*> only_for[] = {
+      {"--max-shard-size", "hf"}, {"--dtype", "hf"},         {"--quantization", "hf"},
+      {"--base", "peft"},         {"--ranks", "checkpoint"}, {"--weights-only", "checkpoint or torch_dist"}};
   for (const auto& [option, target] : only_for) {
     const bool is_target = std::string(target).find(options.to) != std::string::npos;
     MPX_CHECK(app.count(option) == 0 || is_target, "config", option, " is for --to ", target, ", not for --to ",

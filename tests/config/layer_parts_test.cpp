@@ -34,6 +34,10 @@ TEST(LayerParts, AreThoseOfThePattern) {
   EXPECT_TRUE(parts_of_layer(model, 2).mamba);
   EXPECT_FALSE(parts_of_layer(model, 1).mamba);
   EXPECT_FALSE(any_layer_has(model, &LayerParts::attention));
+  model.hybrid_layer_pattern = "G*G";
+  EXPECT_EQ(to_text(model), "G * G ");
+  EXPECT_TRUE(model.has_delta_net() && !model.has_linear_attention());
+  EXPECT_EQ(linear_attention_layers(model), std::vector<bool>(3)) << "those of linear_attention_freq";
   model.hybrid_layer_pattern = "E-MM";
   const std::string error = catch_error([&] { layer_parts(model); });
   EXPECT_NE(error.find("model.hybrid_layer_pattern = E-MM: must have one symbol per layer, but it has 4 symbols for "
@@ -57,8 +61,7 @@ TEST(LayerParts, MixerMayBeADeltaNet) {
 }
 
 TEST(LayerParts, UnsupportedSymbolsAreNamed) {
-  for (const auto& [symbol, name] : {std::pair{"G", "gated delta net"},
-                                     {"D", "sparse attention"},
+  for (const auto& [symbol, name] : {std::pair{"D", "sparse attention"},
                                      {"+", "latent attention"},
                                      {"/", "multi-token prediction"},
                                      {"|", "parallel.pipeline_model_parallel_layout"},

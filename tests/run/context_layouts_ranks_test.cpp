@@ -118,10 +118,12 @@ config::Config ahead(bool documents) {
   return config;
 }
 
-// Mamba-2 before and after attention.
+// Mamba-2 and a gated delta net around attention.
 config::Config hybrid(bool documents) {
   config::Config config = llama(documents);
-  config.model.hybrid_layer_pattern = "M*-M";
+  config.model.hybrid_layer_pattern = "M*GM";
+  config.model.linear_num_key_heads = config.model.linear_num_value_heads = 8;
+  config.model.linear_key_head_dim = 5, config.model.linear_value_head_dim = 3;
   config.model.mamba_num_groups = 8, config.model.mamba_num_heads = 16, config.model.mamba_head_dim = 3;
   config.model.mamba_state_dim = 4, config.model.mamba_chunk_size = 5;
   return config;

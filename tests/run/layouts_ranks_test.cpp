@@ -121,7 +121,8 @@ config::Config ahead() {
 config::Config hybrid() {
   return config::parse(
       "model: {family: llama, num_layers: 6, hidden_size: 32, num_attention_heads: 4, num_query_groups: 4,"
-      " ffn_hidden_size: 48, vocab_size: 50, make_vocab_size_divisible_by: 8, hybrid_layer_pattern: M-M*M-,"
+      " ffn_hidden_size: 48, vocab_size: 50, make_vocab_size_divisible_by: 8, hybrid_layer_pattern: M-G*M-,"
+      " linear_num_key_heads: 4, linear_num_value_heads: 8, linear_key_head_dim: 3, linear_value_head_dim: 5,"
       " mamba_num_groups: 4, mamba_num_heads: 8, mamba_head_dim: 5, mamba_state_dim: 6, mamba_chunk_size: 3,"
       " mamba_dt_min: 0.01, hidden_dropout: 0.1}\n"
       "train: {seq_length: 8, micro_batch_size: 2}\n"

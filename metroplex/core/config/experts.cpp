@@ -194,7 +194,7 @@ std::vector<bool> window_layers(const Model& model) {
 }
 
 std::vector<bool> linear_attention_layers(const Model& model) {
-  if (!model.has_delta_net()) return std::vector<bool>(static_cast<size_t>(model.num_layers));
+  if (!model.has_linear_attention()) return std::vector<bool>(static_cast<size_t>(model.num_layers));
   return require_layers(read_window_layers, model, "model.linear_attention_freq", model.linear_attention_freq,
                         "linear attention",
                         "write N for all but every N-th layer, or one 0 or 1 a layer, like [1,0] or [1]*3+[0]");

@@ -12,8 +12,6 @@ using base::concat;
 // Returns why a symbol of Megatron's is not supported, or "".
 static std::string other_symbol(char symbol) {
   switch (symbol) {
-    case 'G':
-      return "G, a gated delta net";
     case 'D':
       return "D, sparse attention";
     case '+':
@@ -36,6 +34,9 @@ std::optional<std::vector<LayerParts>> read_hybrid_layers(const std::string& pat
     switch (Sublayer{symbol}) {
       case Sublayer::mamba:
         parts.mamba = true;
+        break;
+      case Sublayer::delta_net:
+        parts.delta_net = true;
         break;
       case Sublayer::attention:
         parts.attention = true;
@@ -62,7 +63,7 @@ std::vector<LayerParts> layer_parts(const Model& model) {
     std::string problem;
     const auto layers = read_hybrid_layers(model.hybrid_layer_pattern, model.num_layers, problem);
     MPX_CHECK(layers.has_value(), "config", "model.hybrid_layer_pattern = ", model.hybrid_layer_pattern,
-              ": must have one symbol per layer, but ", problem, "; write M, *, - or E for each layer");
+              ": must have one symbol per layer, but ", problem, "; write M, G, *, - or E for each layer");
     return *layers;
   }
   const std::vector<bool> experts = moe_layers(model), linear = linear_attention_layers(model);
@@ -83,7 +84,7 @@ static bool has_valid_patterns(const Model& model) {
   if (!model.hybrid_layer_pattern.empty())
     return read_hybrid_layers(model.hybrid_layer_pattern, count, problem).has_value();
   return (!model.has_experts() || read_moe_layers(model.moe_layer_freq, count, problem)) &&
-         (!model.has_delta_net() || read_window_layers(model.linear_attention_freq, count, problem));
+         (!model.has_linear_attention() || read_window_layers(model.linear_attention_freq, count, problem));
 }
 
 bool any_layer_has(const Model& model, bool LayerParts::*part) {

@@ -12,7 +12,7 @@
 namespace metroplex::config {
 
 // Symbols of model.hybrid_layer_pattern, as in Megatron.
-enum class Sublayer : char { mamba = 'M', attention = '*', mlp = '-', experts = 'E' };
+enum class Sublayer : char { mamba = 'M', delta_net = 'G', attention = '*', mlp = '-', experts = 'E' };
 
 struct LayerParts {
   bool mamba = false, delta_net = false, attention = false, mlp = false, experts = false;

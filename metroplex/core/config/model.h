@@ -110,7 +110,9 @@ struct Model {
     return rope_type == RopeType::yarn || (rope_type == RopeType::automatic && multi_latent_attention);
   }
   bool longrope() const { return rope_type == RopeType::longrope; }
-  bool has_delta_net() const { return experimental_attention_variant == AttentionVariant::gated_delta_net; }
+  // Layers of model.linear_attention_freq have gated delta nets. hybrid_layer_pattern may name others.
+  bool has_linear_attention() const { return experimental_attention_variant == AttentionVariant::gated_delta_net; }
+  bool has_delta_net() const { return has_linear_attention() || hybrid_layer_pattern.find('G') != std::string::npos; }
   bool has_window() const { return window_size >= 0; }
   bool output_bias() const { return add_bias_linear || add_attention_output_bias; }
   bool mlp_bias() const { return add_bias_linear || add_mlp_bias; }

@@ -26,7 +26,7 @@ void resolve_attention(Model& m, const Model& defaults) {
     m.qk_head_dim = defaults.qk_head_dim, m.qk_pos_emb_head_dim = defaults.qk_pos_emb_head_dim;
     m.v_head_dim = defaults.v_head_dim, m.latent_layernorm_epsilon = 0;
   }
-  if (m.has_delta_net()) m.linear_attention_freq = layer_pattern(linear_attention_layers(m));
+  if (m.has_linear_attention()) m.linear_attention_freq = layer_pattern(linear_attention_layers(m));
   const std::vector<bool> windows = window_layers(m);
   const auto count = std::count(windows.begin(), windows.end(), true);
   m.window_attn_skip_freq = count == 0 || count == m.num_layers ? "" : layer_pattern(windows);

@@ -64,15 +64,20 @@ void check_linear_attention(Rules& rules) {
   if (config.model.attention_output_gate) check_exclusions(rules, kGate, "true", "turn it off");
   if (!config.model.has_delta_net())
     return refuse_without(rules, "model.experimental_attention_variant = gated_delta_net", of_linear_attention);
-  check_linear_layers(rules);
+  if (config.model.has_linear_attention()) check_linear_layers(rules);
   check_linear_heads(rules);
-  const std::string variant = config.model.experimental_attention_variant.text();
-  check_exclusions(rules, kVariant, variant, "set it to none");
-  rules.require(config.model.mtp_num_layers == 0, kVariant, variant,
+  const bool pattern = !config.model.has_linear_attention();
+  const char* const key = pattern ? "model.hybrid_layer_pattern" : kVariant;
+  const std::string value =
+      pattern ? config.model.hybrid_layer_pattern : config.model.experimental_attention_variant.text();
+  rules.require(!pattern || config.model.linear_attention_freq.empty(), kLayers, config.model.linear_attention_freq,
+                "needs model.experimental_attention_variant = gated_delta_net", "leave it out, or set the variant");
+  check_exclusions(rules, key, value, pattern ? "write other layers than G" : "set it to none");
+  rules.require(config.model.mtp_num_layers == 0, key, value,
                 "excludes model.mtp_num_layers: the attention of these layers is not defined",
                 "leave one of them out");
-  rules.require(!config.parallel.hybrid_context_parallel, kVariant, variant,
-                "excludes parallel.hybrid_context_parallel", "use parallel.context_parallel_size");
+  rules.require(!config.parallel.hybrid_context_parallel, key, value, "excludes parallel.hybrid_context_parallel",
+                "use parallel.context_parallel_size");
 }
 
 }  // namespace metroplex::config
