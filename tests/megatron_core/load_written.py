@@ -33,18 +33,11 @@ TOLERANCE = 16 * 2**-24 * 8
 
 
 def load_state(chunk, directory, metadata, optimizer=None):
-    """Loads a checkpoint as Megatron-LM does, into a model and optimizer with other values."""
-    from megatron.core import dist_checkpointing
+    """Loads a checkpoint into a model and an optimizer with other values."""
     with torch.no_grad():
         for tensor in [*chunk.parameters(), *(b for n, b in chunk.named_buffers() if n.endswith("expert_bias"))]:
             tensor.fill_(7)
-    state = {"model": chunk.sharded_state_dict(metadata=metadata)}
-    if optimizer is not None:
-        state["optimizer"] = optimizer.sharded_state_dict(state["model"], is_loading=True, metadata=metadata)
-    loaded = dist_checkpointing.load(state, str(directory))
-    chunk.load_state_dict(loaded["model"])
-    if optimizer is not None:
-        optimizer.load_state_dict(loaded["optimizer"])
+    record.load_state(chunk, directory, metadata, optimizer)
 
 
 def tensors(chunk):
@@ -61,18 +54,6 @@ def check_equal(expected, found, what):
     different = find_differences(expected, found)
     if different:
         sys.exit(f"{what}: these tensors differ: {', '.join(different)}")
-
-
-def keep_steps():
-    """Without Transformer Engine, the distributed optimizer also copies "step", which its checkpoints store in param_groups."""
-    from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
-    plain = DistributedOptimizer._set_main_param_and_optimizer_states
-
-    def set_states(self, param, values):
-        group, _ = self.model_param_group_index_map[param]
-        plain(self, param, {**values, "step": torch.tensor(float(self.optimizer.param_groups[group]["step"]))})
-
-    DistributedOptimizer._set_main_param_and_optimizer_states = set_states
 
 
 def optimizer_state(chunk, optimizer):
@@ -130,7 +111,7 @@ def load_case(task, tp):
 
 def worker(tasks, tp):
     record.start({"tp": tp})
-    keep_steps()
+    record.keep_steps()
     for task in tasks:
         result = load_case(task, tp)
         if torch.distributed.get_rank() == 0:

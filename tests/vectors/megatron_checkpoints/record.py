@@ -59,6 +59,7 @@ CASES = {
     "trained_dist_dp2": ("trained", {"dp": 2}, "stacked"),
 }
 SAMPLES, LENGTH, ITERATION, STEPS = 2, 16, 7, 2
+RESUMED, BATCH = 10, 4
 
 
 def namespace(spec, layout):
@@ -158,6 +159,90 @@ def train(chunk, spec, layout):
     return optimizer
 
 
+def load_state(chunk, directory, form, optimizer=None):
+    """Loads a checkpoint as Megatron-LM does. `form`: the metadata of its content."""
+    from megatron.core import dist_checkpointing
+    state = {"model": chunk.sharded_state_dict(metadata=form)}
+    if optimizer is not None:
+        state["optimizer"] = optimizer.sharded_state_dict(state["model"], is_loading=True, metadata=form)
+    loaded = dist_checkpointing.load(state, str(directory))
+    chunk.load_state_dict(loaded["model"])
+    if optimizer is not None:
+        optimizer.load_state_dict(loaded["optimizer"])
+
+
+def keep_steps():
+    """Without Transformer Engine, the distributed optimizer also copies "step", which its checkpoints store in param_groups."""
+    from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
+    plain = DistributedOptimizer._set_main_param_and_optimizer_states
+
+    def set_states(self, param, values):
+        group, _ = self.model_param_group_index_map[param]
+        plain(self, param, {**values, "step": torch.tensor(float(self.optimizer.param_groups[group]["step"]))})
+
+    DistributedOptimizer._set_main_param_and_optimizer_states = set_states
+
+
+def write_corpus(prefix):
+    """Documents of random tokens, as an indexed dataset."""
+    from megatron.core.datasets.indexed_dataset import DType, IndexedDatasetBuilder
+    random = torch.Generator().manual_seed(40)
+    builder = IndexedDatasetBuilder(f"{prefix}.bin", dtype=DType.optimal_dtype(40))
+    for _ in range(40):
+        length = int(torch.randint(20, 60, (1,), generator=random))
+        builder.add_document(torch.randint(40, (length,), generator=random), [length])
+    builder.finalize(f"{prefix}.idx")
+
+
+def read_samples(prefix, cache):
+    """The samples that Megatron's GPT dataset gives after ITERATION iterations."""
+    from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
+    from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
+    tokenizer = type("Tokenizer", (), {"eod": 39, "pad": 39, "vocab_size": 40, "unique_identifiers": {"class": "none"}})()
+    config = GPTDatasetConfig(
+        random_seed=1234, sequence_length=LENGTH, blend=([str(prefix)], None), split="100,0,0", path_to_cache=str(cache), tokenizer=tokenizer,
+        reset_position_ids=False, reset_attention_mask=False, eod_mask_loss=False, create_attention_mask=False, mid_level_dataset_surplus=0.005)
+    total = (ITERATION + RESUMED) * BATCH
+    train = BlendedMegatronDatasetBuilder(GPTDataset, [total, 0, 0], lambda: True, config).build()[0]
+    return [train[i] for i in range(ITERATION * BATCH, total)]
+
+
+def resume(task):
+    """Loads `trained` into the distributed optimizer, and records the losses of the next steps, in fp32 or bf16."""
+    from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+    from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+    spec, half = MODELS[task["model"]], task["half"]
+    start({})
+    keep_steps()
+    samples = read_samples(task["corpus"], task["cache"])
+    chunk = build(spec, {})[0]
+    OnCpu().__enter__()
+    settings = config(spec, {})
+    if half:
+        chunk.bfloat16()
+        settings.bf16, settings.params_dtype = True, torch.bfloat16
+    model = DistributedDataParallel(settings, DistributedDataParallelConfig(use_distributed_optimizer=True, grad_reduce_in_fp32=True), chunk)
+    optimizer = get_megatron_optimizer(OptimizerConfig(
+        optimizer="adam", lr=1e-3, weight_decay=0.1, bf16=half, params_dtype=torch.bfloat16 if half else torch.float32,
+        use_distributed_optimizer=True, clip_grad=0.0), [model])
+    optimizer.step()  # creates the state, which the checkpoint replaces
+    load_state(chunk, task["source"], metadata("stacked"), optimizer)
+    for state in optimizer.chained_optimizers[0].optimizer.state.values():
+        state["step"] = state["step"].clone()  # loaded as one tensor, which the update of each parameter would increment
+    for group in optimizer.param_groups:  # as OptimizerParamScheduler
+        group["weight_decay"] = 0.1 * group["wd_mult"]
+    mask, losses = torch.triu(torch.ones(LENGTH, LENGTH), 1).bool()[None, None], []
+    for step in range(RESUMED):
+        model.zero_grad_buffer()
+        losses.append(0.0)
+        for sample in samples[step * BATCH:(step + 1) * BATCH]:
+            loss = model(sample["tokens"][None], sample["position_ids"][None], mask, labels=sample["labels"][None]).mean() / BATCH
+            loss.backward()
+            losses[-1] += loss.item()
+        optimizer.step()
+    pathlib.Path(task["folder"]).write_text(json.dumps(losses) + "\n")
+
+
 def sharded(chunks, form):
     state = {}
     for chunk in chunks:
@@ -236,6 +321,8 @@ def load(chunks, folder):
 
 
 def worker(task):
+    if "half" in task:
+        return resume(task)
     layout, spec = task["layout"], MODELS[task["model"]]
     start(layout)
     chunks = build(spec, layout)
@@ -313,6 +400,19 @@ def main(out, models):
                 run(task, layout.get("tp", 1) * layout.get("pp", 1) * layout.get("ep", 1) * layout.get("dp", 1), port)
                 (folder / "latest_checkpointed_iteration.txt").write_text(str(ITERATION))
         port += 1
+        if "bf16" in MODELS[name]:
+            record_resumed(name, pathlib.Path(out), port)
+
+
+def record_resumed(name, out, port):
+    """The corpus, and the losses of the steps after the checkpoint: resumed_fp32.json, resumed_bf16.json."""
+    write_corpus(out / name / "corpus")
+    with tempfile.TemporaryDirectory() as cache:
+        for half in (False, True):
+            task = {"model": name, "half": half, "corpus": str(out / name / "corpus"), "cache": cache,
+                    "source": str(out / f"{name}_dist_dp2" / f"iter_{ITERATION:07d}"),
+                    "folder": str(out / name / f"resumed_{'bf16' if half else 'fp32'}.json")}
+            run(task, 1, port + 1 + half)
 
 
 if __name__ == "__main__":
