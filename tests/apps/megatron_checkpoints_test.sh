@@ -102,6 +102,16 @@ done
 held 4
 holds "ten resumed steps have the losses of megatron.core; without the moments they differ"
 
+run 0 train --model.num_layers=1 --model.hidden_size=16 --data.mock_data=true --model.vocab_size=40 --train.train_iters=1 --train.global_batch_size=1 \
+  --checkpoint.save=full
+run 0 convert full --to torch_dist full_dist
+run 0 inspect full_dist
+prints 'embedding.word_embeddings.weight +main +F32 +.40,16.'
+run 0 convert full_dist --to checkpoint full_again
+run 0 inspect full_again --diff full
+prints 'all [0-9]+ tensors are equal'
+holds "a run in fp32: its weights are also the main parameters"
+
 run 0 train --model.scale_embeddings=true --model.num_layers=1 --model.hidden_size=16 --data.mock_data=true --model.vocab_size=40 --train.train_iters=1 \
   --train.global_batch_size=1 --checkpoint.save=scaled
 run 3 convert scaled --to torch_dist other
