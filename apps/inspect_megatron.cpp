@@ -67,7 +67,7 @@ int inspect_megatron(files::FileSystem& disk, const InspectOptions& options) {
   json["not_built"] = not_built.empty() ? OrderedJson() : OrderedJson(not_built);
   std::vector<std::string> problems;
   if (options.verify) {
-    problems.push_back(not_built);
+    if (!contents.arguments.empty()) problems.push_back(not_built);  // without args, the model is not known
     problems.push_back(find_problem([&] { mcore::verify_contents(disk, directory, contents); }));
     std::erase(problems, "");
   }

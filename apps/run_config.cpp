@@ -230,7 +230,8 @@ void add_directory(config::Draft& draft) {
     }
   };
   if (directory.empty()) return;
-  if (!all_given("model")) add(foreign::read_settings(disk, directory));
+  const auto given = [&](const std::string& key) { return draft.given().contains(key); };
+  if (!all_given("model")) add(foreign::read_settings(disk, directory, given));
   if (!adapters.empty() && !all_given("peft"))
     add(hf::read_adapter_settings(disk, adapters, directory_config(disk, directory).model));
 }

@@ -87,9 +87,10 @@ std::vector<std::string> conversion_notes(files::FileSystem& disk, const std::st
   if (!foreign::is_megatron(disk, directory)) return {};
   const mcore::Source source(disk, directory, directory_config(disk, directory).model);
   if (source.contents().optimizer_steps == 0 || has_optimizer_state(source)) return {};
-  return {base::concat("'", directory,
-                       "': the optimizer state is not converted, because it does not have the shapes of "
-                       "the model; save the checkpoint with --dist-ckpt-optim-fully-reshardable")};
+  const std::string& problem = source.contents().state_problem;
+  return {base::concat("'", directory, "': the optimizer state is not converted, because ",
+                       problem.empty() ? "it does not have the shapes of the model" : problem,
+                       "; save the checkpoint with --ckpt-format torch_dist --dist-ckpt-optim-fully-reshardable")};
 }
 
 // A run resumes from a checkpoint of Megatron-LM; without its optimizer state, with checkpoint.no_load_optim.
@@ -101,7 +102,7 @@ static void add_progress(const mcore::Source& source, config::Config& config, ch
   state.consumed_samples = mcore::consumed_samples(contents);
   Json extra = Json::parse(state.extra);
   extra["optimizer_steps"] = has_optimizer_state(source) ? contents.optimizer_steps : 0;
-  extra["scheduled_samples"] = state.consumed_samples;
+  extra["scheduled_samples"] = contents.scheduled_samples < 0 ? state.consumed_samples : contents.scheduled_samples;
   extra["seed"] = config.run.seed;
   state.extra = extra.dump();
 }

@@ -120,6 +120,23 @@ run 2 convert scaled --to torch_dist other --ranks 2
 warns 'is for --to checkpoint, not for --to torch_dist'
 [ ! -e other ]
 holds "a model that Megatron lacks is refused, and nothing is written"
+for case in adam_legacy_tp2_pp2 adam_legacy_tp2_dp2 adam_legacy_pp2_dp2 adam_buckets_tp2_pp2 adam_buckets_dp2; do
+  run 0 inspect "$cases/$case" --verify
+  prints 'all checksums match'
+  run 0 convert "$cases/$case" --to checkpoint "from_$case"
+  run 0 inspect "from_$case/iter_0000007" --config
+  prints 'iteration 7, 28 samples consumed, 64 tensors'
+  prints '"optimizer_steps": 2'
+  prints '"scheduled_samples": 24'
+done
+run 0 inspect from_adam_legacy_tp2_pp2 --diff from_adam_buckets_dp2
+prints 'all 64 tensors are equal'
+run 0 inspect "$cases/adam_moe_buckets_ep2" --verify
+prints 'all checksums match'
+run 0 train --model.from "$cases/adam_buckets_dp2" --checkpoint.load from_adam_buckets_dp2 --checkpoint.save resumed_buckets --run.seed=1234 --train.train_iters=8 \
+  --tp 2 --nproc 2 --data.mock_data=true --train.micro_batch_size=1 --train.global_batch_size=4 --optim.lr=1e-30 --optim.weight_decay=0
+prints 'loaded checkpoint from_adam_buckets_dp2/iter_0000007 at iteration 7'
+holds "optimizer state of each parameter, in distrib_optim.pt and in buckets"
 
 cp -r "$cases/trained_dist" buckets && chmod -R u+w buckets
 sed -i 's/optimizer.state.exp_avg.output/optimizer.state.exp_buf.output/g' buckets/iter_0000007/.metadata
@@ -134,6 +151,35 @@ run 0 train --model.from "$cases/trained_dist" --checkpoint.load without_state -
   --checkpoint.no_load_optim=true
 prints 'loaded checkpoint without_state/iter_0000007 at iteration 7'
 holds "other optimizer state is left out with a warning, and the iteration stays"
+
+run 0 inspect "$cases/llama_dcp_dp2" --verify
+prints 'format torch_dcp, iteration 7, 28 samples consumed'
+prints 'all checksums match'
+run 0 inspect weights --diff "$cases/llama_dcp_dp2"
+prints 'all [0-9]+ tensors are equal'
+run 0 convert "$cases/adam_fsdp_dp2" --to checkpoint from_fsdp
+run 0 inspect from_fsdp/iter_0000007 --config
+prints 'iteration 7, 28 samples consumed, 64 tensors'
+prints '"optimizer_steps": 2'
+prints 'params_dtype: "*bf16"*'
+run 0 train --model.from "$cases/adam_fsdp_dp2" --checkpoint.load from_fsdp --checkpoint.save resumed_fsdp --run.seed=1234 --train.train_iters=8 \
+  --data.mock_data=true --train.micro_batch_size=1 --train.global_batch_size=4 --optim.lr=1e-30 --optim.weight_decay=0
+prints 'loaded checkpoint from_fsdp/iter_0000007 at iteration 7'
+without_args=$cases/plain_dcp
+run 0 inspect "$without_args" --verify
+prints 'all checksums match'
+run 3 convert "$without_args" --to checkpoint other
+warns 'has no args, and model.num_layers is not given'
+plain=(--data.mock_data=true --train.train_iters=1 --optim.lr=1e-30 --optim.weight_decay=0 --train.micro_batch_size=1 --train.global_batch_size=1)
+run 3 train --model.from "$without_args" "${plain[@]}"
+warns 'start a run with --model.from DIR and the --model.* settings'
+run 0 train --model.from "$without_args" --model.num_layers=4 --model.hidden_size=16 --model.num_attention_heads=4 --model.num_query_groups=2 \
+  --model.ffn_hidden_size=24 --model.normalization=RMSNorm --model.activation=silu --model.gated_linear_unit=true --model.add_bias_linear=false \
+  --model.add_qkv_bias=true --model.untie_embeddings_and_output_weights=true --model.position_embedding_type=rope --train.seq_length=16 \
+  --model.max_position_embeddings=16 --checkpoint.save=run_without_args "${plain[@]}"
+run 0 inspect run_without_args --diff "$cases/llama_dist"
+prints 'all [0-9]+ tensors are equal'
+holds "torch.distributed.checkpoint: with args, of FSDP with its optimizer state, and without args"
 
 run 3 convert "$cases/gpt_dist" --to checkpoint other --ckpt-step 5
 warns 'has no checkpoint of iteration 5; choose an iteration'

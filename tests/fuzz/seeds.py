@@ -146,7 +146,7 @@ SEEDS = {
     "indexed_dataset_fuzz": indexed_dataset,
     "vocab_merges_fuzz": vocab_merges,
     "manifest_fuzz": copied("fuzz/manifest_corpus/*.members"),
-    "pickle_fuzz": copied("vectors/megatron_checkpoints/gpt_legacy/*/*/*.pt", "vectors/megatron_checkpoints/gpt_dist/*/.metadata", "vectors/megatron_checkpoints/gpt_dist/*/common.pt"),
+    "pickle_fuzz": copied("vectors/megatron_checkpoints/gpt_legacy/*/*/*.pt", "vectors/megatron_checkpoints/gpt_dist/*/.metadata", "vectors/megatron_checkpoints/adam_legacy_tp2_dp2/*/mp_rank_00/distrib_optim.pt", "vectors/megatron_checkpoints/gpt_dist/*/common.pt"),
     "safetensors_fuzz": copied("vectors/safetensors/*.safetensors"),
     "tokenizer_json_fuzz": copied("vectors/tokenizers/gpt2/tokenizer.json"),
     "tokenizer_model_fuzz": copied("vectors/tokenizers/sentencepiece_unigram_rules/tokenizer.model"),

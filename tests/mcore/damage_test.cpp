@@ -52,6 +52,7 @@ void expect_errors(const std::string& test, const std::string& file, int64_t tri
   const config::Model model = read_model(disk);
   read_all(disk, model);
   const std::string path = join_path("/c/iter_0000007", file), text = disk.read(path);
+  ASSERT_FALSE(text.empty());
   int64_t rejected = 0;
   for (int64_t seed = 0; seed < trials; ++seed) {
     files::Mutator mutate(static_cast<uint64_t>(seed));
@@ -67,6 +68,9 @@ TEST(DamagedMegatronCheckpoint, IsReadOrRejected) {
   expect_errors("gpt_dist", "__0_0.distcp", 300);
   expect_errors("gpt_dist", "common.pt", 60);
   expect_errors("gpt_legacy", "mp_rank_00/model_optim_rng.pt", 60);
+  expect_errors("adam_buckets_dp2", ".metadata", 200);
+  expect_errors("llama_dcp_dp2", ".metadata", 100);
+  expect_errors("adam_legacy_tp2_dp2", "mp_rank_00/distrib_optim.pt", 60);
 }
 
 TEST(DamagedMegatronCheckpoint, OneRankHasOneFolder) {
@@ -91,6 +95,42 @@ TEST(MegatronOptimizerState, IsOptional) {
   disk.replace_file(path, other);
   EXPECT_FALSE(has_state("exp_avg"));
   EXPECT_TRUE(has_state("exp_avg_sq") && has_state("main") && has_state("weight"));
+}
+
+// Returns why the optimizer state of a case is not read after one text of a file is replaced by another.
+std::string find_state_problem(const std::string& test, const std::string& file, const std::string& from,
+                               const std::string& to) {
+  files::MemoryFileSystem disk;
+  copy_case(disk, join_path(kVectors, test), "/c");
+  const std::string path = join_path("/c/iter_0000007", file);
+  std::string text = disk.read(path);
+  const size_t at = text.find(from);
+  EXPECT_NE(at, std::string::npos) << from;
+  disk.replace_file(path, text.replace(at, from.size(), to));
+  const Contents contents = read_contents(disk, "/c/iter_0000007");
+  const Source source(disk, "/c/iter_0000007", read_model(disk));
+  const bool is_read = source.find("output_layer.weight", "exp_avg") != nullptr ||
+                       source.find("embedding.word_embeddings.weight", "exp_avg") != nullptr;
+  EXPECT_EQ(is_read, contents.state_problem.empty());
+  return contents.state_problem;
+}
+
+TEST(MegatronOptimizerState, NamesUnreadableForms) {
+  const auto expect = [](const std::string& problem, const char* text) {
+    EXPECT_NE(problem.find(text), std::string::npos) << "'" << problem << "' instead of " << text;
+  };
+  const std::string model = "mp_rank_00/model_optim_rng.pt", buffers = "mp_rank_00/distrib_optim.pt";
+  EXPECT_EQ(find_state_problem("adam_legacy_tp2_dp2", model, "overlap_grad_reduce", "overlap_grad_reduce"), "");
+  expect(find_state_problem("adam_legacy_tp2_dp2", model, "overlap_grad_reduce", "overlap_grad_xxxxxx"),
+         "but the buckets of its parameters have");
+  expect(find_state_problem("adam_legacy_tp2_dp2", buffers, "buckets_coalesced", "buckets_xxxxxxxxx"),
+         "an older form, which stores each bucket separately");
+  const std::string stage = "mp_rank_00_000/model_optim_rng.pt";
+  expect(find_state_problem("adam_legacy_tp2_pp2", stage, "wd_mult", "wd_xxxx"), "not those of weight decay");
+  expect(find_state_problem("adam_legacy_tp2_pp2", stage, "exp_avg_sq", "exp_avg_xx"), "not the state of Adam");
+  expect(find_state_problem("adam_buckets_dp2", "common.pt", "transformer_impl", "transformer_xxxx"),
+         "crosses the border of");
+  expect(find_state_problem("adam_buckets_dp2", "common.pt", "mtp_num_layers", "xxx_num_layers"), "");
 }
 
 TEST(MegatronDirectory, IsFoundByIteration) {

@@ -9,6 +9,7 @@
 #include "config/validate.h"
 #include "files/safetensors.h"
 #include "mcore/settings.h"
+#include "mcore/shards.h"
 #include "support/error_of.h"
 
 namespace metroplex::mcore::source_test {
@@ -29,6 +30,7 @@ constexpr Case kCases[] = {
     {"gpt_legacy_tp2", "gpt"},
     {"llama_dist", "llama"},
     {"llama_dist_tp2_pp2", "llama"},
+    {"llama_dcp_dp2", "llama"},
     {"llama_legacy_tp2_pp2", "llama"},
     {"llama_legacy_pp2_vpp2", "llama"},
     {"moe_dist_ep2", "moe"},
@@ -38,7 +40,20 @@ constexpr Case kCases[] = {
     {"latent_legacy_tp2", "latent"},
     {"trained_dist", "trained"},
     {"trained_dist_dp2", "trained"},
+    {"adam_legacy_tp2_pp2", "adam"},
+    {"adam_legacy_tp2_dp2", "adam"},
+    {"adam_legacy_pp2_dp2", "adam"},
+    {"adam_buckets_tp2_pp2", "adam"},
+    {"adam_buckets_dp2", "adam"},
+    {"adam_fsdp_dp2", "adam"},
+    {"adam_moe_buckets_ep2", "adam_moe"},
+    {"adam_moe_legacy_ep2", "adam_moe"},
+    {"adam_moe_legacy_ep2_dp2", "adam_moe"},
 };
+
+bool is_trained(const Case& test) {
+  return test.model == std::string("trained") || std::string(test.model).starts_with("adam");
+}
 
 files::PosixFileSystem disk;
 
@@ -90,10 +105,15 @@ void expect_recorded_tensors(const Case& test) {
   size_t compared = 0, recorded = 0;
   for (const files::TensorForm& form : source.tensors()) {
     const bool is_state = form.kind != "weight" && form.kind != "buffer";
-    const std::string expected = recorded_bytes(file, (is_state ? form.kind + "/" : "") + form.name);
+    // fsdp_dtensor has the main parameters as weights.
+    const bool is_main = form.kind == "weight" && form.dtype == files::Dtype::kF32 && file.find("main/" + form.name);
+    const std::string expected = recorded_bytes(file, (is_main    ? "main/"
+                                                       : is_state ? form.kind + "/"
+                                                                  : "") +
+                                                          form.name);
     ASSERT_FALSE(expected.empty()) << form.name;
     EXPECT_TRUE(read_whole(source, form) == expected) << form.name;
-    compared += expected.size();
+    compared += is_main ? expected.size() / 2 : expected.size();  // the recorded weights have 2 bytes
   }
   for (const files::TensorInfo& info : file.tensors()) {
     const bool is_statistic = info.name.ends_with("tokens_per_expert") || info.name.ends_with("inv_freq");
@@ -123,14 +143,34 @@ void expect_complete(const Case& test) {
   verify_contents(disk, directory, contents);
   EXPECT_EQ(contents.iteration, 7);
   EXPECT_EQ(consumed_samples(contents), 28);
-  EXPECT_EQ(contents.optimizer_steps, test.model == std::string("trained") ? 2 : 0);
-  const bool is_torch = std::string(test.name).find("legacy") != std::string::npos;
-  EXPECT_EQ(contents.format, is_torch ? "torch" : "torch_dist");
+  EXPECT_EQ(contents.optimizer_steps, is_trained(test) ? 2 : 0);
+  EXPECT_EQ(contents.state_problem, "");
+  const bool has_schedule = std::string(test.model).starts_with("adam") || test.name == std::string("llama_dcp_dp2");
+  EXPECT_EQ(contents.scheduled_samples, has_schedule ? 24 : -1);
+  const std::string name = test.name;
+  const auto has = [&](const char* word) { return name.find(word) != std::string::npos; };
+  EXPECT_EQ(contents.format, has("legacy") ? "torch" : has("dcp") || has("fsdp") ? "torch_dcp" : "torch_dist");
 }
 
 TEST(MegatronLayouts, HaveTheRecordedTensors) { each_case(expect_recorded_tensors); }
 TEST(MegatronLayouts, ProvideRegions) { each_case(expect_regions); }
 TEST(MegatronLayouts, AreComplete) { each_case(expect_complete); }
+
+TEST(MegatronBuckets, SeparateTiedEmbeddings) {
+  const Shard norm{"decoder.final_layernorm.weight", files::Dtype::kBF16, {16}};
+  const Shard head{"output_layer.weight", files::Dtype::kBF16, {42, 16}};
+  const std::vector<const Shard*> last{&norm, &head}, first{&head, &norm};
+  const auto sizes = [](const std::vector<const Shard*>& shards, int64_t pp, bool tied) {
+    Layout layout;
+    layout.pp = pp, layout.tied = tied;
+    return place_shards(shards, make_bucket_rule({}, layout, false)).sizes;
+  };
+  using Sizes = std::vector<int64_t>;
+  EXPECT_EQ(sizes(last, 2, true), (Sizes{672, 16}));
+  EXPECT_EQ(sizes(first, 2, true), (Sizes{64, 672}));  // up to the beginning of the next parameter
+  EXPECT_EQ(sizes(last, 1, true), (Sizes{704 + 16}));
+  EXPECT_EQ(sizes(last, 2, false), (Sizes{704 + 16}));
+}
 
 TEST(MegatronContents, RejectsItemsOfOtherForms) {
   const std::string directory = find({"gpt_dist", "gpt"});
@@ -166,6 +206,60 @@ TEST(MegatronSettings, DescribeTheModel) {
   EXPECT_EQ(moe.model.moe_layer_freq, "[0,1]");
   EXPECT_TRUE(moe.model.moe_router_enable_expert_bias);
   EXPECT_EQ(moe.model.moe_shared_expert_intermediate_size, 8);
+}
+
+TEST(MegatronSettings, AreRequiredWithoutArgs) {
+  const std::string directory = find({"plain_dcp", "llama"});
+  const Contents contents = read_contents(disk, directory);
+  EXPECT_TRUE(contents.arguments.empty());
+  const auto error = [&](const std::string& absent) {
+    return test::catch_error(
+        [&] { read_settings(contents, directory, [&](const std::string& key) { return key != absent; }); });
+  };
+  EXPECT_EQ(error(""), "");
+  EXPECT_NE(error("model.num_attention_heads").find("has no args, and model.num_attention_heads is not given"),
+            std::string::npos);
+  EXPECT_NE(test::catch_error([&] { read_settings(contents, directory); }).find("model.num_layers"),
+            std::string::npos);
+  const config::Model model = read_config(find({"llama_dist", "llama"})).model;
+  Source source(disk, directory, model), other(disk, find({"llama_dist", "llama"}), model);
+  ASSERT_EQ(source.tensors().size(), other.tensors().size());
+  for (size_t i = 0; i < source.tensors().size(); ++i)
+    EXPECT_TRUE(read_whole(source, source.tensors()[i]) == read_whole(other, other.tensors()[i]));
+}
+
+// The files have the names of Megatron's sharded_state_dict; its modules need CUDA.
+void expect_mixers(const std::string& name, const std::vector<std::string>& own) {
+  std::vector<std::string> settings{"model.hidden_size=16",
+                                    "model.num_attention_heads=4",
+                                    "model.num_query_groups=2",
+                                    "model.ffn_hidden_size=24",
+                                    "model.vocab_size=40",
+                                    "model.make_vocab_size_divisible_by=1",
+                                    "model.normalization=RMSNorm",
+                                    "model.gated_linear_unit=true",
+                                    "model.add_bias_linear=false",
+                                    "model.position_embedding_type=rope",
+                                    "model.untie_embeddings_and_output_weights=true"};
+  settings.insert(settings.end(), own.begin(), own.end());
+  const config::Model model = config::resolved(config::load("", settings), 1).model;
+  const std::string path = join_path(join_path(kVectors, name), "weights.safetensors"),
+                    directory = find_directory(disk, join_path(kVectors, name + "_dcp_without_args"), 0);
+  Source source(disk, directory, model);
+  const files::SafetensorsFile file(disk.map(path), path);
+  EXPECT_EQ(source.tensors().size(), file.tensors().size());
+  for (const files::TensorForm& form : source.tensors())
+    EXPECT_TRUE(read_whole(source, form) == recorded_bytes(file, form.name)) << form.name;
+  verify_contents(disk, directory, read_contents(disk, directory));
+}
+
+TEST(MegatronMixers, HaveTheRecordedTensors) {
+  expect_mixers("mamba", {"model.num_layers=4", "model.hybrid_layer_pattern=M*-M", "model.mamba_num_heads=4",
+                          "model.mamba_head_dim=8", "model.mamba_num_groups=2", "model.mamba_state_dim=4"});
+  expect_mixers("delta_net",
+                {"model.num_layers=2", "model.experimental_attention_variant=gated_delta_net",
+                 "model.linear_attention_freq=[1,0]", "model.linear_num_key_heads=2", "model.linear_key_head_dim=8",
+                 "model.linear_num_value_heads=4", "model.linear_value_head_dim=8"});
 }
 
 TEST(MegatronSource, ListsEveryProblem) {

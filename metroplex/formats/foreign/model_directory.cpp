@@ -11,10 +11,11 @@ bool is_megatron(files::FileSystem& disk, const std::string& directory) {
   return !mcore::find_directory(disk, directory, 0).empty();
 }
 
-std::vector<std::string> read_settings(files::FileSystem& disk, const std::string& directory) {
+std::vector<std::string> read_settings(files::FileSystem& disk, const std::string& directory,
+                                       const std::function<bool(const std::string& key)>& given) {
   const std::string megatron = mcore::find_directory(disk, directory, 0);
   if (megatron.empty()) return hf::read_settings(disk, directory);
-  return mcore::read_settings(mcore::read_contents(disk, megatron), megatron);
+  return mcore::read_settings(mcore::read_contents(disk, megatron), megatron, given);
 }
 
 bool has_weights(files::FileSystem& disk, const std::string& directory) {

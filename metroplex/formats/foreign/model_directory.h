@@ -16,8 +16,10 @@ namespace metroplex::foreign {
 // Whether `directory` is a checkpoint of Megatron-LM or a folder of them.
 bool is_megatron(files::FileSystem& disk, const std::string& directory);
 // Returns keys of section model, the dtype of the weights, and keys for a tokenizer in the directory. Throws
-// base::Error if the directory has no model or one that is not supported.
-std::vector<std::string> read_settings(files::FileSystem& disk, const std::string& directory);
+// base::Error if the directory has no model or one that is not supported. `given`: whether the run sets a key; some
+// directories need it (mcore/settings.h).
+std::vector<std::string> read_settings(files::FileSystem& disk, const std::string& directory,
+                                       const std::function<bool(const std::string& key)>& given = {});
 // Whether the directory has weights in addition to configuration files.
 bool has_weights(files::FileSystem& disk, const std::string& directory);
 // Opens the weights. Tensors for which `wanted` returns false are not provided. Throws base::Error with a list of all

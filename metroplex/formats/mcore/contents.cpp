@@ -25,8 +25,16 @@ bool is_torch_dist(files::FileSystem& disk, const std::string& directory) {
   return disk.exists(join_path(directory, "common.pt")) && disk.exists(join_path(directory, ".metadata"));
 }
 
+// Plain torch.distributed.checkpoint, with the names of megatron.core. torch_dist also has a metadata.json.
+bool is_torch_dcp(files::FileSystem& disk, const std::string& directory) {
+  const std::string path = join_path(directory, ".metadata");
+  if (!disk.exists(path) || disk.exists(join_path(directory, "metadata.json"))) return false;
+  return disk.map(path).text().find("embedding.word_embeddings.weight") != std::string_view::npos;
+}
+
 bool is_checkpoint(files::FileSystem& disk, const std::string& directory) {
-  return disk.is_directory(directory) && (is_torch_dist(disk, directory) || has_rank_folder(disk, directory));
+  return disk.is_directory(directory) &&
+         (is_torch_dist(disk, directory) || is_torch_dcp(disk, directory) || has_rank_folder(disk, directory));
 }
 
 // Returns the name of a folder: iter_0000100, or release.
@@ -90,22 +98,31 @@ std::string find_directory(files::FileSystem& disk, const std::string& path, int
   const std::string directory = join_path(path, tracked_name(disk, tracker));
   MPX_CHECK(disk.is_directory(directory), "checkpoint", "'", tracker, "' names '", directory,
             "': must be a complete checkpoint; copy that folder, or write the iteration of another one");
-  for (const auto& [file, other] : {std::pair{"common.pt", ".metadata"}, {".metadata", "common.pt"}})
+  for (const auto& [file, other] : {std::pair{"common.pt", ".metadata"}, {".metadata", "common.pt"}}) {
+    if (is_torch_dcp(disk, directory)) break;
     MPX_CHECK(!disk.exists(join_path(directory, file)) || disk.exists(join_path(directory, other)), "checkpoint", "'",
               join_path(directory, other), "' is missing: a torch_dist checkpoint has ", file, " and ", other,
               "; copy the whole folder");
+  }
   return is_checkpoint(disk, directory) ? directory : "";
 }
 
+checkpoint::Piece Chunk::piece() const {
+  checkpoint::Piece piece = checkpoint::box_piece(offset, size);
+  if (to >= 0) piece.begin = from, piece.end = to;
+  return piece;
+}
+
 Contents read_contents(files::FileSystem& disk, const std::string& directory) {
-  return is_torch_dist(disk, directory) ? read_torch_dist(disk, directory) : read_torch(disk, directory);
+  if (is_torch_dist(disk, directory)) return read_torch_dist(disk, directory);
+  return is_torch_dcp(disk, directory) ? read_torch_dcp(disk, directory) : read_torch(disk, directory);
 }
 
 void verify_contents(files::FileSystem& disk, const std::string& directory, const Contents& contents) {
   for (const auto& file : contents.files) file->verify();
   for (const auto& [name, tensor] : contents.tensors) {
     std::vector<checkpoint::Piece> pieces;
-    for (const Chunk& chunk : tensor.chunks) pieces.push_back(checkpoint::box_piece(chunk.offset, chunk.size));
+    for (const Chunk& chunk : tensor.chunks) pieces.push_back(chunk.piece());
     const std::string problem = checkpoint::cover_problem(tensor.shape, pieces);
     MPX_CHECK(problem.empty(), "checkpoint", "'", directory, "', ", name, ": ", problem,
               "; copy the checkpoint of all ranks again");
@@ -148,6 +165,13 @@ int64_t integer_argument(const Arguments& arguments, const char* name, int64_t a
   return value;
 }
 
+// Returns the samples of the steps that Megatron's OptimizerParamScheduler has counted.
+int64_t read_scheduled_samples(const pickle::Document& document) {
+  const Value* const schedule = document.find(document.root(), "opt_param_scheduler");
+  const Value* const samples = schedule == nullptr ? nullptr : document.find(*schedule, "num_steps");
+  return samples != nullptr && samples->kind == Kind::integer && samples->integer >= 0 ? samples->integer : -1;
+}
+
 bool is_model_tensor(const std::string& name) {
   constexpr const char* kPrefixes[] = {"embedding.", "decoder.", "output_layer.", "mtp."};
   return std::any_of(std::begin(kPrefixes), std::end(kPrefixes),
@@ -168,12 +192,20 @@ std::string find_key(const std::string& stored_name) {
     const std::string param = strip_prefix(name.substr(std::char_traits<char>::length(prefix)));
     if (is_model_tensor(param)) return base::concat(kind, "/", param);
   }
+  // Megatron-FSDP: the kind follows the name.
+  static const std::string kPrefix = "optimizer.state.";
+  const size_t dot = name.rfind('.');
+  for (const char* kind : {"exp_avg", "exp_avg_sq"}) {
+    if (!name.starts_with(kPrefix) || dot < kPrefix.size() || name.substr(dot + 1) != kind) continue;
+    const std::string param = strip_prefix(name.substr(kPrefix.size(), dot - kPrefix.size()));
+    if (is_model_tensor(param)) return base::concat(kind, "/", param);
+  }
   return "";
 }
 
 std::string strip_prefix(std::string name) {
-  for (const char* prefix : {"model.", "module."}) {
-    if (name.starts_with(prefix)) name.erase(0, std::char_traits<char>::length(prefix));
+  for (const std::string_view prefix : {"model.", "module."}) {
+    while (name.starts_with(prefix)) name.erase(0, prefix.size());
   }
   return name;
 }

@@ -1,7 +1,7 @@
-// Contents of a checkpoint of Megatron-LM: its arguments and its stored tensors, each a set of chunks in files. Two
-// formats are read: torch_dist (megatron.core.dist_checkpointing) and torch (mp_rank_* folders with
-// model_optim_rng.pt). A chunk is a box of a tensor that the ranks of Megatron share; stages, tensor-parallel shards
-// and expert-parallel ranks are joined here.
+// Contents of a checkpoint of Megatron-LM: its arguments and its stored tensors, each a set of chunks in files. Three
+// formats are read: torch_dist (megatron.core.dist_checkpointing), torch (mp_rank_* folders with model_optim_rng.pt),
+// and torch_dcp or fsdp_dtensor (torch.distributed.checkpoint). A chunk is a box of a tensor that the ranks of
+// Megatron share; stages, tensor-parallel shards and expert-parallel ranks are joined here.
 #pragma once
 
 #include <cstddef>
@@ -29,6 +29,11 @@ struct Chunk {
   const std::byte* data = nullptr;  // contiguous; null: in an item of torch_dist
   std::string file = {};
   uint64_t begin = 0, bytes = 0;  // item of `file`: a file of torch.save
+  int64_t from = 0, to = -1;      // elements of the box in row-major order; -1: all
+  int64_t skipped = 0;            // elements of the item before them
+  int64_t item_elements = -1;     // -1: those of the chunk
+
+  checkpoint::Piece piece() const;
 };
 
 struct StoredTensor {
@@ -42,14 +47,16 @@ struct StoredTensor {
 using Arguments = std::map<std::string, std::vector<std::string>, std::less<>>;
 
 struct Contents {
-  std::string format;  // "torch_dist" or "torch"
+  std::string format;  // "torch_dist", "torch" or "torch_dcp"
   int64_t iteration = 0;
-  Arguments arguments;
+  Arguments arguments;  // may be empty in torch_dcp
   // Model tensors by Megatron's name, without a leading "model." or "module.". Names have global numbers of layers
   // and experts. The state of AdamW is KIND/NAME, with the kind of files/manifest.h: main, exp_avg, exp_avg_sq.
   std::map<std::string, StoredTensor> tensors;
   int64_t other_tensors = 0;                              // other state, which is not read
   int64_t optimizer_steps = 0;                            // 0: without optimizer state
+  std::string state_problem;                              // why optimizer state is not read; "" if it is
+  int64_t scheduled_samples = -1;                         // of the learning-rate schedule; -1: not stored
   std::vector<std::unique_ptr<pickle::TorchFile>> files;  // owns the data of chunks
 };
 
@@ -67,7 +74,9 @@ int64_t integer_argument(const Arguments& arguments, const char* name, int64_t a
 // Internal to this module.
 std::string iteration_name(int64_t iteration);  // "iter_0000100"
 Contents read_torch_dist(files::FileSystem& disk, const std::string& directory);
+Contents read_torch_dcp(files::FileSystem& disk, const std::string& directory);
 Contents read_torch(files::FileSystem& disk, const std::string& directory);
+int64_t read_scheduled_samples(const pickle::Document& document);
 Arguments read_arguments(const pickle::Document& document, const pickle::Value& args);
 // Whether a tensor without a leading "model." or "module." belongs to the model.
 bool is_model_tensor(const std::string& name);

@@ -9,6 +9,7 @@
 #include <tuple>
 
 #include "base/error.h"
+#include "mcore/shards.h"
 
 namespace metroplex::mcore {
 namespace {
@@ -17,12 +18,11 @@ using files::join_path;
 using pickle::TorchFile;
 using pickle::Value;
 
-constexpr int kReplicated = -1;
 constexpr double kQkvVersion = 3.0;  // older versions order the rows of linear_qkv differently
 
 struct Rank {
   int64_t tp = 0, pp = 0, ep = 0;
-  std::string path;
+  std::string folder, path;
 };
 
 bool parse_rank(const std::string& name, Rank& rank) {
@@ -48,7 +48,8 @@ std::vector<Rank> find_ranks(files::FileSystem& disk, const std::string& directo
               "': must be mp_rank_TT, mp_rank_TT_PPP or mp_rank_TT_PPP_EEE; remove other folders");
     // Without pipeline parallelism, the second number is the expert-parallel rank.
     if (!has_stages && std::count(name.begin(), name.end(), '_') == 3) std::swap(rank.pp, rank.ep);
-    rank.path = join_path(join_path(directory, name), "model_optim_rng.pt");
+    rank.folder = join_path(directory, name);
+    rank.path = join_path(rank.folder, "model_optim_rng.pt");
     MPX_CHECK(disk.exists(rank.path), "checkpoint", "'", rank.path,
               "' is missing; save the checkpoint with --ckpt-format torch");
     ranks.push_back(rank);
@@ -57,19 +58,6 @@ std::vector<Rank> find_ranks(files::FileSystem& disk, const std::string& directo
     return std::tie(one.pp, one.tp, one.ep) < std::tie(other.pp, other.tp, other.ep);
   });
   return ranks;
-}
-
-// Returns the dimension of a tensor without layers that tensor parallelism divides.
-int find_split(const std::string& name) {
-  const auto ends = [&](std::initializer_list<const char*> words) {
-    return std::any_of(words.begin(), words.end(), [&](const char* word) { return name.ends_with(word); });
-  };
-  if (ends({"linear_proj.weight", "linear_fc2.weight"})) return 1;
-  const bool divided =
-      ends({"word_embeddings.weight", "output_layer.weight", "linear_qkv.weight", "linear_qkv.bias",
-            "linear_fc1.weight", "linear_fc1.bias", "linear_q_proj.weight", "linear_q_up_proj.weight",
-            "linear_kv_up_proj.weight", "eh_proj.weight", "core_attention.softmax_offset"});
-  return divided ? 0 : kReplicated;
 }
 
 // Splits "PREFIX.12.REST" after PREFIX; returns false if there is no number.
@@ -84,30 +72,22 @@ bool split_number(const std::string& name, const std::string& prefix, int64_t& n
 
 class RankJoiner {
  public:
-  RankJoiner(std::string directory, Contents& out) : directory_(std::move(directory)), out_(out) {
-    const auto& args = out.arguments;
-    tp_ = std::max<int64_t>(integer_argument(args, "tensor_model_parallel_size", 1), 1);
-    pp_ = std::max<int64_t>(integer_argument(args, "pipeline_model_parallel_size", 1), 1);
-    ep_ = std::max<int64_t>(integer_argument(args, "expert_model_parallel_size", 1), 1);
-    etp_ = std::max<int64_t>(integer_argument(args, "expert_tensor_parallel_size", tp_), 1);
-    chunks_ = std::max<int64_t>(integer_argument(args, "virtual_pipeline_model_parallel_size", 1), 1);
-    experts_ = integer_argument(args, "num_experts", 0);
-    for (const char* name : {"swiglu", "quick_geglu"}) {
-      const auto found = args.find(name);
-      gated_ = gated_ || (found != args.end() && found->second == std::vector<std::string>{"True"});
-    }
-  }
-  bool has_stages() const { return pp_ > 1; }
+  RankJoiner(std::string directory, Contents& out)
+      : directory_(std::move(directory)), out_(out), layout_(read_layout(out.arguments)) {}
+  bool has_stages() const { return layout_.pp > 1; }
 
   // Layers of a model chunk follow those of the previous stage, and model chunks are filled stage by stage.
   void join(const std::vector<Rank>& ranks, std::vector<std::unique_ptr<TorchFile>>& files) {
     check_ranks(ranks);
+    params_.resize(ranks.size());
     int64_t first_layer = 0;
-    for (int64_t chunk = 0; chunk < chunks_; ++chunk) {
-      for (int64_t stage = 0; stage < pp_; ++stage) {
+    for (int64_t chunk = 0; chunk < layout_.chunks; ++chunk) {
+      for (int64_t stage = 0; stage < layout_.pp; ++stage) {
         last_layer_ = -1;
         for (size_t i = 0; i < ranks.size(); ++i) {
-          if (ranks[i].pp == stage) add_rank(ranks[i], *files[i], chunk, first_layer);
+          if (ranks[i].pp != stage) continue;
+          params_[i].emplace_back();
+          add_rank(ranks[i], *files[i], chunk, first_layer, params_[i].back());
         }
         first_layer += last_layer_ + 1;
       }
@@ -115,33 +95,48 @@ class RankJoiner {
     out_.files = std::move(files);
   }
 
+  // Adds the optimizer state, or the reason why it is not read. `buffers`: distrib_optim.pt of each rank, or nullptr.
+  void join_state(const std::vector<Rank>& ranks, std::vector<std::unique_ptr<TorchFile>> buffers) {
+    std::vector<ShardState> states;
+    for (size_t i = 0; i < ranks.size() && out_.state_problem.empty(); ++i)
+      out_.state_problem =
+          read_rank_state(*out_.files[i], buffers[i].get(), out_.arguments, ranks[i].pp == 0, params_[i], states);
+    if (!out_.state_problem.empty()) return;
+    for (const ShardState& state : states)
+      store(*state.shard, base::concat(state.kind, "/", state.shard->name), state.tensor);
+    for (std::unique_ptr<TorchFile>& file : buffers) {
+      if (file != nullptr) out_.files.push_back(std::move(file));
+    }
+  }
+
  private:
   // The folders must be those of the sizes in the args.
   void check_ranks(const std::vector<Rank>& ranks) const {
-    const int64_t ep = experts_ > 0 ? ep_ : 1;
+    const int64_t tp = layout_.tp, pp = layout_.pp, ep = layout_.experts > 0 ? layout_.ep : 1;
     const auto position = [](const Rank& rank) { return std::tuple(rank.tp, rank.pp, rank.ep); };
     std::set<std::tuple<int64_t, int64_t, int64_t>> found;
     for (const Rank& rank : ranks) {
       MPX_CHECK(found.insert(position(rank)).second, "checkpoint", "'", rank.path,
                 "': another folder is of the same rank; remove the folders of other runs");
-      MPX_CHECK(rank.tp < tp_ && rank.pp < pp_ && rank.ep < ep, "checkpoint", "'", rank.path,
-                "' is not of this checkpoint: its args have tensor, pipeline and expert parallel sizes ", tp_, ", ",
-                pp_, " and ", ep, "; remove folders of other runs");
+      MPX_CHECK(rank.tp < tp && rank.pp < pp && rank.ep < ep, "checkpoint", "'", rank.path,
+                "' is not of this checkpoint: its args have tensor, pipeline and expert parallel sizes ", tp, ", ",
+                pp, " and ", ep, "; remove folders of other runs");
     }
-    for (Rank rank; rank.pp < pp_; ++rank.pp) {
-      for (rank.tp = 0; rank.tp < tp_; ++rank.tp) {
+    for (Rank rank; rank.pp < pp; ++rank.pp) {
+      for (rank.tp = 0; rank.tp < tp; ++rank.tp) {
         for (rank.ep = 0; rank.ep < ep; ++rank.ep)
           MPX_CHECK(found.contains(position(rank)), "checkpoint", "'", directory_,
-                    "' has no mp_rank folder of tensor-parallel rank ", rank.tp, " of ", tp_, ", pipeline stage ",
-                    rank.pp, " of ", pp_, " and expert-parallel rank ", rank.ep, " of ", ep,
+                    "' has no mp_rank folder of tensor-parallel rank ", rank.tp, " of ", tp, ", pipeline stage ",
+                    rank.pp, " of ", pp, " and expert-parallel rank ", rank.ep, " of ", ep,
                     "; copy the folders of all ranks");
       }
     }
   }
 
-  void add_rank(const Rank& rank, const TorchFile& file, int64_t chunk, int64_t first_layer) {
+  void add_rank(const Rank& rank, const TorchFile& file, int64_t chunk, int64_t first_layer,
+                std::vector<Shard>& params) {
     const pickle::Document& document = file.document();
-    const std::string key = chunks_ > 1 ? base::concat("model", chunk) : "model";
+    const std::string key = layout_.chunks > 1 ? base::concat("model", chunk) : "model";
     const auto& pairs = document.pairs(document.get(document.root(), key), key.c_str());
     for (size_t i = 0; i < pairs.size(); i += 2) {
       const std::string name = strip_prefix(std::string(document.text(*pairs[i], "the name of a tensor")));
@@ -149,11 +144,13 @@ class RankJoiner {
         document.fail(*pairs[i],
                       "the model is one of Megatron-LM before megatron.core, whose names are not supported",
                       "load and save it with --use-mcore-models");
-      if (TorchFile::is_tensor(*pairs[i + 1])) add_tensor(rank, name, file.tensor(*pairs[i + 1]), first_layer);
+      if (TorchFile::is_tensor(*pairs[i + 1]))
+        add_tensor(rank, name, file.tensor(*pairs[i + 1]), first_layer, params);
     }
   }
 
-  void add_tensor(const Rank& rank, std::string name, const pickle::Tensor& tensor, int64_t first_layer) {
+  void add_tensor(const Rank& rank, std::string name, const pickle::Tensor& tensor, int64_t first_layer,
+                  std::vector<Shard>& params) {
     if (!is_model_tensor(name)) return;
     int64_t layer = 0;
     std::string rest;
@@ -162,29 +159,34 @@ class RankJoiner {
       name = base::concat("decoder.layers.", first_layer + layer, rest);
     }
     const bool is_expert = rename_expert(rank, name);
-    const int64_t parts = is_expert ? etp_ : tp_;
-    const int64_t part = is_expert && etp_ == 1 ? 0 : rank.tp;
-    if (!seen_.insert({name, part}).second) return;  // a replica
-    const int split = parts == 1 ? kReplicated : is_divided_latent(name, tensor) ? 0 : find_split(name);
-    if (split == kReplicated && part != 0) return;
-    const bool is_gated = gated_ && (name.ends_with("linear_fc1.weight") || name.ends_with("linear_fc1.bias"));
-    add_chunks(name, tensor, split == kReplicated ? 0 : split, split == kReplicated ? 1 : parts,
-               split == kReplicated ? 0 : part, is_gated ? 2 : 1);
+    const Shard shard = make_shard(out_.arguments, layout_, name, tensor.dtype, tensor.shape, is_expert, rank.tp);
+    store(shard, name, tensor);
+    if (is_parameter(name)) params.push_back(shard);
   }
 
-  // Some versions divide the projections to the latents of attention, others replicate them.
-  bool is_divided_latent(const std::string& name, const pickle::Tensor& tensor) const {
-    const auto width = [&](const char* argument) { return integer_argument(out_.arguments, argument, 0); };
-    const int64_t rows = tensor.shape.empty() ? 0 : tensor.shape[0] * tp_;
-    return (name.ends_with("linear_q_down_proj.weight") && rows == width("q_lora_rank")) ||
-           (name.ends_with("linear_kv_down_proj.weight") &&
-            rows == width("kv_lora_rank") + width("qk_pos_emb_head_dim"));
+  // Megatron's buffers have no optimizer state.
+  static bool is_parameter(const std::string& name) {
+    return !name.ends_with("expert_bias") && !name.ends_with("tokens_per_expert") && !name.ends_with("inv_freq") &&
+           name.find("_extra_state") == std::string::npos;
+  }
+
+  void store(const Shard& shard, const std::string& key, const pickle::Tensor& tensor) {
+    if (!seen_.insert({key, shard.part}).second || shard.is_replica()) return;
+    StoredTensor& stored = out_.tensors[key];
+    const Dims shape = shard.shape();
+    MPX_CHECK(stored.chunks.empty() || (stored.shape == shape && stored.dtype == tensor.dtype), "checkpoint", "'",
+              directory_, "': the shards of ", key,
+              " have different shapes or dtypes; copy the folders of one checkpoint");
+    stored.dtype = tensor.dtype, stored.shape = shape;
+    Chunk data;
+    data.data = tensor.data;
+    add_chunks(shard, 0, shard.count(), data, stored);
   }
 
   // Numbers an expert globally: "mlp.experts.local_experts.0." of ep rank 1 becomes local_experts.E. Returns whether
   // the tensor belongs to an expert.
   bool rename_expert(const Rank& rank, std::string& name) const {
-    const int64_t local = experts_ / ep_;
+    const int64_t local = layout_.experts / layout_.ep;
     int64_t expert = 0;
     std::string rest;
     static const std::string kSequential = ".local_experts.";
@@ -203,36 +205,11 @@ class RankJoiner {
     return name.find(".experts.") != std::string::npos;
   }
 
-  // Adds shard `part` of `parts` along dimension `split`. Each of its `groups` (gate and up) is divided separately.
-  void add_chunks(const std::string& name, const pickle::Tensor& tensor, int split, int64_t parts, int64_t part,
-                  int64_t groups) {
-    const auto dim = static_cast<size_t>(split);
-    StoredTensor& stored = out_.tensors[name];
-    Dims shape = tensor.shape;
-    MPX_CHECK(parts == 1 || (dim < shape.size() && shape[dim] % groups == 0), "checkpoint", "'", directory_,
-              "': ", name, " has shape ", checkpoint::describe_shape(shape),
-              ", which tensor parallelism cannot divide; copy the folders of one checkpoint");
-    if (parts > 1) shape[dim] *= parts;
-    MPX_CHECK(stored.chunks.empty() || (stored.shape == shape && stored.dtype == tensor.dtype), "checkpoint", "'",
-              directory_, "': the shards of ", name,
-              " have different shapes or dtypes; copy the folders of one checkpoint");
-    stored.dtype = tensor.dtype, stored.shape = shape;
-    if (parts == 1) groups = 1;
-    Dims offset(shape.size(), 0), size = tensor.shape;
-    const std::byte* data = tensor.data;
-    if (parts > 1) size[dim] /= groups;
-    const int64_t bytes = checkpoint::whole_piece(size).count() * files::dtype_bits(tensor.dtype) / 8;
-    for (int64_t group = 0; group < groups; ++group, data += bytes) {
-      if (parts > 1) offset[dim] = (group * parts + part) * size[dim];
-      stored.chunks.push_back({offset, size, data});
-    }
-  }
-
   const std::string directory_;
   Contents& out_;
-  int64_t tp_ = 1, pp_ = 1, ep_ = 1, etp_ = 1, chunks_ = 1, experts_ = 0;
-  bool gated_ = false;
-  int64_t last_layer_ = -1;  // of the current model chunk
+  const Layout layout_;
+  std::vector<std::vector<std::vector<Shard>>> params_;  // of each rank and model chunk
+  int64_t last_layer_ = -1;                              // of the current model chunk
   std::set<std::pair<std::string, int64_t>> seen_;
 };
 
@@ -264,9 +241,18 @@ Contents read_torch(files::FileSystem& disk, const std::string& directory) {
   if (iteration != nullptr && iteration->kind == pickle::Kind::integer) contents.iteration = iteration->integer;
   RankJoiner joiner(directory, contents);
   const std::vector<Rank> ranks = find_ranks(disk, directory, joiner.has_stages());
-  std::vector<std::unique_ptr<TorchFile>> files;
-  for (const Rank& rank : ranks) files.push_back(open(rank.path));
+  std::vector<std::unique_ptr<TorchFile>> files, buffers;
+  for (const Rank& rank : ranks) {
+    files.push_back(open(rank.path));
+    const std::string path = join_path(rank.folder, "distrib_optim.pt");
+    buffers.push_back(disk.exists(path) ? open(path) : nullptr);
+  }
   joiner.join(ranks, files);
+  const Value* const optimizer = document.find(document.root(), "optimizer");
+  const bool has_state = optimizer != nullptr && optimizer->kind != pickle::Kind::none;
+  if (has_state) contents.optimizer_steps = read_steps(*any, *optimizer);
+  contents.scheduled_samples = read_scheduled_samples(document);
+  if (has_state) joiner.join_state(ranks, std::move(buffers));
   return contents;
 }
 

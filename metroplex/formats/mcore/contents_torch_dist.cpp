@@ -1,10 +1,11 @@
 // torch_dist: .metadata is a pickle of torch.distributed.checkpoint.metadata.Metadata, common.pt has the arguments,
-// and each *.distcp file contains one file of torch.save per chunk.
+// and each *.distcp file contains one file of torch.save per chunk. torch_dcp has the arguments in a *.distcp file.
 #include "mcore/contents.h"
 
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
+#include "mcore/shards.h"
 
 namespace metroplex::mcore {
 namespace {
@@ -41,14 +42,23 @@ class MetadataReader {
       add_tensor(std::string(document_.text(*forms[i], "the name of a tensor")), *forms[i + 1]);
     const auto& places = document_.pairs(document_.get(root, "storage_data"), "storage_data");
     for (size_t i = 0; i < places.size(); i += 2) add_place(*places[i], *places[i + 1]);
-    for (const auto& [name, tensor] : out_.tensors) {
-      for (const Chunk& chunk : tensor.chunks)
-        MPX_CHECK(!chunk.file.empty(), "checkpoint", "'", document_.path(), "': storage_data has no entry for ", name,
-                  " at offset ", checkpoint::describe_shape(chunk.offset), "; the checkpoint is incomplete");
+    for (const auto* tensors : {&out_.tensors, &buckets_}) {
+      for (const auto& [name, tensor] : *tensors) check_places(name, tensor);
     }
+    out_.state_problem = join_buckets(buckets_, out_);
   }
 
+  // Locations of values other than tensors: "args", "iteration", "samples" of the schedule, "step" of a parameter,
+  // and "optimizer", the state of a distributed optimizer that is not in its buckets.
+  const std::map<std::string, Chunk>& items() const { return items_; }
+
  private:
+  void check_places(const std::string& name, const StoredTensor& tensor) const {
+    for (const Chunk& chunk : tensor.chunks)
+      MPX_CHECK(!chunk.file.empty(), "checkpoint", "'", document_.path(), "': storage_data has no entry for ", name,
+                " at offset ", checkpoint::describe_shape(chunk.offset), "; the checkpoint is incomplete");
+  }
+
   void check_class(const Value& value, const char* name) const {
     if (!value.is_object(base::concat(kMetadata, name)))
       document_.fail(value, base::concat("expected a ", name, " of torch.distributed.checkpoint"));
@@ -64,7 +74,8 @@ class MetadataReader {
 
   void add_tensor(const std::string& full_name, const Value& form) {
     if (!form.is_object(base::concat(kMetadata, "TensorStorageMetadata"))) return;  // bytes
-    const std::string name = find_key(full_name);
+    const bool in_bucket = is_bucket(full_name);
+    const std::string name = in_bucket ? full_name : find_key(full_name);
     if (name.empty()) {
       ++out_.other_tensors;
       return;
@@ -89,20 +100,33 @@ class MetadataReader {
       index[offset] = tensor.chunks.size();
       tensor.chunks.push_back({offset, size});
     }
-    if (!out_.tensors.emplace(name, std::move(tensor)).second)
+    if (!(in_bucket ? buckets_ : out_.tensors).emplace(name, std::move(tensor)).second)
       document_.fail(form, base::concat("there are two tensors ", name));
   }
 
   void add_place(const Value& index, const Value& info) {
     const std::string full_name(document_.text(document_.get(index, "fqn"), "the name of an item"));
     const auto known = chunks_.find(full_name);
+    if (const std::string item = item_key(full_name); !item.empty()) read_place(full_name, info, items_[item]);
     if (known == chunks_.end()) return;
-    StoredTensor& tensor = out_.tensors.at(find_key(full_name));
+    const auto bucket = buckets_.find(full_name);
+    StoredTensor& tensor = bucket != buckets_.end() ? bucket->second : out_.tensors.at(find_key(full_name));
     const Value* const offset = document_.find(index, "offset");
     const bool has_offset = offset != nullptr && offset->kind != Kind::none;
     const auto chunk = known->second.find(has_offset ? document_.integers(*offset, "an item's offset")
                                                      : Dims(tensor.shape.size(), 0));
     if (chunk == known->second.end()) document_.fail(index, base::concat(full_name, " has no chunk at this offset"));
+    read_place(full_name, info, tensor.chunks[chunk->second]);
+  }
+
+  static std::string item_key(const std::string& name) {
+    if (name == "args" || name == "iteration") return name;
+    if (name == "opt_param_scheduler.num_steps") return "samples";
+    if (name.ends_with("optimizer.distributed.dp_group_idx_0.optimizer/shard_0_1")) return "optimizer";
+    return name.starts_with("optimizer.") && name.ends_with(".step") ? "step" : "";
+  }
+
+  void read_place(const std::string& full_name, const Value& info, Chunk& place) const {
     if (const Value* transforms = document_.find(info, "transform_descriptors");
         transforms != nullptr && transforms->kind != Kind::none)
       document_.fail(*transforms, "compressed items are not supported", "save the checkpoint without them");
@@ -111,7 +135,6 @@ class MetadataReader {
                   bytes = document_.integer(document_.get(info, "length"), "the length of an item");
     if (file.empty() || file.find('/') != std::string::npos || begin < 0 || bytes < 0)
       document_.fail(info, base::concat("an item of ", full_name, " is not inside a file of the directory"));
-    Chunk& place = tensor.chunks[chunk->second];
     place.file = join_path(directory_, file);
     place.begin = static_cast<uint64_t>(begin);
     place.bytes = static_cast<uint64_t>(bytes);
@@ -121,14 +144,17 @@ class MetadataReader {
   const std::string directory_;
   Contents& out_;
   std::map<std::string, std::map<Dims, size_t>> chunks_;  // by full name and offset
+  std::map<std::string, StoredTensor> buckets_;           // of the distributed optimizer
+  std::map<std::string, Chunk> items_;
 };
 
 }  // namespace
 
 pickle::Tensor read_item(const pickle::TorchFile& item, const StoredTensor& tensor, const Chunk& chunk) {
   const pickle::Tensor read = item.tensor(item.document().root());
-  const bool fits = read.dtype == tensor.dtype &&
-                    checkpoint::whole_piece(read.shape).count() == checkpoint::whole_piece(chunk.size).count();
+  const bool fits =
+      read.dtype == tensor.dtype && checkpoint::whole_piece(read.shape).count() ==
+                                        (chunk.item_elements < 0 ? chunk.piece().count() : chunk.item_elements);
   MPX_CHECK(fits, "checkpoint", "'", chunk.file, "': the item at byte ", chunk.begin, " is ",
             files::dtype_name(read.dtype), " ", checkpoint::describe_shape(read.shape), ", but .metadata has ",
             files::dtype_name(tensor.dtype), " ", checkpoint::describe_shape(chunk.size),
@@ -136,35 +162,14 @@ pickle::Tensor read_item(const pickle::TorchFile& item, const StoredTensor& tens
   return read;
 }
 
-// Returns a number, also of a tensor with one element; 0 for other values.
-static int64_t read_count(const pickle::TorchFile& file, const Value& value) {
-  if (value.kind == Kind::integer) return value.integer;
-  double number = value.kind == Kind::real ? value.real : 0;
-  if (pickle::TorchFile::is_tensor(value)) {
-    const pickle::Tensor tensor = file.tensor(value);
-    if (checkpoint::whole_piece(tensor.shape).count() == 1)
-      number = files::element_as_double(tensor.dtype, tensor.data, 0);
-  }
-  return number >= 1 && number <= 0x1p53 ? static_cast<int64_t>(number) : 0;
-}
-
-// Returns the steps of the optimizer, or of the first of several: of all parameters, or of the first group. 0 if
-// there is no optimizer.
-static int64_t read_optimizer_steps(const pickle::TorchFile& file) {
-  const Document& document = file.document();
-  const Value* state = document.find(document.root(), "optimizer");
-  if (state != nullptr && state->kind == Kind::dict && state->items.size() > 1 &&
-      state->items[0]->kind == Kind::integer)
-    state = state->items[1];
-  if (state != nullptr && document.find(*state, "optimizer") != nullptr) state = document.find(*state, "optimizer");
-  if (state == nullptr) return 0;
-  const Value* const params = document.find(*state, "state");
-  const Value* const common = params == nullptr ? nullptr : document.find(*params, "common_step");
-  if (common != nullptr) return read_count(file, *common);
-  const Value* const groups = document.find(*state, "param_groups");
-  if (groups == nullptr || groups->kind != Kind::list || groups->items.empty()) return 0;
-  const Value* const step = document.find(*groups->items.front(), "step");
-  return step == nullptr ? 0 : read_count(file, *step);
+// Calls `use` with the file of an item if there is one.
+template <class Use>
+static void read_item_value(files::FileSystem& disk, const std::map<std::string, Chunk>& items, const char* key,
+                            const Use& use) {
+  const auto item = items.find(key);
+  if (item == items.end()) return;
+  const Chunk& place = item->second;
+  use(pickle::TorchFile(disk.map(place.file), place.file, place.begin, place.bytes));
 }
 
 Contents read_torch_dist(files::FileSystem& disk, const std::string& directory) {
@@ -177,10 +182,51 @@ Contents read_torch_dist(files::FileSystem& disk, const std::string& directory) 
   contents.arguments = read_arguments(document, document.get(document.root(), "args"));
   if (const Value* iteration = document.find(document.root(), "iteration"))
     contents.iteration = document.integer(*iteration, "iteration");
-  contents.optimizer_steps = read_optimizer_steps(common);
+  if (const Value* optimizer = document.find(document.root(), "optimizer"))
+    contents.optimizer_steps = read_steps(common, *optimizer);
+  contents.scheduled_samples = read_scheduled_samples(document);
   const files::Bytes bytes = disk.map(path);
   const Document metadata(bytes.text(), path);
-  MetadataReader(metadata, directory, contents).read();
+  MetadataReader reader(metadata, directory, contents);
+  reader.read();
+  read_item_value(disk, reader.items(), "optimizer", [&](const pickle::TorchFile& file) {
+    if (contents.optimizer_steps == 0) contents.optimizer_steps = read_steps(file, file.document().root());
+  });
+  return contents;
+}
+
+// Megatron-FSDP stores main parameters as the weights of a model in bf16 or fp16.
+static void add_main_params(Contents& contents) {
+  if (!is_true(contents.arguments, "bf16") && !is_true(contents.arguments, "fp16")) return;
+  std::map<std::string, StoredTensor> mains;
+  for (const auto& [name, tensor] : contents.tensors) {
+    if (name.find('/') == std::string::npos && tensor.dtype == files::Dtype::kF32 &&
+        contents.tensors.contains("exp_avg/" + name))
+      mains["main/" + name] = tensor;
+  }
+  contents.tensors.merge(mains);
+}
+
+Contents read_torch_dcp(files::FileSystem& disk, const std::string& directory) {
+  Contents contents;
+  contents.format = "torch_dcp";
+  const std::string path = join_path(directory, ".metadata");
+  const files::Bytes bytes = disk.map(path);
+  const Document metadata(bytes.text(), path);
+  MetadataReader reader(metadata, directory, contents);
+  reader.read();
+  const auto read = [&](const char* key, const auto& use) { read_item_value(disk, reader.items(), key, use); };
+  read("args", [&](const pickle::TorchFile& file) {
+    contents.arguments = read_arguments(file.document(), file.document().root());
+  });
+  const auto integer = [](const pickle::TorchFile& file, const char* what) {
+    return file.document().integer(file.document().root(), what);
+  };
+  read("iteration", [&](const pickle::TorchFile& file) { contents.iteration = integer(file, "iteration"); });
+  read("samples", [&](const pickle::TorchFile& file) { contents.scheduled_samples = integer(file, "num_steps"); });
+  read("step",
+       [&](const pickle::TorchFile& file) { contents.optimizer_steps = read_steps(file, file.document().root()); });
+  add_main_params(contents);
   return contents;
 }
 

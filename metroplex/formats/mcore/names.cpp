@@ -2,6 +2,7 @@
 
 #include "base/error.h"
 #include "config/experts.h"
+#include "config/layer_parts.h"
 
 namespace metroplex::mcore {
 namespace {
@@ -17,12 +18,20 @@ class Layer {
   Layer(const Model& model, std::string group, int64_t number, std::vector<MappedTensor>& out)
       : model_(model), group_(std::move(group)), number_(number), out_(out) {}
 
-  void add_all(bool has_experts) {
+  void add_all(const config::LayerParts& parts) {
     const int64_t hidden = model_.hidden_size;
-    add_norm("input_layernorm", hidden, {"self_attention.linear_qkv.layer_norm"});
-    model_.multi_latent_attention ? add_latent_attention() : add_attention();
+    if (parts.mamba) {
+      add_norm("norm", hidden, {"mixer.in_proj.layer_norm"});
+      add_mamba();
+    }
+    if (parts.attention || parts.delta_net)
+      add_norm("input_layernorm", hidden,
+               {"self_attention.linear_qkv.layer_norm", "self_attention.in_proj.layer_norm"});
+    if (parts.delta_net) add_delta_net();
+    if (parts.attention) model_.multi_latent_attention ? add_latent_attention() : add_attention();
+    if (!parts.mlp && !parts.experts) return;
     add_norm("pre_mlp_layernorm", hidden, {"mlp.linear_fc1.layer_norm"});
-    has_experts ? add_experts() : add_mlp("mlp", model_.ffn_hidden_size);
+    parts.experts ? add_experts() : add_mlp("mlp", model_.ffn_hidden_size);
   }
   void add(const std::string& tail, const Dims& shape, const Tails& others = {}) {
     MappedTensor tensor{number_name(tail), shape, "weight", {}};
@@ -87,6 +96,55 @@ class Layer {
       add_norm("self_attention.kv_layernorm", m.kv_lora_rank, {"self_attention.linear_kv_up_proj.layer_norm"});
     add_linear("self_attention.linear_kv_up_proj", heads * (m.qk_head_dim + m.v_head_dim), m.kv_lora_rank, false);
     add_linear("self_attention.linear_proj", hidden, heads * m.v_head_dim, m.output_bias());
+  }
+
+  // torch_dist stores the rows of each input of a recurrence separately, as in_proj.weight.z.
+  struct Rows {
+    const char* name;
+    int64_t count;
+  };
+  void add_rows(const std::string& tail, const Dims& shape, const std::vector<Rows>& rows) {
+    add(tail, shape);
+    std::vector<Part> each, stacked;
+    Dims offset(shape.size(), 0), size = shape;
+    for (const Rows& row : rows) {
+      const std::string name = base::concat(tail, ".", row.name);
+      size[0] = row.count;
+      each.push_back({number_name(name), {}, offset, size});
+      stacked.push_back({group_ + inner_ + name, {number_}, offset, size});
+      offset[0] += row.count;
+    }
+    out_.back().alternatives.push_back(std::move(each));
+    out_.back().alternatives.push_back(std::move(stacked));
+  }
+  void add_mamba() {
+    const int64_t hidden = model_.hidden_size, heads = config::mamba_heads(model_),
+                  inner = heads * model_.mamba_head_dim, states = model_.mamba_num_groups * model_.mamba_state_dim;
+    const std::vector<Rows> convolved{{"x", inner}, {"B", states}, {"C", states}};
+    std::vector<Rows> all{{"z", inner}};
+    all.insert(all.end(), convolved.begin(), convolved.end());
+    all.push_back({"dt", heads});
+    add_rows("mixer.in_proj.weight", {2 * inner + 2 * states + heads, hidden}, all);
+    if (model_.mamba_proj_bias) add_rows("mixer.in_proj.bias", {2 * inner + 2 * states + heads}, all);
+    add_rows("mixer.conv1d.weight", {inner + 2 * states, 1, model_.mamba_conv_kernel_dim}, convolved);
+    if (model_.mamba_conv_bias) add_rows("mixer.conv1d.bias", {inner + 2 * states}, convolved);
+    for (const char* name : {"mixer.dt_bias", "mixer.A_log", "mixer.D"}) add(name, {heads});
+    add("mixer.norm.weight", {inner});
+    add_linear("mixer.out_proj", hidden, inner, model_.mamba_proj_bias);
+  }
+  void add_delta_net() {
+    const Model& m = model_;
+    const int64_t heads = m.linear_num_value_heads, keys = m.linear_num_key_heads * m.linear_key_head_dim,
+                  values = heads * m.linear_value_head_dim;
+    const std::vector<Rows> convolved{{"query", keys}, {"key", keys}, {"value", values}};
+    std::vector<Rows> all = convolved;
+    all.insert(all.end(), {{"z", values}, {"beta", heads}, {"alpha", heads}});
+    add_rows("self_attention.in_proj.weight", {2 * keys + 2 * values + 2 * heads, m.hidden_size}, all);
+    add_rows("self_attention.conv1d.weight", {2 * keys + values, 1, m.linear_conv_kernel_dim}, convolved);
+    add("self_attention.dt_bias", {heads});
+    add("self_attention.A_log", {heads});
+    add("self_attention.out_norm.weight", {m.linear_value_head_dim});
+    add("self_attention.out_proj.weight", {m.hidden_size, values});
   }
 
   // torch_dist may store gate and up separately, as linear_fc1.weight_w and linear_fc1.weight_v.
@@ -161,23 +219,19 @@ void add_whole(const std::string& name, const Dims& shape, std::vector<MappedTen
 }  // namespace
 
 std::vector<MappedTensor> map_tensors(const Model& model) {
-  MPX_CHECK(!model.has_delta_net(), "mcore",
-            "model.experimental_attention_variant = ", model.experimental_attention_variant,
-            ": Megatron-LM's checkpoints of such models are not supported; load a Hugging Face directory");
-  MPX_CHECK(model.hybrid_layer_pattern.empty(), "checkpoint",
-            "model.hybrid_layer_pattern = ", model.hybrid_layer_pattern,
-            ": Megatron-LM checkpoints with layers of one sublayer are not supported; load a Hugging Face directory");
   std::vector<MappedTensor> all;
   const int64_t hidden = model.hidden_size;
   add_whole("embedding.word_embeddings.weight", {model.vocab_size, hidden}, all);
   if (model.position_embedding_type == config::PositionEmbedding::learned_absolute)
     add_whole("embedding.position_embeddings.weight", {model.max_position_embeddings, hidden}, all);
-  const std::vector<bool> experts = config::moe_layers(model);
   for (int64_t i = 0; i < model.num_layers; ++i)
-    Layer(model, "decoder.layers.", i, all).add_all(experts[static_cast<size_t>(i)]);
-  add_whole("decoder.final_layernorm.weight", {hidden}, all);
-  if (model.normalization == config::Normalization::LayerNorm)
-    add_whole("decoder.final_layernorm.bias", {hidden}, all);
+    Layer(model, "decoder.layers.", i, all).add_all(config::parts_of_layer(model, i));
+  for (const char* kind : {"weight", "bias"}) {
+    if (kind == std::string("bias") && model.normalization != config::Normalization::LayerNorm) continue;
+    add_whole(base::concat("decoder.final_layernorm.", kind), {hidden}, all);
+    const Part hybrid{base::concat("decoder.final_norm.", kind), {}, {0}, {hidden}};  // of Megatron's hybrid models
+    all.back().alternatives.push_back({hybrid});
+  }
   if (!model.tied()) add_whole("output_layer.weight", {model.vocab_size, hidden}, all);
   for (int64_t i = 0; i < model.mtp_num_layers; ++i) {
     Layer layer(model, "mtp.layers.", i, all);
@@ -186,7 +240,7 @@ std::vector<MappedTensor> map_tensors(const Model& model) {
     layer.add("eh_proj.weight", {hidden, 2 * hidden});
     layer.add_norm("final_layernorm", hidden);
     layer.enter("transformer_layer.");
-    layer.add_all(experts.back());
+    layer.add_all(config::parts_of_layer(model, model.num_layers + i));
   }
   return all;
 }

@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "base/join.h"
+#include "mcore/shards.h"
 #include "megatron/flags.h"
 
 namespace metroplex::mcore {
@@ -52,11 +53,6 @@ bool has_prefix(const std::string& flag, const char* const (&prefixes)[N]) {
                      [&](const char* prefix) { return flag.starts_with(prefix); });
 }
 
-bool is_true(const Arguments& arguments, const char* name) {
-  const auto found = arguments.find(name);
-  return found != arguments.end() && found->second == std::vector<std::string>{"True"};
-}
-
 // Returns the tokens of one flag; empty if the arguments do not set it.
 std::vector<std::string> flag_tokens(const megatron::FlagRow& row, const Arguments& arguments) {
   const Attribute attribute = find_attribute(row.flag);
@@ -97,9 +93,19 @@ std::string params_dtype(const Contents& contents, const std::string& directory)
   const files::Dtype dtype = contents.tensors.at(kEmbedding).dtype;
   if (dtype == files::Dtype::kBF16) return "bf16";
   if (dtype == files::Dtype::kF16) return "fp16";
+  if (contents.tensors.contains(base::concat("main/", kEmbedding)))
+    return is_true(contents.arguments, "bf16") ? "bf16" : "fp16";
   MPX_CHECK(dtype == files::Dtype::kF32, "checkpoint", "'", directory, "': ", kEmbedding, " is ",
             files::dtype_name(dtype), "; expected F32, BF16 or F16");
   return "fp32";
+}
+
+void check_given(const std::string& directory, const std::function<bool(const std::string& key)>& given) {
+  for (const char* key : {"model.num_layers", "model.hidden_size", "model.num_attention_heads"})
+    MPX_CHECK(
+        given && given(key), "checkpoint", "'", directory, "' has no args, and ", key,
+        " is not given: the args describe the model; start a run with --model.from DIR and the --model.* settings "
+        "of its model");
 }
 
 }  // namespace
@@ -115,20 +121,22 @@ Attribute find_attribute(const std::string& flag) {
 
 bool is_left_out(const std::string& flag) { return has_prefix(flag, kLeftOut); }
 
-std::vector<std::string> read_settings(const Contents& contents, const std::string& directory) {
+std::vector<std::string> read_settings(const Contents& contents, const std::string& directory,
+                                       const std::function<bool(const std::string& key)>& given) {
   const auto embedding = contents.tensors.find(kEmbedding);
   MPX_CHECK(embedding != contents.tensors.end() && embedding->second.shape.size() == 2, "checkpoint", "'", directory,
             "' has no ", kEmbedding, "; only GPT models of megatron.core are supported");
   std::vector<std::string> settings;
-  try {
-    for (const std::string& assignment : megatron::parse_arguments(model_flags(contents.arguments)).assignments) {
-      if (assignment.starts_with("model.")) settings.push_back(assignment);
+  if (contents.arguments.empty()) check_given(directory, given);
+  else try {
+      for (const std::string& assignment : megatron::parse_arguments(model_flags(contents.arguments)).assignments) {
+        if (assignment.starts_with("model.")) settings.push_back(assignment);
+      }
+    } catch (const base::Error& error) {
+      base::throw_error("checkpoint",
+                        base::concat("'", directory, "': the args of the checkpoint: ", base::message_of(error),
+                                     "; load and save it with Megatron-LM and other arguments"));
     }
-  } catch (const base::Error& error) {
-    base::throw_error("checkpoint",
-                      base::concat("'", directory, "': the args of the checkpoint: ", base::message_of(error),
-                                   "; load and save it with Megatron-LM and other arguments"));
-  }
   // In latent attention, Megatron rotates neighboring channels together (apply_rotary_pos_emb).
   if (is_true(contents.arguments, "multi_latent_attention")) settings.emplace_back("model.rotary_interleaved=true");
   settings.push_back(base::concat("model.vocab_size=", embedding->second.shape[0]));

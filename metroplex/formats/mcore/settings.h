@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -19,7 +20,10 @@ struct Progress {
 // Converts Megatron's args to keys of section model, with the flags of megatron/flags.h, and adds
 // precision.params_dtype and train.seq_length. model.vocab_size is the number of rows of the stored embedding:
 // Megatron's softmax includes its padding.
-std::vector<std::string> read_settings(const Contents& contents, const std::string& directory);
+// Without args, returns only the keys that the tensors determine, and throws base::Error unless `given` is true for
+// those that a model needs.
+std::vector<std::string> read_settings(const Contents& contents, const std::string& directory,
+                                       const std::function<bool(const std::string& key)>& given = {});
 // Returns args.consumed_train_samples.
 int64_t consumed_samples(const Contents& contents);
 

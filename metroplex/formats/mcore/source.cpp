@@ -77,7 +77,7 @@ void Source::check_size(const config::Model& model) const {
         "'; lower it, or convert the checkpoint to a Hugging Face directory first, to which model.from adds rows");
   int64_t elements = 0;
   for (const auto& [name, tensor] : contents_.tensors) {
-    for (const Chunk& chunk : tensor.chunks) elements += checkpoint::box_piece(chunk.offset, chunk.size).count();
+    for (const Chunk& chunk : tensor.chunks) elements += chunk.piece().count();
   }
   const int64_t entries = std::max({model.num_moe_experts, model.mtp_num_layers, int64_t{1}});
   MPX_CHECK(model.num_layers <= elements / entries, "checkpoint", "'", directory(), "': args has ", model.num_layers,
@@ -140,8 +140,8 @@ void Source::check_unknown(const std::vector<MappedTensor>& mapped, std::vector<
     }
   }
   for (const auto& [name, tensor] : contents_.tensors) {
-    if (!known.contains(name.substr(name.find('/') + 1)) && !is_redundant(name))
-      problems.push_back(name + " does not belong to this model");
+    const std::string weight = name.substr(name.find('/') + 1);
+    if (!known.contains(weight) && !is_redundant(weight)) problems.push_back(name + " does not belong to this model");
   }
 }
 
@@ -151,7 +151,7 @@ const std::byte* Source::data(const StoredTensor& tensor, const Chunk& chunk) {
   if (file.data == nullptr) file = disk_.map(chunk.file);
   auto& item = items_[&chunk];
   if (!item) item = std::make_unique<pickle::TorchFile>(file, chunk.file, chunk.begin, chunk.bytes);
-  return read_item(*item, tensor, chunk).data;
+  return read_item(*item, tensor, chunk).data + chunk.skipped * files::dtype_bits(tensor.dtype) / 8;
 }
 
 void Source::read(size_t index, const checkpoint::Piece& region, void* out) {
@@ -166,7 +166,7 @@ void Source::read(size_t index, const checkpoint::Piece& region, void* out) {
       buffer.resize(static_cast<size_t>(theirs.count() * width));
       int64_t copied = 0;
       for (const Chunk& chunk : stored.chunks) {
-        const checkpoint::Piece piece = checkpoint::box_piece(chunk.offset, chunk.size);
+        const checkpoint::Piece piece = chunk.piece();
         if (checkpoint::boxes_meet(piece, theirs))
           copied += checkpoint::copy_overlap(piece, data(stored, chunk), theirs, buffer.data(), width);
       }

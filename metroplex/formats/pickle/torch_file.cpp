@@ -22,7 +22,15 @@ constexpr DtypeName kDtypes[] = {
     {"torch.uint8", "torch.ByteStorage", Dtype::kU8},     {"torch.bool", "torch.BoolStorage", Dtype::kBool},
 };
 
-constexpr const char *kTensor = "torch._utils._rebuild_tensor_v2", *kParameter = "torch._utils._rebuild_parameter";
+constexpr const char *kTensor = "torch._utils._rebuild_tensor_v2", *kParameter = "torch._utils._rebuild_parameter",
+                     *kWithAttributes = "torch._tensor._rebuild_from_type_v2";
+
+// Whether this is a tensor with Python attributes: a function, a type, the function's arguments and the attributes.
+bool has_attributes(const Value& value) {
+  if (!value.is_object(kWithAttributes) || value.arguments->items.size() < 3) return false;
+  const auto& items = value.arguments->items;
+  return items[0]->is_global(kTensor) && items[1]->is_global("torch.Tensor") && items[2]->kind == Kind::tuple;
+}
 
 // Returns the number of elements, or nothing if it does not fit into `limit`.
 std::optional<int64_t> count_elements(const std::vector<int64_t>& shape, int64_t limit) {
@@ -114,15 +122,20 @@ TorchFile::TorchFile(files::Bytes file, const std::string& path, uint64_t offset
       std::make_unique<Document>(root->data, path, static_cast<size_t>(root->data.data() - file_.text().data()));
 }
 
-bool TorchFile::is_tensor(const Value& value) { return value.is_object(kTensor) || value.is_object(kParameter); }
+bool TorchFile::is_tensor(const Value& value) {
+  return value.is_object(kTensor) || value.is_object(kParameter) || has_attributes(value);
+}
 
 Tensor TorchFile::tensor(const Value& given) const {
   const Value* value = &given;
   if (value->is_object(kParameter) && !value->arguments->items.empty()) value = value->arguments->items[0];
   const Document& document = *document_;
-  if (!value->is_object(kTensor) || value->arguments->items.size() < 4)
+  const Value* const arguments = has_attributes(*value)      ? value->arguments->items[2]
+                                 : value->is_object(kTensor) ? value->arguments
+                                                             : nullptr;
+  if (arguments == nullptr || arguments->items.size() < 4)
     document.fail(*value, "expected a tensor", "save plain tensors, which are not quantized, sparse or subclasses");
-  const auto& fields = value->arguments->items;
+  const auto& fields = arguments->items;
   if (fields[0]->kind != Kind::persistent) document.fail(*value, "a tensor has no storage");
   const auto& id = document.sequence(*fields[0]->arguments, "the id of a storage");
   if (id.size() < 5) document.fail(*value, "the id of a storage has fewer than 5 fields");

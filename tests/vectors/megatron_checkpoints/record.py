@@ -39,15 +39,27 @@ MODELS = {
         "num_layers": 1, "hidden_size": 16, "num_attention_heads": 4, "num_query_groups": 2, "ffn_hidden_size": 24, "vocab_size": 40,
         "max_position_embeddings": 16, "position_embedding_type": "rope", "normalization": "RMSNorm", "swiglu": True, "add_bias_linear": False,
         "untie_embeddings_and_output_weights": True, "bf16": True},
+    "adam": {
+        "num_layers": 2, "hidden_size": 16, "num_attention_heads": 4, "num_query_groups": 2, "ffn_hidden_size": 24, "vocab_size": 40,
+        "max_position_embeddings": 16, "position_embedding_type": "rope", "normalization": "RMSNorm", "swiglu": True, "add_bias_linear": False,
+        "add_qkv_bias": True, "untie_embeddings_and_output_weights": False, "bf16": True},
+    "adam_moe": {
+        "num_layers": 2, "hidden_size": 16, "num_attention_heads": 4, "num_query_groups": 2, "ffn_hidden_size": 24, "vocab_size": 40,
+        "max_position_embeddings": 16, "position_embedding_type": "rope", "normalization": "RMSNorm", "swiglu": True, "add_bias_linear": False,
+        "qk_layernorm": True, "untie_embeddings_and_output_weights": True, "num_experts": 4, "moe_ffn_hidden_size": 8, "moe_router_topk": 2, "moe_layer_freq": [0, 1],
+        "moe_router_score_function": "sigmoid", "bf16": True},
 }
 # case: model, layout, format. "stacked" is torch_dist with one tensor for all layers. "single" has separate layers, experts,
-# gates, and ups. The cases of "trained" have the state of AdamW after two steps; with dp 2, that of the distributed optimizer.
+# gates, and ups. The cases of bf16 models have the state of AdamW after two steps; with dp, that of the distributed optimizer, whose
+# buckets are divided at bucket_size. "dp_reshardable" stores the buckets in torch_dist.
 CASES = {
     "gpt_dist": ("gpt", {}, "stacked"),
     "gpt_legacy": ("gpt", {}, "legacy"),
     "gpt_legacy_tp2": ("gpt", {"tp": 2}, "legacy"),
     "llama_dist": ("llama", {}, "each_layer"),
     "llama_dist_tp2_pp2": ("llama", {"tp": 2, "pp": 2}, "stacked"),
+    "llama_dcp_dp2": ("llama", {"dp": 2}, "dcp"),
+    "plain_dcp": ("llama", {}, "dcp_without_args"),
     "llama_legacy_tp2_pp2": ("llama", {"tp": 2, "pp": 2}, "legacy"),
     "llama_legacy_pp2_vpp2": ("llama", {"pp": 2, "vpp": 2}, "legacy"),
     "moe_dist_ep2": ("moe", {"ep": 2}, "stacked"),
@@ -57,9 +69,20 @@ CASES = {
     "latent_legacy_tp2": ("latent", {"tp": 2}, "legacy"),
     "trained_dist": ("trained", {}, "stacked"),
     "trained_dist_dp2": ("trained", {"dp": 2}, "stacked"),
+    "adam_legacy_tp2_pp2": ("adam", {"tp": 2, "pp": 2}, "legacy"),
+    "adam_legacy_tp2_dp2": ("adam", {"tp": 2, "dp": 2, "bucket_size": 650}, "legacy"),
+    "adam_legacy_pp2_dp2": ("adam", {"pp": 2, "dp": 2}, "legacy"),
+    "adam_buckets_tp2_pp2": ("adam", {"tp": 2, "pp": 2, "dp": 1}, "dp_reshardable"),
+    "adam_buckets_dp2": ("adam", {"dp": 2, "bucket_size": 1000}, "dp_reshardable"),
+    "adam_fsdp_dp2": ("adam", {"dp": 2}, "fsdp"),
+    "adam_moe_legacy_ep2": ("adam_moe", {"ep": 2}, "legacy"),
+    "adam_moe_legacy_ep2_dp2": ("adam_moe", {"ep": 2, "dp": 1}, "legacy"),
+    "adam_moe_buckets_ep2": ("adam_moe", {"ep": 2, "dp": 1}, "dp_reshardable"),
 }
 SAMPLES, LENGTH, ITERATION, STEPS = 2, 16, 7, 2
 RESUMED, BATCH = 10, 4
+SCHEDULER = {"max_lr": 1e-3, "lr_decay_style": "linear", "num_steps": 24}  # one step of 4 samples was skipped
+KINDS = ("main", "exp_avg", "exp_avg_sq")
 
 
 def namespace(spec, layout):
@@ -82,7 +105,8 @@ def namespace(spec, layout):
         "consumed_valid_samples": 0, "tensor_model_parallel_size": layout.get("tp", 1), "pipeline_model_parallel_size": layout.get("pp", 1),
         "expert_model_parallel_size": layout.get("ep", 1), "virtual_pipeline_model_parallel_size": layout.get("vpp"), "bf16": False, "fp16": False, "seed": 1234, "optimizer": "adam",
         "params_dtype": torch.bfloat16 if "bf16" in spec else torch.float32, "attention_backend": AttnBackend.auto, "data_path": ["1.0", "corpus_text_document"], "tokenizer_type": "NullTokenizer",
-        "lr": 1e-3, "adam_beta2": 0.95, "data_cache_path": None}
+        "lr": 1e-3, "adam_beta2": 0.95, "data_cache_path": None, "transformer_impl": "local", "use_distributed_optimizer": "dp" in layout, "data_parallel_size": layout.get("dp", 1),
+        "overlap_grad_reduce": "bucket_size" in layout, "ddp_bucket_size": layout.get("bucket_size"), "ddp_num_buckets": None}
     values.update(spec)
     values["vocab_size"] = None
     return argparse.Namespace(**values)
@@ -126,8 +150,9 @@ def build(spec, layout):
 
 
 def metadata(form):
-    return {"non_homogeneous_layers": form != "stacked", "singleton_local_shards": form == "single",
-            "distrib_optim_sharding_type": "fully_reshardable"}
+    buckets = form == "dp_reshardable"
+    return {"non_homogeneous_layers": form != "stacked" and not buckets, "singleton_local_shards": form == "single",
+            "distrib_optim_sharding_type": form if buckets else "fully_reshardable"}
 
 
 class OnCpu(TorchFunctionMode):
@@ -142,15 +167,22 @@ class OnCpu(TorchFunctionMode):
         return result.replace("torch.", "torch.cuda.") if function is torch.Tensor.type and isinstance(result, str) else result
 
 
-def train(chunk, spec, layout):
-    """Two steps of AdamW with random gradients, which are equal on all ranks. Returns the optimizer."""
+def wrap(chunks, spec, layout):
+    """Returns the optimizer of bf16 chunks: that of a single rank, or the distributed one."""
     from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
     from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
     settings, is_distributed = config(spec, layout), "dp" in layout
     settings.bf16, settings.params_dtype = True, torch.bfloat16
-    model = DistributedDataParallel(settings, DistributedDataParallelConfig(use_distributed_optimizer=is_distributed), chunk)
-    optimizer = get_megatron_optimizer(OptimizerConfig(
-        optimizer="adam", lr=1e-3, weight_decay=0.1, bf16=True, params_dtype=torch.bfloat16, use_distributed_optimizer=is_distributed, clip_grad=0.0), [model])
+    form = DistributedDataParallelConfig(
+        use_distributed_optimizer=is_distributed, overlap_grad_reduce="bucket_size" in layout, bucket_size=layout.get("bucket_size"))
+    models = [DistributedDataParallel(settings, form, chunk) for chunk in chunks]
+    return get_megatron_optimizer(OptimizerConfig(
+        optimizer="adam", lr=1e-3, weight_decay=0.1, bf16=True, params_dtype=torch.bfloat16, use_distributed_optimizer=is_distributed, clip_grad=0.0), models)
+
+
+def train(chunk, spec, layout):
+    """Two steps of AdamW with random gradients. Returns the optimizer."""
+    optimizer = wrap([chunk], spec, layout)
     for step in range(STEPS):
         random = torch.Generator().manual_seed(50 + step)
         for _, param in chunk.named_parameters():
@@ -243,6 +275,47 @@ def resume(task):
     pathlib.Path(task["folder"]).write_text(json.dumps(losses) + "\n")
 
 
+def parts(optimizer):
+    return getattr(optimizer, "chained_optimizers", [optimizer])
+
+
+def state_of(optimizer, param):
+    """The main parameter and moments of a parameter, and their range of its elements; None if another rank has them."""
+    for part in parts(optimizer):
+        if hasattr(part, "gbuf_ranges"):
+            if param in part.model_param_gbuf_map:
+                own = part._get_model_param_range_map(param)["param"]
+                tensors = part._get_main_param_and_optimizer_states(param)
+                return {"main": tensors["param"], **{kind: tensors[kind] for kind in KINDS[1:]}}, slice(own.start, own.end)
+        elif getattr(param, "main_param", None) in part.optimizer.state:
+            main = param.main_param
+            return {"main": main, **{kind: part.optimizer.state[main][kind] for kind in KINDS[1:]}}, slice(0, main.numel())
+    return None
+
+
+def load_trained(spec, layout, source):
+    """Returns bf16 chunks and an optimizer with the recorded state of the single rank, which Megatron shards like weights."""
+    values = {kind: build(spec, layout) for kind in KINDS}
+    for kind, chunks in values.items():
+        load(chunks, source / kind)
+    chunks = [chunk.bfloat16() for chunk in build(spec, layout)]
+    optimizer = wrap(chunks, spec, layout)
+    for _ in range(STEPS):
+        for chunk in chunks:
+            for param in chunk.parameters():
+                param.main_grad.zero_()
+        optimizer.step()
+    with torch.no_grad():
+        for i, chunk in enumerate(chunks):
+            stored = {kind: dict(values[kind][i].named_parameters()) for kind in KINDS}
+            for name, param in chunk.named_parameters():
+                param.copy_(stored["main"][name])
+                if (found := state_of(optimizer, param)) is not None:
+                    for kind in KINDS:
+                        found[0][kind].view(-1).copy_(stored[kind][name].flatten()[found[1]])
+    return chunks, optimizer
+
+
 def sharded(chunks, form):
     state = {}
     for chunk in chunks:
@@ -288,7 +361,7 @@ def save_dist(chunks, spec, layout, form, folder, optimizer=None):
     dist.barrier()
     state = sharded(chunks, form)
     state.update(args=namespace(spec, layout), checkpoint_version=3.0, iteration=ITERATION, num_floating_point_operations_so_far=1.5e9,
-                 opt_param_scheduler={"max_lr": 1e-3, "lr_decay_style": "linear"})
+                 opt_param_scheduler=SCHEDULER)
     if optimizer is not None:
         state["optimizer"] = optimizer.sharded_state_dict(state["model"], metadata=metadata(form))
     strategy = dist_checkpointing.serialization.get_default_save_sharded_strategy("torch_dist", 1)
@@ -296,7 +369,7 @@ def save_dist(chunks, spec, layout, form, folder, optimizer=None):
     dist_checkpointing.save(state, directory, strategy, content_metadata=metadata(form))
 
 
-def save_legacy(chunks, spec, layout, folder):
+def save_legacy(chunks, spec, layout, folder, optimizer=None):
     from megatron.core import parallel_state as p
     name = f"mp_rank_{p.get_tensor_model_parallel_rank():02d}"
     if layout.get("pp", 1) > 1:
@@ -306,11 +379,63 @@ def save_legacy(chunks, spec, layout, folder):
     path = folder / f"iter_{ITERATION:07d}" / name / "model_optim_rng.pt"
     path.parent.mkdir(parents=True, exist_ok=True)
     state = {"args": namespace(spec, layout), "checkpoint_version": 3.0, "iteration": ITERATION, "num_floating_point_operations_so_far": 1.5e9,
-             "opt_param_scheduler": {"max_lr": 1e-3, "lr_decay_style": "linear"},
+             "opt_param_scheduler": SCHEDULER,
              "rng_state": [{"random_rng_state": (3, (1, 2, 624), None), "torch_rng_state": torch.zeros(16, dtype=torch.uint8)}]}
     for i, chunk in enumerate(chunks):
         state["model" if len(chunks) == 1 else f"model{i}"] = chunk.state_dict_for_save_checkpoint()
-    torch.save(state, path)
+    if optimizer is not None:
+        state["optimizer"] = optimizer.state_dict()
+    if optimizer is not None and "dp" in layout:
+        optimizer.save_parameter_state(str(path.parent / "distrib_optim.pt"))
+    if p.get_data_parallel_rank() == 0 or layout.get("ep", 1) > 1:
+        torch.save(state, path)
+
+
+def save_dcp(chunk, spec, layout, form, folder):
+    """torch_dcp: torch.distributed.checkpoint of a model that Megatron's TorchFullyShardedDataParallel has sharded with FSDP2. Without
+    args: of the tensors alone."""
+    if form == "dcp_without_args":
+        tensors = {name: value for name, value in chunk.state_dict_for_save_checkpoint().items() if torch.is_tensor(value)}
+        write_dcp({"model": tensors}, spec, layout, form, folder)
+        return
+    from megatron.core.distributed import DistributedDataParallelConfig, TorchFullyShardedDataParallel
+    from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+    DeviceMesh.from_group = lambda *_: init_device_mesh("cpu", (layout["dp"],), mesh_dim_names=("dp",))
+    settings = config(spec, layout)
+    settings.transformer_impl = "local"
+    model = TorchFullyShardedDataParallel(settings, DistributedDataParallelConfig(), chunk)
+    state = {"model": model.state_dict_for_save_checkpoint()}
+    write_dcp(state, spec, layout, form, folder)
+
+
+def save_fsdp(values, spec, layout, folder):
+    """fsdp_dtensor: main parameters and moments as DTensors under the names of megatron/core/transformer/fsdp_dtensor_checkpoint.py.
+    Megatron-FSDP itself needs CUDA."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+    mesh = init_device_mesh("cpu", (layout["dp"],))
+    model, states = {}, {}
+    for name, kinds in values.items():
+        halves = {"_w": 0, "_v": 1} if "linear_fc1.weight" in name else {"": None}
+        for suffix, half in halves.items():
+            own = {kind: distribute_tensor(value.float() if half is None else value.float().chunk(2)[half].contiguous(), mesh, [Shard(0)])
+                   for kind, value in kinds.items()}
+            model["module." + name + suffix] = own["main"]
+            states["module.module." + name + suffix] = {"exp_avg": own["exp_avg"], "exp_avg_sq": own["exp_avg_sq"]}
+    groups = {name: {"lr": 1e-3, "step": STEPS} for name in states}
+    write_dcp({"model": model, "optimizer": {"state": states, "param_to_group_meta": groups}}, spec, layout, "fsdp", folder)
+
+
+def write_dcp(state, spec, layout, form, folder):
+    from torch.distributed import checkpoint
+    if form != "dcp_without_args":
+        state = {"args": namespace(spec, layout), "checkpoint_version": 3.0, "iteration": ITERATION, "opt_param_scheduler": SCHEDULER, **state}
+    directory = folder / f"iter_{ITERATION:07d}"
+    directory.mkdir(parents=True, exist_ok=True)
+    if dist.is_initialized():
+        dist.barrier()
+    with contextlib.chdir(folder):  # the path is stored
+        checkpoint.save(state, storage_writer=checkpoint.FileSystemWriter(directory.name), no_dist=not dist.is_initialized())
 
 
 def load(chunks, folder):
@@ -325,15 +450,27 @@ def worker(task):
         return resume(task)
     layout, spec = task["layout"], MODELS[task["model"]]
     start(layout)
+    if "bf16" in spec:
+        OnCpu().__enter__()
     chunks = build(spec, layout)
     folder = pathlib.Path(task["folder"])
     if "bf16" in spec:
-        OnCpu().__enter__()
-        fill(chunks[0])
-        chunks[0].bfloat16()
-        optimizer = train(chunks[0], spec, layout)
         if task["first"]:
-            write_trained(chunks[0], optimizer, folder)
+            fill(chunks[0])
+            chunks[0].bfloat16()
+            write_trained(chunks[0], train(chunks[0], spec, layout), folder, spec, pathlib.Path(task["source"]))
+            return
+        if task["form"] == "fsdp":
+            values = {}
+            for kind in KINDS:
+                load(chunks, pathlib.Path(task["source"]) / kind)
+                for name, param in chunks[0].named_parameters():
+                    values.setdefault(name, {})[kind] = param.detach().clone()
+            save_fsdp(values, spec, layout, folder)
+            return
+        chunks, optimizer = load_trained(spec, layout, pathlib.Path(task["source"]))
+        if task["form"] == "legacy":
+            save_legacy(chunks, spec, layout, folder, optimizer)
         else:
             save_dist(chunks, spec, layout, task["form"], folder, optimizer)
         return
@@ -345,18 +482,23 @@ def worker(task):
     load(chunks, pathlib.Path(task["source"]))
     if task["form"] == "legacy":
         save_legacy(chunks, spec, layout, folder)
+    elif "dcp" in task["form"]:
+        save_dcp(chunks[0], spec, layout, task["form"], folder)
     else:
         save_dist(chunks, spec, layout, task["form"], folder)
 
 
-def write_trained(model, optimizer, folder):
-    """Weights by name, and the state of the optimizer as KIND/NAME."""
+def write_trained(model, optimizer, folder, spec, source):
+    """Weights by name, and the state of the optimizer as KIND/NAME; in `source`, one checkpoint for each kind."""
     from safetensors.torch import save_file
     state = {name: param.detach() for name, param in model.named_parameters()}
-    inner = optimizer.chained_optimizers[0] if hasattr(optimizer, "chained_optimizers") else optimizer
+    copies = {kind: build(spec, {})[0] for kind in KINDS}
     for name, param in model.named_parameters():
-        main = param.main_param
-        state |= {f"main/{name}": main.detach(), **{f"{kind}/{name}": inner.optimizer.state[main][kind] for kind in ("exp_avg", "exp_avg_sq")}}
+        for kind, value in state_of(optimizer, param)[0].items():
+            state[f"{kind}/{name}"] = value.detach()
+            dict(copies[kind].named_parameters())[name].data.copy_(value)
+    for kind, copy in copies.items():
+        save_dist([copy], spec, {}, "stacked", source / kind)
     folder.mkdir(parents=True, exist_ok=True)
     save_file({name: value.contiguous().clone() for name, value in state.items()}, folder / "weights.safetensors")
 
@@ -376,6 +518,48 @@ def write_expected(model, spec, folder):
     save_file({"logits": logits.contiguous()}, folder / "logits.safetensors")
 
 
+# Layers whose modules need CUDA kernels. MIXERS has the tensors of a mixer and the rows that its sharded_state_dict stores
+# separately (megatron/core/ssm/mamba_mixer.py and gated_delta_net.py).
+IN, CONV = "in_proj.weight", "conv1d.weight"
+MIXERS = {
+    "mamba": ("mixer.", {IN: [84, 16], CONV: [48, 1, 4], "conv1d.bias": [48], "dt_bias": [4], "A_log": [4], "D": [4], "norm.weight": [32], "out_proj.weight": [16, 32]},
+              {IN: {"z": 32, "x": 32, "B": 8, "C": 8, "dt": 4}, CONV: {"x": 32, "B": 8, "C": 8}, "conv1d.bias": {"x": 32, "B": 8, "C": 8}}),
+    "delta_net": ("self_attention.", {IN: [104, 16], CONV: [64, 1, 4], "dt_bias": [4], "A_log": [4], "out_norm.weight": [8], "out_proj.weight": [16, 32]},
+                  {IN: {"query": 16, "key": 16, "value": 32, "z": 32, "beta": 4, "alpha": 4}, CONV: {"query": 16, "key": 16, "value": 32}}),
+}
+ATTENTION = {"self_attention.linear_qkv.weight": [32, 16], "self_attention.linear_proj.weight": [16, 16]}
+MLP = {"pre_mlp_layernorm.weight": [16], "mlp.linear_fc1.weight": [48, 16], "mlp.linear_fc2.weight": [16, 24]}
+
+
+def write_mixers(name, out):
+    """Random weights of a model with these layers, and torch.distributed.checkpoint of them under the names of Transformer Engine."""
+    from safetensors.torch import save_file
+    prefix, mixer, rows = MIXERS[name]
+    mixer = {prefix + tail: shape for tail, shape in mixer.items()}
+    norm = {"norm.weight" if name == "mamba" else "input_layernorm.weight": [16]}
+    attention = {"input_layernorm.weight": [16], **ATTENTION}
+    layers = [{**norm, **mixer}, attention, MLP, {**norm, **mixer}] if name == "mamba" else [{**norm, **mixer, **MLP}, {**attention, **MLP}]
+    shapes = {"embedding.word_embeddings.weight": [40, 16], "decoder.final_layernorm.weight": [16], "output_layer.weight": [40, 16]}
+    shapes |= {f"decoder.layers.{i}.{tail}": shape for i, layer in enumerate(layers) for tail, shape in layer.items()}
+    random, stored = torch.Generator().manual_seed(7), {}
+    weights = {tensor: torch.randn(shape, generator=random) for tensor, shape in shapes.items()}
+    for tensor, value in weights.items():
+        base = tensor.replace("final_layernorm", "final_norm") if name == "mamba" else tensor
+        mixes = any(f"{tensor.rsplit('.', 2)[0]}.{tail}" in weights for tail in mixer)
+        base = base.replace(".norm.weight", ".mixer.in_proj.layer_norm_weight") if ".mixer." not in base else base
+        base = base.replace("input_layernorm.", f"self_attention.{'in_proj' if mixes else 'linear_qkv'}.layer_norm_")
+        base = base.replace("pre_mlp_layernorm.", "mlp.linear_fc1.layer_norm_")
+        divided = next((parts for tail, parts in rows.items() if tensor.endswith(prefix + tail)), None)
+        stored |= {base: value} if divided is None else dict(zip([f"{base}.{part}" for part in divided], value.split(list(divided.values()))))
+    folder = pathlib.Path(out) / name
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(weights, folder / "weights.safetensors")
+    case = pathlib.Path(out) / f"{name}_dcp_without_args"
+    shutil.rmtree(case, ignore_errors=True)
+    write_dcp({"model": stored}, {}, {}, "dcp_without_args", case)
+    (case / "latest_checkpointed_iteration.txt").write_text(str(ITERATION))
+
+
 def run(task, ranks, port):
     processes = []
     for rank in range(ranks):
@@ -387,7 +571,10 @@ def run(task, ranks, port):
 
 def main(out, models):
     port = 29811
-    for name in models or MODELS:
+    for name in models or [*MODELS, *MIXERS]:
+        if name in MIXERS:
+            write_mixers(name, out)
+            continue
         with tempfile.TemporaryDirectory() as source:
             run({"model": name, "layout": {}, "first": True, "source": source, "folder": f"{out}/{name}"}, 1, port)
             for case, (model, layout, form) in CASES.items():
