@@ -126,8 +126,8 @@ static void check_prompt(const step::ProcessContext& process, const std::vector<
   }
 }
 
-// LongRoPE rotates all positions of a sequence by its length, and scaled queries depend on their position. Cached
-// keys and padding in front of a prompt allow neither.
+// LongRoPE rotates all positions of a sequence by its length, and scaled queries and chunks depend on the position.
+// Cached keys and padding in front of a prompt allow neither.
 static void check_positions(const config::Model& model, const std::vector<std::vector<int64_t>>& prompts,
                             int64_t new_tokens) {
   size_t shortest = prompts[0].size(), longest = shortest;
@@ -141,6 +141,9 @@ static void check_positions(const config::Model& model, const std::vector<std::v
             " to ", longest, " tokens, ", new_tokens, " new); use longer prompts or lower --max-new-tokens");
   MPX_CHECK(model.query_scaling_beta == 0 || shortest == longest, "config",
             "model.query_scaling_beta = ", model.query_scaling_beta,
+            ": prompts of one batch must have equal lengths; generate them one by one");
+  MPX_CHECK(model.attention_chunk_size == 0 || shortest == longest, "config",
+            "model.attention_chunk_size = ", model.attention_chunk_size,
             ": prompts of one batch must have equal lengths; generate them one by one");
 }
 

@@ -65,8 +65,8 @@ TEST_F(LaunchScripts, ReportOtherCommandsAndUnknownRanks) {
 TEST_F(LaunchScripts, WithUnknownFlagsAreRefused) {
   for (const std::string& text :
        {std::string("pretrain_gpt.py --num-experts 8 --moe-latent-size 16") + kModel,
-        std::string("pretrain_gpt.py --qk-l2-norm") + kModel,
-        std::string("pretrain_gpt.py --fantasy-knob 3") + kModel, std::string("pretrain_bert.py") + kModel}) {
+        std::string("pretrain_gpt.py --qk-clip") + kModel, std::string("pretrain_gpt.py --fantasy-knob 3") + kModel,
+        std::string("pretrain_bert.py") + kModel}) {
     write("torchrun " + text);
     EXPECT_THROW(parse_run_arguments({"--from-megatron-args", "run.sh"}), base::Error) << text;
     const RunArguments ignored = parse_run_arguments({"--from-megatron-args", "run.sh", "--ignore-unknown-flags"});

@@ -176,7 +176,8 @@ TEST(Attention, OfARunIsNamedWithItsKeyWhereItIsOurs) {
   EXPECT_EQ(own_attention(resolved(good(latent), kWorld), 80).find("deterministic"), std::string::npos);
   for (const auto& [override, text] : std::vector<std::pair<std::string, std::string>>{
            {"data.reset_attention_mask=true", "data.reset_attention_mask = true"},
-           {"model.window_size=5", "model.window_size = 5"}}) {
+           {"model.window_size=5", "model.window_size = 5"},
+           {"model.attention_chunk_size=5", "model.attention_chunk_size = 5"}}) {
     EXPECT_EQ(of({"precision.params_dtype=bf16", "model.kv_channels=64", override}), "");
     const std::string said = of({"model.kv_channels=64", override});
     EXPECT_NE(said.find(text), std::string::npos) << said;

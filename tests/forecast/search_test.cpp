@@ -359,6 +359,9 @@ TEST(Search, FindsLayoutsOfModelsWithPatterns) {
   config.model.window_size = 8, config.model.window_attn_skip_freq = "[1,0,0,1]";
   config.model.no_rope_freq = "[0,0,1,0]";
   EXPECT_FALSE(forecast::search_layouts(request(config, 2, "h100"), {.refined = 0}).results.empty());
+  config.model.window_size = -1, config.model.attention_chunk_size = 8;
+  config.model.query_scaling_beta = 0.1, config.model.query_scaling_floor = 4;
+  EXPECT_FALSE(forecast::search_layouts(request(config, 2, "h100"), {.refined = 0}).results.empty());
   config.model = small_model(4, 0, 4, 32).model;
   config.model.hybrid_layer_pattern = "M*-M";
   expect_contains(catch_error([&] { forecast::search_layouts(request(config, 2, "h100")); }),

@@ -14,6 +14,7 @@ struct Case {
   bool documents = false, chosen = false;
   int64_t reach = kAllEarlier;
   double softcap = 0;
+  int64_t chunk = 0;
 };
 
 template <class T>
@@ -25,7 +26,7 @@ struct Block {
   explicit Block(const Case& its_case) : c(its_case) {
     s.samples = c.samples, s.heads = c.heads, s.groups = 1, s.queries = s.keys = c.s;
     s.head_dim = s.v_head_dim = c.v_dim, s.softmax_scale = 0.3;
-    s.reach = c.reach, s.softcap = c.softcap, s.document_stride = c.s;
+    s.reach = c.reach, s.softcap = c.softcap, s.chunk = c.chunk, s.document_stride = c.s;
     for (int64_t i = 0; i < c.samples * c.s; ++i) documents.push_back(i % c.s / 5);
     for (int64_t i = 0; i < c.s; ++i) rows.push_back(i % 2 == 0 ? i : c.s / 2 * 2 - i);
     s.dropout = {
@@ -112,6 +113,8 @@ std::vector<Case> cases() {
           all.push_back(test_case);
           test_case.reach = 0, test_case.softcap = 0.8;
           all.push_back(test_case);
+          test_case.reach = kAllEarlier, test_case.chunk = 7;
+          all.push_back(test_case);
         }
       }
     }
@@ -123,7 +126,7 @@ TEST(AttentionScoresOnHost, AreTheTwinsOfTheCpu) {
   const auto trace = [](const Case& test_case) {
     return testing::Message() << "s " << test_case.s << " v " << test_case.v_dim << " dropout " << test_case.dropout
                               << " documents " << test_case.documents << " chosen " << test_case.chosen << " reach "
-                              << test_case.reach << " cap " << test_case.softcap;
+                              << test_case.reach << " cap " << test_case.softcap << " chunk " << test_case.chunk;
   };
   const std::vector<Case> all = cases();
   for (const Case& test_case : all) {

@@ -467,6 +467,7 @@ TEST(MegatronFlags, RefusesWithTheFlagNamed) {
       {"--train-iters 9 --lr-warmup-fraction 0 --lr-warmup-iters 5",
        "--lr-warmup-fraction and --lr-warmup-iters are mutually exclusive"},
       {"--train-iters 9 --train-samples 0", "--train-iters and --train-samples are mutually exclusive"},
+      {"--qk-l2-norm --no-rope-freq 4", "--qk-l2-norm: excludes --no-rope-freq"},
       {"--position-embedding-type rope --rope-type yarn", "--rope-type yarn: needs --multi-latent-attention"},
       {"--context-parallel-algo hybrid_cp_algo", "expected megatron_cp_algo or ulysses_cp_algo"},
       {"--window-size 128,x", "expected two numbers separated by a comma"},

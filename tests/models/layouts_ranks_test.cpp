@@ -105,6 +105,15 @@ std::vector<Variant> variants() {
   rotated.model.add_attention_output_bias = rotated.model.add_mlp_bias = true;
   all.push_back(rotated);
   for (const bool documents : {false, true}) {
+    Variant chunks{documents ? "chunks, norms without weights, scaled queries, documents"
+                             : "chunks, norms without weights, scaled queries",
+                   llama_model(), 0, documents};
+    chunks.model.attention_chunk_size = 3, chunks.model.window_attn_skip_freq = "[1,0]";
+    chunks.model.no_rope_freq = "[0,1]", chunks.model.rotary_interleaved = chunks.model.qk_l2_norm = true;
+    chunks.model.query_scaling_beta = 0.5, chunks.model.query_scaling_floor = 2;
+    all.push_back(chunks);
+  }
+  for (const bool documents : {false, true}) {
     Variant delta{documents ? "gated delta net, gated attention, documents" : "gated delta net, gated attention",
                   llama_model(), 0, documents};
     delta.model.experimental_attention_variant = config::AttentionVariant::gated_delta_net;
@@ -276,6 +285,18 @@ TEST(LatentAttention, MscaleScalesSoftmaxWithoutYarn) {
   EXPECT_NEAR(ours.loss, expected.loss, 1e-14 * expected.loss);
   model.mscale_all_dim = 0;
   EXPECT_GT(relative_difference(run_model(scaled, {}, false).logits, expected.logits), 1e-4);
+}
+
+// A floor above the length gives the factor 1 in layers without rotary positions, so nothing is scaled.
+TEST(QueryScaling, WithAFloorLeavesRotatedLayers) {
+  Variant variant{"queries scaled by position", llama_model()};
+  variant.model.rope_type = config::RopeType::yarn, variant.model.no_rope_freq = "[0,1]";
+  variant.model.original_max_position_embeddings = 3, variant.model.rotary_scaling_factor = 4;
+  const at::Tensor plain = run_model(variant, {}, false).logits;
+  variant.model.query_scaling_beta = 0.5, variant.model.query_scaling_floor = 1000;
+  EXPECT_EQ(relative_difference(run_model(variant, {}, false).logits, plain), 0);
+  variant.model.query_scaling_floor = 2;
+  EXPECT_GT(relative_difference(run_model(variant, {}, false).logits, plain), 1e-4);
 }
 
 // As in Gemma 3, where the interpolation factor applies only to global layers.

@@ -199,7 +199,7 @@ MUTANTS = [
     ("core_again_without_dropout", "nn/core_attention.cpp", "Saved::recomputed([this, recomputed, s_q, b, width] {\n", "Saved::recomputed([this, recomputed, s_q, b, width] {\n    recomputed->batch.training = false;\n", "nn_test CoreAttention*"),
     ("keys_in_order_only", "kernels/blocked_attention_cpu.cpp", "if (element / 4 != drawn)\n      bits", "if (element / 4 > drawn) bits", "nn_test BlockedAttention*"),
     ("philox_of_the_first_key", "kernels/attention_scores_row.h", "if (block != drawn) bits", "if (drawn < 0) bits", "nn_test AttentionByProducts*"),
-    ("keys_cut_one_block_short", "nn/attention_by_products.cpp", "shape.reach < first ? (first - shape.reach) /", "shape.reach < first ? (first - shape.reach + 8) /", "nn_test AttentionByProducts*"),
+    ("keys_cut_one_block_short", "nn/attention_by_products.cpp", "reach < first ? (first - reach) /", "reach < first ? (first - reach + 8) /", "nn_test AttentionByProducts*"),
     # Experts, and how a run is cut.
     ("capacity_without_limit", "config/experts.cpp", "asked < static_cast<double>(tokens) ? static_cast<int64_t>(asked) : tokens", "static_cast<int64_t>(asked)", "config_test"),
     ("alone_and_sharded", "distributed/families.cpp", "family.data_parallel.shard.size() == 1 ?", "family.data_parallel.shard.size() == 0 ?", "distributed_test"),

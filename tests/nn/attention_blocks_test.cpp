@@ -40,9 +40,10 @@ TEST(AttentionBlocks, HaveEachPairThatIsSeenOnce) {
     const std::vector<int64_t> of_queries = list_positions(queries), of_keys = list_positions(keys);
     std::vector<std::vector<int>> times(of_queries.size(), std::vector<int>(of_keys.size()));
     const int64_t window = round % 2 == 0 ? -1 : static_cast<int64_t>(random() % 9);
+    const int64_t chunk = round % 4 == 0 ? static_cast<int64_t>(1 + random() % 12) : 0;
     nn::IndexRange last{-1, 0};
     size_t of_same = 0;
-    for (const nn::AttentionBlock& block : nn::attention_blocks(queries, keys, window)) {
+    for (const nn::AttentionBlock& block : nn::attention_blocks(queries, keys, window, chunk)) {
       const int64_t end = block.queries.first + block.queries.count, given = last.first + last.count;
       of_same = block.queries.first == last.first ? of_same + 1 : 1;
       EXPECT_TRUE(of_same <= 2 || window >= 0);
@@ -65,7 +66,8 @@ TEST(AttentionBlocks, HaveEachPairThatIsSeenOnce) {
     }
     for (size_t i = 0; i < of_queries.size(); ++i) {
       for (size_t j = 0; j < of_keys.size(); ++j)
-        ASSERT_EQ(times[i][j], of_keys[j] <= of_queries[i] && (window < 0 || of_queries[i] - of_keys[j] <= window))
+        ASSERT_EQ(times[i][j], of_keys[j] <= of_queries[i] && (window < 0 || of_queries[i] - of_keys[j] <= window) &&
+                                   (chunk == 0 || of_queries[i] / chunk == of_keys[j] / chunk))
             << "round " << round << ", " << i << ", " << j;
     }
   }
@@ -104,6 +106,16 @@ TEST(AttentionBlocks, OfAWindowAreOneCallAChunkAndOneForTheKeysBeforeIt) {
   EXPECT_EQ(format_blocks(nn::attention_blocks(second, first, 20)), "0+4 see 0+4; 4+4 see 0+4");
   EXPECT_EQ(format_blocks(nn::attention_blocks({{2, 6}}, {{0, 8}}, 4)),
             "0+6 causal 2+6 (4); 0+2 see 0+2; 2+2 see 0+2 (0)");
+}
+
+// Each chunk is a call of its own; ranks with other chunks receive keys that no query sees.
+TEST(AttentionBlocks, OfChunksAreOneCallAChunk) {
+  const Ranges first{{0, 4}, {12, 4}}, second{{4, 4}, {8, 4}};
+  EXPECT_EQ(format_blocks(nn::attention_blocks({{0, 10}}, {{0, 10}}, -1, 4)),
+            "0+4 causal 0+4; 4+4 causal 4+4; 8+2 causal 8+2");
+  EXPECT_EQ(format_blocks(nn::attention_blocks(first, second, -1, 4)), "");
+  EXPECT_EQ(format_blocks(nn::attention_blocks(first, second, -1, 8)), "4+4 see 4+4");
+  EXPECT_EQ(format_blocks(nn::attention_blocks({{9, 1}}, {{0, 10}}, -1, 4)), "0+1 see 8+1; 0+1 causal 9+1");
 }
 
 TEST(RowOrder, IsThatOfPositionsAndGoesBack) {

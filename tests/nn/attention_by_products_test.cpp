@@ -47,9 +47,9 @@ TEST(AttentionByProducts, ChosenRowsAndLaterKeysSeeWhatTheyShall) {
   Case whole = test_case;
   whole.s = 80;
   const nn::Microbatch batch = make_batch(whole);
-  for (const int64_t window : {-1, 0, 13}) {
+  for (const auto& [window, chunk] : {std::pair{-1, 0}, {0, 0}, {13, 0}, {-1, 13}}) {
     nn::CoreSpec spec = make_spec(test_case);
-    spec.window = window;
+    spec.window = window, spec.chunk = chunk;
     for (const nn::CorePositions& positions : {nn::CorePositions{{0, even, 80}, {0, zigzag, 80}},
                                                {{0, zigzag, 80}, {0, zigzag, 80}},
                                                {{0, zigzag, 80}, {40, {}, 0}},

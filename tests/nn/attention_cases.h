@@ -12,6 +12,7 @@ struct AttentionCase {
   int64_t dv = 0;                  // 0: d
   int64_t window = -1;
   double softcap = 0;
+  int64_t chunk = 0;
 
   int64_t v_head_dim() const { return dv == 0 ? d : dv; }
 };
@@ -19,7 +20,8 @@ struct AttentionCase {
 inline std::string case_name(const AttentionCase& test_case) {
   return base::concat("s ", test_case.s, " b ", test_case.b, " heads ", test_case.heads, "/", test_case.groups, " d ",
                       test_case.d, " dv ", test_case.v_head_dim(), " dropout ", test_case.dropout, " documents ",
-                      test_case.documents.size(), " window ", test_case.window, " cap ", test_case.softcap);
+                      test_case.documents.size(), " window ", test_case.window, " cap ", test_case.softcap, " chunk ",
+                      test_case.chunk);
 }
 
 // Odd sizes, below and above the blocks of 128 queries and 256 keys.
@@ -44,6 +46,11 @@ inline std::vector<AttentionCase> attention_cases() {
     for (const int64_t window : {0, 1, 40, 255, 256, 290, 1000}) {
       all.push_back({300, 1, 4, 2, 8, dropout, {}, 0, window});
       all.push_back({300, 1, 2, 1, 8, dropout, {3, 150, 7}, 3, window, 1.5});
+    }
+    // Chunks below and above both sizes of blocks, and above the sequence.
+    for (const int64_t chunk : {1, 7, 128, 200, 257, 1000}) {
+      all.push_back({300, 1, 4, 2, 8, dropout, {}, 0, -1, 0, chunk});
+      all.push_back({300, 1, 2, 1, 8, dropout, {3, 150, 7}, 3, -1, 1.5, chunk});
     }
     all.push_back({129, 2, 3, 1, 5, dropout, {}, 0, -1, 0.7});
     all.push_back({11, 2, 4, 2, 7, dropout, {1, 2, 200}, 0, 3, 2.0});
@@ -84,6 +91,7 @@ inline nn::CoreSpec make_spec(const AttentionCase& test_case) {
   nn::CoreSpec spec = core_spec(inputs(test_case, at::kDouble), test_case.dropout, 2);
   spec.dropout.layer = 3;
   spec.window = test_case.window, spec.softcap = test_case.softcap;
+  spec.chunk = test_case.chunk;
   return spec;
 }
 

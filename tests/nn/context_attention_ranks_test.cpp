@@ -32,7 +32,7 @@ struct Case {
   at::Tensor documents;    // [b, whole]; undefined: one
   bool seen_only = false;  // send only the keys that are attended to
   device::Target target;   // of the ranks
-  int64_t window = -1;
+  int64_t window = -1, chunk = 0;
 };
 
 nn::Microbatch make_rows_batch(const Case& test_case) {
@@ -194,7 +194,7 @@ void expect_same_as_full(const Case& test_case, const comm::Groups& groups, at::
   const nn::CoreInputs whole = inputs(test_case, dtype);
   const at::Tensor dy = sample({test_case.whole, kBatch, test_case.h.heads, test_case.h.dv}, 8, dtype);
   nn::CoreSpec spec = core_spec(whole, test_case.dropout, 2);
-  spec.window = test_case.window;
+  spec.window = test_case.window, spec.chunk = test_case.chunk;
   const AttentionResult wanted = plain_attention(whole, {spec, {}, make_batch(test_case, -1)}, dy);
   const nn::Microbatch batch = make_batch(test_case, cp.index());
   const auto part = [&](const at::Tensor& x) { return x.index_select(0, batch.sequence.rows); };
@@ -213,7 +213,8 @@ void sweep(at::ScalarType dtype, int rounds, const std::function<double(int64_t 
       run_context_ranks(cp, exchange, [&](const comm::World& world) {
         std::mt19937 random(17);
         for (int round = 0; round < rounds; ++round) {
-          const Case test_case = random_case(random, cp, exchange);
+          Case test_case = random_case(random, cp, exchange);
+          if (round % 3 == 2) test_case.chunk = static_cast<int64_t>(1 + random() % 12);
           SCOPED_TRACE(testing::Message()
                        << config::text_of(exchange) << " cp " << cp << " round " << round << ": " << test_case.h.heads
                        << "/" << test_case.h.groups << " heads of " << test_case.h.d << " and " << test_case.h.dv
@@ -256,6 +257,7 @@ TEST(ContextAttention, IsByLibraryOperatorsOnAGpu) {
           if (round % 2 == 0) test_case.documents = at::Tensor();
           if (!test_case.documents.defined() || round % 4 == 1)
             test_case.window = static_cast<int64_t>(random() % 12);
+          if (round % 8 == 0) test_case.window = -1, test_case.chunk = static_cast<int64_t>(1 + random() % 12);
           const auto is_empty = [](const nn::IndexRange& rows) { return rows.count == 0; };
           if (std::any_of(test_case.rank_rows.begin(), test_case.rank_rows.end(), is_empty)) continue;  // our kernels
           expect_same_as_full(test_case, world.groups(), at::kBFloat16, (2 + 1.5 * cp) * 0x1p-8);

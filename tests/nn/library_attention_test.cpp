@@ -107,6 +107,29 @@ TEST(LibraryAttention, OfAMicrobatchGoesByItsOffsets) {
   EXPECT_EQ(calls.documents, 2);
 }
 
+// Consecutive rows, also of a query after cached keys. Documents and fp32 use Metroplex's kernels.
+TEST(LibraryAttention, OfChunksIsOneCallAChunk) {
+  const FakeOperators fakes;
+  const int64_t length = 33, samples = 2;
+  const nn::CoreInputs in = inputs(length, samples, 4, 2, 16, at::kBFloat16);
+  const at::Tensor dy = sample({length, samples, 4, 16}, 8, at::kBFloat16);
+  nn::CoreSpec spec = core_spec(in);
+  spec.chunk = 7;
+  const AttentionResult plain = plain_attention(in, {spec, {}, {}}, dy);
+  spec.target = kGpu;
+  expect_attended(run_attention(in, {spec, {}, {}}, dy), plain, 2 * 0x1p-8);
+  EXPECT_EQ(calls.dense, 2 * 5);
+  const nn::CorePositions last{{length - 1, {}, 0}, {}};
+  const nn::CoreInputs cached{in.q.narrow(0, length - 1, 1), in.k, in.v};
+  const at::Tensor out = nn::library_attention(cached, {spec, last, {}}).value().out;
+  EXPECT_LE(largest(out.to(at::kDouble) - plain.out.narrow(0, length - 1, 1)), 2 * 0x1p-8 * largest(plain.out));
+  nn::Microbatch batch;
+  batch.documents.ids = documents(samples, length, 5);
+  batch.documents.offsets = nn::document_offsets(batch.documents.ids, length);
+  EXPECT_FALSE(nn::library_attention(in, {spec, {}, batch}).has_value());
+  EXPECT_FALSE(nn::library_attention(inputs(length, samples, 4, 2, 16, at::kFloat), {spec, {}, {}}).has_value());
+}
+
 void expect_cudnn_equals_blocked(const nn::CoreInputs& in) {
   const at::Tensor dy = sample({in.q.size(0), in.q.size(1), in.q.size(2), in.v.size(3)}, 8, at::kDouble);
   const nn::CoreSpec spec = core_spec(in);
@@ -157,7 +180,7 @@ nn::LibraryCalls make_calls(const nn::CoreInputs& in, const nn::CoreCall& call) 
       {0, keys.sorted_order(call.positions.keys.rows), call.positions.keys.whole, keys.positions()}};
   nn::LibraryCalls parts;
   for (const nn::AttentionBlock& block :
-       nn::attention_blocks(queries.positions(), keys.positions(), call.spec.window)) {
+       nn::attention_blocks(queries.positions(), keys.positions(), call.spec.window, call.spec.chunk)) {
     const bool flash_alone = block.window >= 0 || call.batch.documents.ids.defined(),
                cudnn = in.v.size(3) != in.k.size(3) || (!flash_alone && block.queries.count < block.keys.count);
     nn::BlockDocuments documents;
@@ -193,6 +216,7 @@ TEST(LibraryAttention, OfChosenRowsIsTheBlockedKernels) {
     const at::Tensor dy = sample({queries, b, 4, dv}, 8, at::kDouble);
     nn::CoreSpec spec = core_spec(in);
     if (round % 4 == 2 || round % 8 == 3) spec.window = static_cast<int64_t>(random() % 12);
+    if (round % 4 == 0) spec.chunk = round % 12 == 0 ? 0 : static_cast<int64_t>(1 + random() % 12);
     const nn::CoreResult own = nn::attend(in, {spec, here, batch});
     const nn::CoreResult more{own.out + sample({queries, b, 4, dv}, 9, at::kDouble),
                               at::logaddexp(own.logsumexp, sample({b, 4, queries}, 10, at::kDouble))};

@@ -39,6 +39,10 @@ inline at::Tensor hidden_pairs(const nn::CoreInputs& in, const nn::CoreCall& cal
   at::Tensor pairs = keys.unsqueeze(0).gt(queries.unsqueeze(1));
   if (call.spec.window >= 0)
     pairs = pairs.logical_or(queries.unsqueeze(1).sub(keys.unsqueeze(0)).gt(call.spec.window));
+  if (call.spec.chunk > 0) {
+    const at::Tensor own = queries.div(call.spec.chunk, "floor"), other = keys.div(call.spec.chunk, "floor");
+    pairs = pairs.logical_or(own.unsqueeze(1).ne(other.unsqueeze(0)));
+  }
   at::Tensor hidden = pairs.expand({in.q.size(1), 1, -1, -1});
   if (!documents.defined()) return hidden;
   const at::Tensor of_queries = documents.index_select(1, queries), of_keys = documents.index_select(1, keys);

@@ -82,6 +82,16 @@ config::Config windows(bool documents) {
   return config;
 }
 
+// Chunks shorter and longer than a rank's region of the sequence, scaled queries in the other layers.
+config::Config chunks(bool documents) {
+  config::Config config = windows(documents);
+  config.model.window_size = -1, config.model.attn_logit_softcapping = 0;
+  config.model.attention_chunk_size = documents ? 11 : 3;
+  config.model.no_rope_freq = "4", config.model.qk_l2_norm = true;
+  config.model.query_scaling_beta = 0.5, config.model.query_scaling_floor = 7;
+  return config;
+}
+
 // Norms over all heads after layers, layers without rotary positions, multipliers.
 config::Config norms(bool documents) {
   config::Config config = llama(documents);
@@ -219,6 +229,7 @@ TEST(ContextParallelEqualsOneRank, LlamaWithGroupedQueriesPerToken) { walk(llama
 TEST(ContextParallelEqualsOneRank, CodegeexWithItsTopQuery) { walk(codegeex, 60); }
 TEST(ContextParallelEqualsOneRank, LatentAttention) { walk(latent, 60); }
 TEST(ContextParallelEqualsOneRank, WindowsAndCaps) { walk(windows, 60); }
+TEST(ContextParallelEqualsOneRank, ChunksAndScaledQueries) { walk(chunks, 40); }
 TEST(ContextParallelEqualsOneRank, NormsOverAllHeads) { walk(norms, 20); }
 TEST(ContextParallelEqualsOneRank, GatedDeltaNetAndGatedAttention) { walk(delta_net, 30); }
 TEST(ContextParallelEqualsOneRank, MultiTokenPredictionWithWindows) { walk(ahead, 40); }

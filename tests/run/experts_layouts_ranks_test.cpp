@@ -57,6 +57,19 @@ config::Config sigmoid_experts() {
       "optim: {lr: 1.0e-3, weight_decay: 0.1}\n");
 }
 
+// As in Llama 4: experts with scaled inputs next to a shared expert in every other layer, chunks in three of four.
+config::Config scaled_experts() {
+  return config::parse(
+      "model: {family: llama, num_layers: 4, hidden_size: 16, num_attention_heads: 4, num_query_groups: 4,"
+      " ffn_hidden_size: 24, vocab_size: 50, make_vocab_size_divisible_by: 8, attention_chunk_size: 3,"
+      " window_attn_skip_freq: 4, no_rope_freq: 4, qk_l2_norm: true, query_scaling_beta: 0.5, query_scaling_floor: 2,"
+      " num_moe_experts: 8, moe_ffn_hidden_size: 16, moe_layer_freq: \"[0,1,0,1]\", moe_router_topk: 1,"
+      " moe_router_score_function: sigmoid, moe_apply_probs_on_input: true, moe_router_load_balancing_type: none,"
+      " moe_shared_expert_intermediate_size: 16, init_method_std: 0.2}\n"
+      "train: {seq_length: 8, micro_batch_size: 1}\n"
+      "optim: {lr: 1.0e-3, weight_decay: 0.1}\n");
+}
+
 // Layers with one sublayer each.
 config::Config hybrid_experts() {
   config::Config config = sigmoid_experts();
@@ -130,6 +143,7 @@ void walk(const config::Config& base, size_t share) {
 
 TEST(ExpertsOnAnyLayout, SoftmaxWithAuxiliaryLosses) { walk(softmax_experts(), 50); }
 TEST(ExpertsOnAnyLayout, SigmoidInGroupsWithBiasAndSharedExpert) { walk(sigmoid_experts(), 50); }
+TEST(ExpertsOnAnyLayout, ScaledInputsAndChunks) { walk(scaled_experts(), 100); }
 TEST(ExpertsOnAnyLayout, LayersOfOneSublayer) { walk(hybrid_experts(), 100); }
 
 }  // namespace

@@ -165,6 +165,15 @@ config::Config longrope_llama() {
   return config;
 }
 
+// Chunks that end in the prompt and in the new tokens, norms without weights, scaled queries in the other layers.
+config::Config chunked_llama() {
+  config::Config config = randomize(small_llama());
+  config.model.attention_chunk_size = 5, config.model.window_attn_skip_freq = config.model.no_rope_freq = "2";
+  config.model.qk_l2_norm = true;
+  config.model.query_scaling_beta = 0.5, config.model.query_scaling_floor = 3;
+  return config;
+}
+
 // Gated delta nets and gated attention.
 config::Config delta_llama() {
   config::Config config = randomize(small_llama());
@@ -177,7 +186,7 @@ config::Config delta_llama() {
 
 TEST(Generate, TheCacheGivesWhatReadingEverythingAgainGives) {
   for (const config::Config& base : {randomize(small_gpt()), randomize(small_llama()), scaled_llama(),
-                                     longrope_llama(), delta_llama(), randomize(small_hybrid())}) {
+                                     longrope_llama(), chunked_llama(), delta_llama(), randomize(small_hybrid())}) {
     for (const double temperature : {0.0, 1.0}) {
       GenerateOptions options;
       options.max_new_tokens = 16;
@@ -276,7 +285,9 @@ TEST(Generate, RefusesWhatItCannotDo) {
 TEST(Generate, RefusesWhatScaledPositionsExclude) {
   config::Config longrope = longrope_llama();
   longrope.model.original_max_position_embeddings = 8;
-  for (const config::Config& base : {longrope, scaled_llama()}) {
+  config::Config chunked = randomize(small_llama());
+  chunked.model.attention_chunk_size = 5;
+  for (const config::Config& base : {longrope, scaled_llama(), chunked}) {
     const config::Config config = cut(base, {});
     run_sharded(config, {}, [&](const comm::World& world) {
       const auto assembly = step::assemble(config, world, kVocab, true);
@@ -286,7 +297,9 @@ TEST(Generate, RefusesWhatScaledPositionsExclude) {
         });
       };
       EXPECT_EQ(attempt({kPrompt}, 3), "");
-      const char* const key = config.model.longrope() ? "original_max_position_embeddings = 8" : "query_scaling_beta";
+      const char* const key = config.model.longrope()                 ? "original_max_position_embeddings = 8"
+                              : config.model.attention_chunk_size > 0 ? "attention_chunk_size = 5"
+                                                                      : "query_scaling_beta";
       const std::string error = config.model.longrope() ? attempt({kPrompt}, 4) : attempt({kPrompt, {9}}, 1);
       EXPECT_NE(error.find(key), std::string::npos) << error;
     });

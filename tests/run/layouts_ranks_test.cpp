@@ -95,6 +95,17 @@ config::Config parallel() {
   return config;
 }
 
+// Chunks and norms without weights; every third layer has neither, no rotary positions, and scaled queries.
+config::Config chunks() {
+  return config::parse(
+      "model: {family: llama, num_layers: 6, hidden_size: 32, num_attention_heads: 8, num_query_groups: 4,"
+      " ffn_hidden_size: 48, vocab_size: 50, make_vocab_size_divisible_by: 8, attention_chunk_size: 3,"
+      " window_attn_skip_freq: 3, no_rope_freq: 3, qk_l2_norm: true, query_scaling_beta: 0.5,"
+      " query_scaling_floor: 2, rotary_interleaved: true, hidden_dropout: 0.1}\n"
+      "train: {seq_length: 8, micro_batch_size: 2}\n"
+      "optim: {lr: 1.0e-3, weight_decay: 0.1}\n");
+}
+
 // Gated delta nets before each third layer, which has gated attention. Some chunks of the recurrence are not full.
 config::Config delta_net() {
   return config::parse(
@@ -177,6 +188,7 @@ TEST(AnyLayoutEqualsOneRank, LatentAttentionWithYarn) { walk(latent(), 6, 4); }
 TEST(AnyLayoutEqualsOneRank, WindowsCapsAndSinks) { walk(windows(), 6, 4); }
 TEST(AnyLayoutEqualsOneRank, NormsAfterLayersAndMultipliers) { walk(norms(), 6, 4); }
 TEST(AnyLayoutEqualsOneRank, ParallelAttentionAndMlp) { walk(parallel(), 6, 4); }
+TEST(AnyLayoutEqualsOneRank, ChunksAndNormsWithoutWeights) { walk(chunks(), 6, 4); }
 TEST(AnyLayoutEqualsOneRank, GatedDeltaNetAndGatedAttention) { walk(delta_net(), 6, 4); }
 TEST(AnyLayoutEqualsOneRank, MambaAttentionAndMlp) { walk(hybrid(), 6, 4); }
 TEST(AnyLayoutEqualsOneRank, MultiTokenPrediction) { walk(ahead(), 6, 4); }

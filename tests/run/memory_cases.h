@@ -32,6 +32,10 @@ inline const std::string kNorms =
     ", pre_norm: false, sandwich_norm: true, qk_layernorm: true, qk_layernorm_all_heads: true, no_rope_freq: 2,"
     " residual_multiplier: 0.4, logits_scaling: 2, add_attention_output_bias: true, add_mlp_bias: true";
 
+inline const std::string kChunks =
+    ", attention_chunk_size: 3, window_attn_skip_freq: 2, no_rope_freq: 2, qk_l2_norm: true,"
+    " query_scaling_beta: 0.5, query_scaling_floor: 2";
+
 inline const std::string kDeltaNet =
     ", experimental_attention_variant: gated_delta_net, linear_attention_freq: 2, linear_num_key_heads: 2,"
     " linear_num_value_heads: 4, linear_key_head_dim: 5, linear_value_head_dim: 6, attention_output_gate: true";
@@ -113,6 +117,7 @@ inline std::vector<MemoryCase> saved_cases() {
       {"windows", true, {}, kWindows + "}\n"},
       {"windows bf16 tp 2 sp", true, {2, 1, 1, 1, true}, kWindows + "}\n" + kBf16},
       {"norms after layers", true, {}, kNorms + "}\n"},
+      {"chunks bf16 tp 2 sp", true, {2, 1, 1, 1, true}, kChunks + "}\n" + kBf16},
       {"delta net", true, {}, kDeltaNet + "}\n"},
       {"delta net bf16 tp 2 sp", true, {2, 1, 1, 1, true}, kDeltaNet + "}\n" + kBf16},
       {"delta net recomputed core", true, {}, kDeltaNet + "}\n" + selective_recompute("core_attn")},
@@ -262,6 +267,7 @@ inline std::vector<MemoryCase> peak_cases() {
       {"windows", true, {}, kWindows + "}\n"},
       {"windows bf16 tp 2 sp", true, {2, 1, 1, 1, true}, kWindows + "}\n" + kBf16},
       {"norms after layers", true, {}, kNorms + "}\n"},
+      {"chunks bf16 tp 2 sp", true, {2, 1, 1, 1, true}, kChunks + "}\n" + kBf16},
       {"delta net", true, {}, kDeltaNet + "}\n"},
       {"delta net bf16 tp 2 sp", true, {2, 1, 1, 1, true}, kDeltaNet + "}\n" + kBf16},
       {"delta net recomputed core", true, {}, kDeltaNet + "}\n" + selective_recompute("core_attn")},

@@ -78,6 +78,7 @@ static AttentionCase attention_case(const Config& config, int capability) {
   c.plain_mask = config.parallel.cp() == 1 ||
                  is_half(c.dtype);  // with context parallelism the operators support only fp16 and bf16
   if (config.parallel.hybrid_context_parallel) c.plain_mask = false;
+  if (m.attention_chunk_size > 0 && (c.documents || !is_half(c.dtype))) c.plain_mask = false;
   return c;
 }
 
@@ -96,6 +97,8 @@ std::string own_attention(const Config& config, int capability) {
   if (!c.plain_mask)
     key = base::concat("parallel.context_parallel_size = ", config.parallel.cp(),
                        " in fp32; precision.params_dtype = bf16 avoids it");
+  if (m.attention_chunk_size > 0 && (c.documents || single))
+    key = base::concat("model.attention_chunk_size = ", m.attention_chunk_size);
   if (c.dtype == ParamsDtype::fp64) key = "precision.params_dtype = fp64";
   if (!c.plain_scores) key = not_plain(m);
   if (config.parallel.hybrid_context_parallel) key = "parallel.hybrid_context_parallel = true";

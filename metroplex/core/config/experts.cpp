@@ -187,7 +187,7 @@ static std::vector<bool> require_layers(decltype(read_window_layers)* read, cons
 }
 
 std::vector<bool> window_layers(const Model& model) {
-  if (!model.has_window()) return std::vector<bool>(static_cast<size_t>(model.num_layers));
+  if (!model.has_local_attention()) return std::vector<bool>(static_cast<size_t>(model.num_layers));
   return require_layers(read_window_layers, model, "model.window_attn_skip_freq", model.window_attn_skip_freq,
                         "a window",
                         "write N for all but every N-th layer, or one 0 or 1 a layer, like [1,0] or [1]*5+[0]");

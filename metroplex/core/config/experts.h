@@ -18,7 +18,7 @@ namespace metroplex::config {
 std::vector<bool> moe_layers(const Model& model);
 // Returns the indices of MoE layers, from 0. Multi-token prediction layers follow the others.
 std::vector<int64_t> expert_layers(const Model& model);
-// Returns, per layer, whether it has a window (model.window_attn_skip_freq); false for all without window_size.
+// Returns, per layer, whether it has a window or chunks (model.window_attn_skip_freq); false for all without them.
 // Throws.
 std::vector<bool> window_layers(const Model& model);
 // Returns, per layer, whether it has linear attention (model.linear_attention_freq); false for all without

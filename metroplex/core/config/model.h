@@ -114,6 +114,7 @@ struct Model {
   bool has_linear_attention() const { return experimental_attention_variant == AttentionVariant::gated_delta_net; }
   bool has_delta_net() const { return has_linear_attention() || hybrid_layer_pattern.find('G') != std::string::npos; }
   bool has_window() const { return window_size >= 0; }
+  bool has_local_attention() const { return has_window() || attention_chunk_size > 0; }
   bool output_bias() const { return add_bias_linear || add_attention_output_bias; }
   bool mlp_bias() const { return add_bias_linear || add_mlp_bias; }
   // Whether output projections add their biases themselves, because the complete sum is normalized or scaled.

@@ -22,8 +22,7 @@ constexpr std::string_view kYarnKeys[] = {"rotary_scaling_factor",
                                           "yarn_correction_range_round_to_int",
                                           "mscale",
                                           "mscale_all_dim",
-                                          "yarn_attention_factor",
-                                          "query_scaling_beta"};
+                                          "yarn_attention_factor"};
 constexpr std::string_view kLongropeKeys[] = {"longrope_short_factor", "longrope_long_factor"};
 
 bool of_latents(std::string_view name) {
@@ -91,10 +90,17 @@ void check_longrope(Rules& rules) {
 
 void check_query_scaling(Rules& rules) {
   const Model& m = rules.config.model;
-  if (m.query_scaling_beta == 0 || !m.yarn()) return;
+  const double beta = m.query_scaling_beta;
+  static constexpr const char* kFloor = "model.query_scaling_floor";
+  rules.require_effect(beta == 0 || m.yarn() || m.query_scaling_floor > 0, "model.query_scaling_beta", beta,
+                       concat("has no effect without model.rope_type = yarn or ", kFloor),
+                       "leave it out, or set one of them");
+  rules.require(m.query_scaling_floor == 0 || (beta > 0 && !m.no_rope_freq.empty()), kFloor, m.query_scaling_floor,
+                "needs model.query_scaling_beta and model.no_rope_freq", "leave it 0");
+  if (beta == 0 || (!m.yarn() && m.query_scaling_floor == 0)) return;
   const bool fits = !m.multi_latent_attention && m.rotary_percent == 1 && !m.qk_layernorm_after_rope &&
                     !rules.config.data.reset_position_ids;
-  rules.require(fits, "model.query_scaling_beta", m.query_scaling_beta,
+  rules.require(fits, "model.query_scaling_beta", beta,
                 "needs model.rotary_percent = 1, and excludes model.multi_latent_attention, "
                 "model.qk_layernorm_after_rope and data.reset_position_ids",
                 "leave it 0");
@@ -129,13 +135,16 @@ void check_window(Rules& rules) {
   const Model& m = rules.config.model;
   static constexpr const char* kLayers = "model.window_attn_skip_freq";
   const Family* const family = find_family(m.family);
-  if (!m.has_window()) {
-    rules.require_effect(m.window_attn_skip_freq.empty(), kLayers, m.window_attn_skip_freq,
-                         "has no effect without model.window_size", "leave it out, or give the window");
-    rules.require_effect(m.rotary_base_local == 0, "model.rotary_base_local", m.rotary_base_local,
-                         "has no effect without model.window_size", "leave it out, or give the window");
+  static constexpr const char* kNeeds = "has no effect without model.window_size or model.attention_chunk_size";
+  if (!m.has_local_attention()) {
+    rules.require_effect(m.window_attn_skip_freq.empty(), kLayers, m.window_attn_skip_freq, kNeeds,
+                         "leave it out, or give the window");
+    rules.require_effect(m.rotary_base_local == 0, "model.rotary_base_local", m.rotary_base_local, kNeeds,
+                         "leave it out, or give the window");
     return;
   }
+  rules.require(!m.has_window() || m.attention_chunk_size == 0, "model.attention_chunk_size", m.attention_chunk_size,
+                "excludes model.window_size", "leave one of them out");
   std::string problem;
   const bool reads = read_window_layers(m.window_attn_skip_freq, m.num_layers, problem).has_value();
   rules.require(reads, kLayers, m.window_attn_skip_freq, "must define which layers have the window, but " + problem,
@@ -144,7 +153,8 @@ void check_window(Rules& rules) {
                 "model.rotary_base_local", m.rotary_base_local, "needs model.position_embedding_type = rope",
                 "leave it 0");
   rules.require(family == nullptr || !family->top_query, "model.family", m.family,
-                "excludes model.window_size: the window of its last layer is not defined", "use another family");
+                "excludes model.window_size and model.attention_chunk_size: its last layer does not define them",
+                "use another family");
 }
 
 void check_rope_layers(Rules& rules) {
@@ -175,6 +185,12 @@ void check_qk_norm(Rules& rules) {
   rules.require(!m.qk_layernorm_after_rope || (per_token && rope), "model.qk_layernorm_after_rope", "true",
                 "needs model.qk_layernorm and model.position_embedding_type = rope, and excludes "
                 "model.multi_latent_attention",
+                "turn it off");
+  const bool plain_rope = rope && !m.yarn() && !m.longrope();
+  rules.require(!m.qk_l2_norm || (plain_rope && !m.qk_layernorm && !m.multi_latent_attention), "model.qk_l2_norm",
+                "true",
+                "needs model.position_embedding_type = rope and model.rope_type = rope, and excludes "
+                "model.qk_layernorm and model.multi_latent_attention",
                 "turn it off");
 }
 

@@ -33,7 +33,8 @@ struct ScoreRow {
     if (shape.key_rows.chosen != nullptr) return;
     const int64_t own = place - shape.key_rows.first - block.first_key;  // column of the query's own position
     if (own + 1 < end) end = own + 1 < 0 ? 0 : static_cast<int>(own + 1);
-    if (shape.reach < own) begin = own - shape.reach < end ? static_cast<int>(own - shape.reach) : end;
+    const int64_t reach = shape.reach_from(place);
+    if (reach < own) begin = own - reach < end ? static_cast<int>(own - reach) : end;
   }
   constexpr bool sees(const AttentionShape& shape, const ScoreBlock& block, int column) const {
     return column >= begin && column < end && (!looks || shape.sees(sample, query, block.first_key + column));

@@ -1,5 +1,5 @@
 // Shape and mask of attention. The mask depends on the positions of rows in the whole sequence: a query sees keys at
-// its own or earlier positions, within its reach, and in its document. DropoutShape defines the dropout of
+// its own or earlier positions, within its reach, and in its document and chunk. DropoutShape defines the dropout of
 // probabilities.
 #pragma once
 
@@ -43,14 +43,18 @@ struct AttentionShape {
   // of a row if keys are chosen, else j. Probability 0: off.
   DropoutShape dropout;
   int64_t reach = kAllEarlier;  // maximum distance to earlier keys that a query sees
+  int64_t chunk = 0;            // a query sees only keys of its own range of this many positions; 0: off
   double softcap = 0;           // scores x become softcap tanh(x / softcap); 0: off
 
+  // Returns the maximum distance from a query at this position to keys that it sees.
+  constexpr int64_t reach_from(int64_t place) const { return chunk > 0 ? place % chunk : reach; }
   constexpr int64_t document(int64_t sample, int64_t place) const {
     return documents == nullptr ? 0 : documents[sample * document_stride + place];
   }
   constexpr bool sees(int64_t sample, int64_t query, int64_t key) const {
     const int64_t of_query = query_rows.place(query), of_key = key_rows.place(key);
-    return of_key <= of_query && of_query - of_key <= reach && document(sample, of_query) == document(sample, of_key);
+    return of_key <= of_query && of_query - of_key <= reach_from(of_query) &&
+           document(sample, of_query) == document(sample, of_key);
   }
 };
 

@@ -32,7 +32,8 @@ class TileCutter {
     const Range of_queries = range(query_place_, query_document_, 0, tile.queries);
     int64_t begin = 0, end = tile.keys;
     const auto key_hidden = [&](int64_t j) {
-      return key_place_[j] > of_queries.last || of_queries.first - key_place_[j] > shape_.reach ||
+      return key_place_[j] > of_queries.last ||
+             of_queries.first - key_place_[j] > shape_.reach_from(of_queries.first) ||
              !of_queries.holds_document(key_document_[j]);
     };
     while (begin < end && key_hidden(begin)) ++begin;
@@ -41,7 +42,7 @@ class TileCutter {
     const Range of_keys = range(key_place_, key_document_, begin, end);
     int64_t top = 0, bottom = tile.queries;
     const auto query_hidden = [&](int64_t i) {
-      return query_place_[i] < of_keys.first || query_place_[i] - of_keys.last > shape_.reach ||
+      return query_place_[i] < of_keys.first || query_place_[i] - of_keys.last > shape_.reach_from(query_place_[i]) ||
              !of_keys.holds_document(query_document_[i]);
     };
     while (top < bottom && query_hidden(top)) ++top;
@@ -52,8 +53,8 @@ class TileCutter {
             bottom - top,
             key + begin,
             end - begin,
-            of_keys.last > seen.first || seen.last - of_keys.first > shape_.reach || !of_keys.one_document() ||
-                !seen.one_document() || of_keys.least != seen.least,
+            of_keys.last > seen.first || seen.last - of_keys.first > shape_.reach_from(seen.last) ||
+                !of_keys.one_document() || !seen.one_document() || of_keys.least != seen.least,
             query_place_ + top,
             query_document_ + top,
             key_place_ + begin,

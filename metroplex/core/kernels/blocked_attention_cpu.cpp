@@ -290,7 +290,7 @@ TileRow<T> tile_row(const AttentionShape& shape, const AttentionTile& tile, cons
           tile.key_place,
           tile.key_document,
           nullptr,
-          shape.reach,
+          shape.reach_from(tile.query_place[i]),
           static_cast<Wide<T>>(shape.softcap)};
 }
 

@@ -32,6 +32,12 @@ static std::optional<nn::Norm> make_norm(bool exists, const std::string& name, c
   return std::optional<nn::Norm>(std::in_place, norm_spec(name, model, context), context);
 }
 
+static std::shared_ptr<nn::RopeTable> make_table(const nn::RopeSpec& spec, const ModelContext& context) {
+  const auto table = std::make_shared<nn::RopeTable>(spec, context.target);
+  table->reserve(context.positions > 0 ? context.positions : context.model.max_position_embeddings, context.dtype);
+  return table;
+}
+
 std::shared_ptr<nn::RopeTable> make_rope(const ModelContext& context, bool local) {
   const config::Model& model = context.model;
   if (model.position_embedding_type != config::PositionEmbedding::rope) return nullptr;
@@ -55,7 +61,7 @@ std::shared_ptr<nn::RopeTable> make_rope(const ModelContext& context, bool local
                          ? model.yarn_attention_factor
                          : nn::yarn_mscale(factor, model.mscale) / nn::yarn_mscale(factor, model.mscale_all_dim);
   }
-  if (model.yarn() && !local) {
+  if (model.yarn() && !local && model.query_scaling_floor == 0) {
     rope.query_beta = model.query_scaling_beta;
     rope.query_positions = model.original_max_position_embeddings;
   }
@@ -67,9 +73,18 @@ std::shared_ptr<nn::RopeTable> make_rope(const ModelContext& context, bool local
     rope.amplitude = model.yarn_attention_factor > 0 ? model.yarn_attention_factor
                                                      : std::sqrt(1 + std::log(factor) / std::log(positions));
   }
-  const auto table = std::make_shared<nn::RopeTable>(rope, context.target);
-  table->reserve(context.positions > 0 ? context.positions : model.max_position_embeddings, context.dtype);
-  return table;
+  return make_table(rope, context);
+}
+
+std::shared_ptr<nn::RopeTable> make_query_scaling(const ModelContext& context) {
+  const config::Model& model = context.model;
+  if (model.query_scaling_floor == 0) return nullptr;
+  nn::RopeSpec scaling;
+  scaling.dims = nn::head_counts(model, 1).head_dim;
+  scaling.query_beta = model.query_scaling_beta;
+  scaling.query_positions = model.query_scaling_floor, scaling.query_offset = 1;
+  scaling.rotates = false;
+  return make_table(scaling, context);
 }
 
 // The residual, and the input of the sublayer in `type`. Without a norm, an fp32 residual is rounded for it.

@@ -23,6 +23,8 @@ nn::NormSpec norm_spec(const std::string& name, const config::Model& model, cons
 // Returns null if the model has no rotary positions. One table serves all layers of a stage; it covers the context's
 // positions from the start. `local`: for window layers with model.rotary_base_local.
 std::shared_ptr<nn::RopeTable> make_rope(const ModelContext& context, bool local = false);
+// The table of layers without rotary positions: null unless model.query_scaling_floor scales their queries.
+std::shared_ptr<nn::RopeTable> make_query_scaling(const ModelContext& context);
 
 struct LayerSpec {
   std::string name;   // decoder.layers.<global number>

@@ -155,7 +155,7 @@ nn::Blocks build_decoder(const ModelContext& context, const StageSpec& stage, Be
   if (stage.has_embedding || has_prediction || (stage.has_loss && context.model.tied()))
     word_embeddings = make_word_embeddings(context);
   if (stage.has_embedding) add(std::make_unique<EmbeddingSegment>(context, word_embeddings, 0));
-  const std::shared_ptr<nn::RopeTable> rope = make_rope(context);
+  const std::shared_ptr<nn::RopeTable> rope = make_rope(context), scaling = make_query_scaling(context);
   const std::vector<bool> windows = config::window_layers(context.model);
   const std::vector<bool> rotated = config::rope_layers(context.model);
   const auto local = context.model.rotary_base_local > 0 ? make_rope(context, true) : rope;
@@ -163,7 +163,7 @@ nn::Blocks build_decoder(const ModelContext& context, const StageSpec& stage, Be
     blocks.push_back({"decoder.layers." + std::to_string(layer), true, {}});
     const auto number = static_cast<size_t>(layer);
     add_layer_segments(blocks.back(), {blocks.back().name, layer}, context,
-                       !rotated[number]  ? nullptr
+                       !rotated[number]  ? scaling
                        : windows[number] ? local
                                          : rope);
   }

@@ -44,6 +44,11 @@ LinearSpec fused_spec(const AttentionSpec& spec, const config::Model& model) {
   return out;
 }
 
+// Multi-token prediction layers copy the last layer.
+size_t layer_in_pattern(const AttentionSpec& spec, const config::Model& model) {
+  return static_cast<size_t>(std::min(spec.layer, model.num_layers - 1));
+}
+
 }  // namespace
 
 LinearSpec output_projection(const AttentionSpec& spec, const config::Model& model) {
@@ -71,9 +76,9 @@ CoreSpec core_spec(const AttentionSpec& spec, const config::Model& model, const 
   core.softmax_scale =
       model.softmax_scale > 0 ? model.softmax_scale : 1 / std::sqrt(static_cast<double>(own.head_dim));
   const std::vector<bool> windows = config::window_layers(model);
-  // Multi-token prediction layers copy the last layer.
-  const auto layer = static_cast<size_t>(std::min(spec.layer, model.num_layers - 1));
+  const size_t layer = layer_in_pattern(spec, model);
   core.window = windows[layer] ? model.window_size : -1;
+  core.chunk = windows[layer] ? model.attention_chunk_size : 0;
   core.softcap = model.attn_logit_softcapping;
   core.softmax = model.softmax_type;
   core.dropout = {context.seed, spec.layer, RandomSite::attention_probabilities, model.attention_dropout,
@@ -134,7 +139,7 @@ SelfAttention::SelfAttention(const AttentionSpec& spec, const config::Model& mod
     : spec_(spec),
       heads_(head_counts(model, context.tp.size())),
       saving_(context.saving),
-      norms_after_rope_(model.qk_layernorm_after_rope),
+      norms_after_rope_(model.qk_layernorm_after_rope || model.qk_l2_norm),
       has_gate_(model.attention_output_gate),
       rope_(std::move(rope)),
       fused_(fused_spec(spec, model), LinearSplit::output, context),
@@ -147,12 +152,14 @@ SelfAttention::SelfAttention(const AttentionSpec& spec, const config::Model& mod
                            model.add_bias_linear || model.add_qkv_bias),
                LinearSplit::output, context);
   }
-  if (model.qk_layernorm) {
+  const bool has_l2_norm = model.qk_l2_norm && config::rope_layers(model)[layer_in_pattern(spec, model)];
+  if (model.qk_layernorm || has_l2_norm) {
     const bool rms = model.normalization == config::Normalization::RMSNorm;
     const auto norm = [&](const char* name, int64_t heads) {
       NormSpec norm{spec.name + name,        heads_.head_dim,         rms, model.layernorm_epsilon, {},
                     topology::Role::qk_norm, model.apply_layernorm_1p};
       norm.add_bias = model.add_norm_bias;
+      if (has_l2_norm) norm.rms = true, norm.one_plus = norm.has_weight = false;
       if (model.qk_layernorm_all_heads) norm.width *= heads, norm.columns = context.tp;
       else norm.partial = topology::Axis::tp;  // a rank has only its heads
       return norm;

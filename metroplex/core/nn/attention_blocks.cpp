@@ -96,9 +96,44 @@ std::vector<AttentionBlock> build_window_blocks(const IntervalList& queries, con
   return blocks;
 }
 
+// The positions of ascending ranges in [begin, end), and the number of rows before them.
+struct ChunkRows {
+  RangeList ranges;
+  int64_t rows_before = 0;
+};
+ChunkRows select_chunk(const RangeList& ranges, int64_t begin, int64_t end) {
+  ChunkRows out;
+  for (const IndexRange& range : ranges) {
+    const int64_t first = std::max(range.first, begin), count = std::min(range.first + range.count, end) - first;
+    out.rows_before += std::clamp<int64_t>(begin - range.first, 0, range.count);
+    if (count > 0) out.ranges.push_back({first, count});
+  }
+  return out;
+}
+
+std::vector<AttentionBlock> build_chunk_blocks(const RangeList& queries, const RangeList& keys, int64_t chunk) {
+  std::set<int64_t> numbers;
+  for (const IndexRange& range : queries) {
+    for (int64_t n = range.first / chunk; n * chunk < range.first + range.count; ++n) numbers.insert(n);
+  }
+  std::vector<AttentionBlock> blocks;
+  for (const int64_t n : numbers) {
+    const ChunkRows own = select_chunk(queries, n * chunk, (n + 1) * chunk),
+                    seen = select_chunk(keys, n * chunk, (n + 1) * chunk);
+    for (AttentionBlock block : attention_blocks(own.ranges, seen.ranges)) {
+      block.queries.first += own.rows_before;
+      block.keys.first += seen.rows_before;
+      blocks.push_back(block);
+    }
+  }
+  return blocks;
+}
+
 }  // namespace
 
-std::vector<AttentionBlock> attention_blocks(const RangeList& queries, const RangeList& keys, int64_t window) {
+std::vector<AttentionBlock> attention_blocks(const RangeList& queries, const RangeList& keys, int64_t window,
+                                             int64_t chunk) {
+  if (chunk > 0) return build_chunk_blocks(queries, keys, chunk);
   std::set<int64_t> borders;
   for (const RangeList* ranges : {&queries, &keys}) {
     for (const IndexRange& range : *ranges) borders.insert({range.first, range.first + range.count});

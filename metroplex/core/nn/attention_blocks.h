@@ -21,9 +21,11 @@ struct AttentionBlock {
 
 // Returns the blocks that cover each visible pair of query and key exactly once. Both lists of position ranges are
 // ascending. A query sees keys at its own or earlier positions, at most `window` before its own unless `window` is
-// -1. The queries of a block either all occur in earlier blocks, or all come after the queries of those blocks.
+// -1. With a chunk, which excludes a window, it sees only keys of its own range [n chunk, (n + 1) chunk). The queries
+// of a block either all occur in earlier blocks, or all come after the queries of those blocks.
 std::vector<AttentionBlock> attention_blocks(const std::vector<IndexRange>& queries,
-                                             const std::vector<IndexRange>& keys, int64_t window = -1);
+                                             const std::vector<IndexRange>& keys, int64_t window = -1,
+                                             int64_t chunk = 0);
 
 // Permutes rows along a dimension into the order of their positions, and back. Copies only if the order differs.
 class RowOrder {

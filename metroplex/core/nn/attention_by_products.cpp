@@ -52,8 +52,8 @@ void restrict_keys(const kernels::AttentionShape& shape, ScoreChunk& chunk) {
   if (shape.query_rows.chosen != nullptr || shape.key_rows.chosen != nullptr) return;
   const int64_t first = shape.query_rows.first + chunk.first_query - shape.key_rows.first,
                 last = first + chunk.queries - 1;
-  const int64_t begin =
-      shape.reach < first ? (first - shape.reach) / kernels::kScoreColumns * kernels::kScoreColumns : 0;
+  const int64_t reach = shape.reach_from(shape.query_rows.first + chunk.first_query);
+  const int64_t begin = reach < first ? (first - reach) / kernels::kScoreColumns * kernels::kScoreColumns : 0;
   const int64_t end = std::min(shape.keys, round_up_keys(std::max<int64_t>(0, last + 1)));
   chunk.first_key = std::min(begin, end), chunk.keys = end - chunk.first_key;
 }

@@ -2,6 +2,8 @@
 
 #include <ATen/ATen.h>
 
+#include <cmath>
+
 #include "base/error.h"
 #include "nn/fused_attention.h"
 
@@ -23,6 +25,7 @@ AttentionMask attention_mask(const CoreInputs& in, const CoreCall& call) {
   shape.queries = queries, shape.keys = keys;
   shape.head_dim = in.q.size(3), shape.v_head_dim = in.v.size(3), shape.softmax_scale = spec.softmax_scale;
   if (spec.window >= 0) shape.reach = spec.window;
+  shape.chunk = spec.chunk;
   shape.softcap = spec.softcap;
   shape.query_rows = to_kernel_rows(of_queries);
   shape.key_rows = to_kernel_rows(of_keys);
@@ -46,13 +49,21 @@ bool is_plain_causal(const CoreInputs& in, const CorePositions& at) {
          in.q.size(0) == in.k.size(0);
 }
 
+// Visible pairs of `rows` consecutive positions, which start at a multiple of a chunk.
+static double visible_pairs(double rows, const CoreCall& call) {
+  const auto chunk = static_cast<double>(call.spec.chunk);
+  if (chunk == 0) return causal_pairs(rows, call.spec.window);
+  const double chunks = std::floor(rows / chunk);
+  return chunks * causal_pairs(chunk, -1) + causal_pairs(rows - chunks * chunk, -1);
+}
+
 double attention_flops(const CoreInputs& in, const CoreCall& call, int64_t num_qk, int64_t num_v) {
   const CorePositions& positions = call.positions;
   const auto queries = static_cast<double>(in.q.size(0)), keys = static_cast<double>(in.k.size(0));
   // Queries of a zigzag shard see half of the keys of any zigzag shard, including their own.
   const bool half = positions.queries.rows.defined() && positions.keys.rows.defined();
   const double pairs =
-      is_plain_causal(in, positions) ? causal_pairs(queries, call.spec.window) : queries * keys * (half ? 0.5 : 1);
+      is_plain_causal(in, positions) ? visible_pairs(queries, call) : queries * keys * (half ? 0.5 : 1);
   return 2 * static_cast<double>(in.q.size(1) * in.q.size(2) * (num_qk * in.q.size(3) + num_v * in.v.size(3))) *
          pairs;
 }

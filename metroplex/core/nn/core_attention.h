@@ -36,7 +36,8 @@ struct CoreSpec {
   comm::Group cp_a2a = {}, cp_p2p = {};      // the levels of cp, if the exchange is a2a+p2p
   std::vector<comm::Group> cp_by_size = {};  // replaces cp for microbatches with context_ranks > 0
   int64_t window = -1;                       // a query attends to this many positions before its own; -1: all
-  double softcap = 0;                        // scaled scores x become softcap tanh(x / softcap); 0: off
+  int64_t chunk = 0;  // a query at position i attends to j <= i with i / chunk == j / chunk; 0: all. Without a window
+  double softcap = 0;  // scaled scores x become softcap tanh(x / softcap); 0: off
   config::SoftmaxType softmax = config::SoftmaxType::vanilla;
 };
 

@@ -82,7 +82,7 @@ config::AttentionCase make_case(const CoreInputs& in, const CoreCall& call) {
 // The operator for one call. AttentionBy::own: no GPU operator of libtorch can compute it without a mask tensor.
 FusedSpec select_operator(const CoreInputs& in, const CoreCall& call) {
   config::AttentionCase c = make_case(in, call);
-  c.plain_mask = plain_mask(in, call);
+  c.plain_mask = call.spec.chunk == 0 && plain_mask(in, call);
   c.queries = in.q.size(0), c.keys = in.k.size(0);
   FusedSpec spec{config::gpu_attention(c).by, is_plain_causal(in, call.positions), call.spec.softmax_scale};
   spec.window = call.spec.window;
@@ -114,7 +114,7 @@ Positions sorted_order(const Positions& positions) {
 
 Calls make_block_calls(const CoreInputs& in, const CoreCall& call, const std::vector<AttentionBlock>& blocks) {
   config::AttentionCase c = make_case(in, call);
-  if (c.documents && !call.batch.documents.offsets.defined()) return std::nullopt;
+  if (c.documents && (!call.batch.documents.offsets.defined() || call.spec.chunk > 0)) return std::nullopt;
   LibraryCalls calls;
   for (const AttentionBlock& block : blocks) {
     c.queries = block.queries.count, c.keys = block.keys.count, c.window = block.window >= 0;
@@ -133,16 +133,26 @@ Calls make_block_calls(const CoreInputs& in, const CoreCall& call, const std::ve
   return calls;
 }
 
+// The blocks of chunks over consecutive positions.
+Calls make_chunk_calls(const CoreInputs& in, const CoreCall& call) {
+  const CorePositions& at = call.positions;
+  return make_block_calls(in, call,
+                          attention_blocks({{at.queries.first, in.q.size(0)}}, {{at.keys.first, in.k.size(0)}},
+                                           /*window=*/-1, call.spec.chunk));
+}
+
 // Returns nullopt if an operator would need a mask tensor, and an empty list if no query sees a key.
 Calls make_library_calls(const CoreInputs& in, const CoreCall& call) {
+  const bool consecutive = !call.positions.queries.rows.defined() && !call.positions.keys.rows.defined();
+  if (call.spec.chunk > 0 && consecutive && is_half(in.q)) return make_chunk_calls(in, call);
   if (!has_host_rows(in, call.positions)) return make_single_call(in, call);
   const std::vector<IndexRange> queries = RowOrder(call.positions.queries.ranges).positions(),
                                 keys = RowOrder(call.positions.keys.ranges).positions();
   const bool is_same_range = queries.size() == 1 && keys.size() == 1 && queries[0].first == keys[0].first &&
                              queries[0].count == keys[0].count;
   const at::Tensor& documents = call.batch.documents.ids;
-  if (!is_same_range || (documents.defined() && documents.size(1) != queries[0].count))
-    return make_block_calls(in, call, attention_blocks(queries, keys, call.spec.window));
+  if (!is_same_range || call.spec.chunk > 0 || (documents.defined() && documents.size(1) != queries[0].count))
+    return make_block_calls(in, call, attention_blocks(queries, keys, call.spec.window, call.spec.chunk));
   const Positions range{queries[0].first, {}, 0};
   const CorePositions plain{range, range};
   return make_single_call(in, {call.spec, plain, call.batch});

@@ -36,7 +36,8 @@ Norm::Norm(const NormSpec& spec, const LayerContext& context) : spec_(spec), tar
   topology::Placement weight{.partial = spec.partial, .role = spec.role};
   if (spec.columns.size() > 1)
     weight.cuts = {topology::even_shard(0, topology::Axis::tp, width, spec.columns.size(), spec.columns.index())};
-  weight_ = make_param({spec.name + ".weight", {width}, weight, init}, context);
+  if (spec.has_weight) weight_ = make_param({spec.name + ".weight", {width}, weight, init}, context);
+  else weight_.data = at::ones({width}, at::TensorOptions().dtype(context.dtype).device(context.target.memory()));
   if (spec.has_bias()) {
     const topology::Placement placement{.partial = spec.partial, .role = topology::Role::bias};
     bias_ = make_param({spec.name + ".bias", {spec.width}, placement, Init::zeros}, context);
@@ -187,7 +188,7 @@ void Norm::accumulate(const Backward& call) {
     return
         [gradient](at::Tensor& main_grad, bool adds) { adds ? main_grad.add_(gradient) : main_grad.copy_(gradient); };
   };
-  weight_.accumulate_or_write(put(call.dweight));
+  if (spec_.has_weight) weight_.accumulate_or_write(put(call.dweight));
   if (call.dbias.defined()) bias_.accumulate_or_write(put(call.dbias));
 }
 
@@ -242,7 +243,7 @@ at::Tensor Norm::forward(const at::Tensor& x) {
 }
 
 void Norm::collect_params(std::vector<Param*>& params) {
-  params.push_back(&weight_);
+  if (spec_.has_weight) params.push_back(&weight_);
   if (spec_.has_bias()) params.push_back(&bias_);
 }
 

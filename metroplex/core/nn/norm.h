@@ -30,6 +30,7 @@ struct NormSpec {
   // over tp.
   comm::Group columns = {};
   bool add_bias = true;  // LayerNorm only
+  bool has_weight = true;
 
   bool has_bias() const { return !rms && add_bias; }
 };

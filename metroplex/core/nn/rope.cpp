@@ -48,8 +48,8 @@ double yarn_mscale(double factor, double weight) { return factor <= 1 ? 1 : 0.1 
 void RopeTable::scale_queries(Table& table) const {
   table.query_cos = table.cos, table.query_sin = table.sin;
   if (spec_.query_beta == 0) return;
-  const at::Tensor steps =
-      at::floor(at::arange(table.cos.size(0), at::kDouble) / static_cast<double>(spec_.query_positions));
+  const at::Tensor positions = at::arange(table.cos.size(0), at::kDouble) + spec_.query_offset;
+  const at::Tensor steps = at::floor(positions / static_cast<double>(spec_.query_positions));
   const at::Tensor scale = (1 + spec_.query_beta * at::log1p(steps)).unsqueeze(1).to(table.cos.options());
   table.query_cos = table.cos * scale, table.query_sin = table.sin * scale;
 }
@@ -71,7 +71,8 @@ const RopeTable::Table& RopeTable::grow(int64_t positions, const at::TensorOptio
       apply_yarn(scale_frequencies(at::pow(spec_.base, exponent).reciprocal(), spec_.scaling), spec_);
   const std::vector<double>& divisors = above ? spec_.factors.above : spec_.factors.up_to;
   if (!divisors.empty()) frequencies = frequencies / at::tensor(divisors, at::kDouble);
-  const at::Tensor angles = at::outer(at::arange(positions, at::kDouble) / spec_.interpolation, frequencies);
+  at::Tensor angles = at::outer(at::arange(positions, at::kDouble) / spec_.interpolation, frequencies);
+  if (!spec_.rotates) angles = at::zeros_like(angles);
   table.cos = (angles.cos() * spec_.amplitude).to(options);
   table.sin = (angles.sin() * spec_.amplitude).to(options);
   scale_queries(table);
@@ -85,6 +86,7 @@ void RopeTable::reserve(int64_t positions, at::ScalarType type) {
 
 void RopeTable::rotate(const at::Tensor& x, const Positions& rows, int direction, Of what) {
   const at::NoGradGuard no_grad;
+  if (!spec_.rotates && what == Of::keys) return;
   MPX_ASSERT(x.dim() == 4 && x.stride(3) == 1 && x.size(3) >= spec_.dims,
              "RopeTable::rotate needs x [s, b, heads, head_dim >= ", spec_.dims, "] with a last stride of 1");
   const int64_t positions = x.size(0);

@@ -47,9 +47,10 @@ struct RopeSpec {
   RopeYarn yarn = {};
   double amplitude = 1;  // factor of the cosines and sines
   RopeFactors factors = {};
-  // Queries at position p are multiplied by 1 + query_beta ln(1 + floor(p / query_positions)).
+  // Queries at position p are multiplied by 1 + query_beta ln(1 + floor((p + query_offset) / query_positions)).
   double query_beta = 0;
-  int64_t query_positions = 1;
+  int64_t query_positions = 1, query_offset = 0;
+  bool rotates = true;  // false: queries are only multiplied, and keys are unchanged
 };
 
 class RopeTable {

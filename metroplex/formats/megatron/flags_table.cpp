@@ -80,6 +80,7 @@ static const std::vector<Row>& model_rows() {
       {"--disable-bias-linear", kNone, "model.add_bias_linear=false"},
       {"--add-qkv-bias", kNone, "model.add_qkv_bias=true"},
       {"--qk-layernorm", kNone, "model.qk_layernorm=true"},
+      {"--qk-l2-norm", kNone, "model.qk_l2_norm=true"},
       {"--untie-embeddings-and-output-weights", kNone, "model.untie_embeddings_and_output_weights=true"},
       {"--make-vocab-size-divisible-by", kOne, "model.make_vocab_size_divisible_by=$"},
       {"--vocab-size", kOne, "vocab_size=$"},

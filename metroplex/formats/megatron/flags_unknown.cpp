@@ -66,7 +66,6 @@ constexpr Reason kNotImplemented[] = {
     {"maximal update parametrization: different initialization and learning rates", "--use-mup"},
     {"mixes the inputs of the prediction modules", "--mtp-hsm"},
     {"no communication: every rank trains its own model", "--fake-process-group"},
-    {"query and key norms without weights", "--qk-l2-norm"},
     {"nothing is trained", "--freeze-all-layers"},
     {"one set of weights for all prediction modules", "--mtp-use-repeated-layer"},
     {"only converts a checkpoint and exits", "--ckpt-convert-format"},

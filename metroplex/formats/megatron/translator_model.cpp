@@ -174,6 +174,9 @@ void Translator::window() {
 // --use-rotary-position-embeddings overrides any type. --no-position-embedding only removes the learned table.
 void Translator::positions() {
   window();
+  MPX_CHECK(!given("model.qk_l2_norm") || !given("model.no_rope_freq"), "config",
+            "Megatron arguments: --qk-l2-norm: excludes --no-rope-freq, because Megatron also normalizes in layers "
+            "without rotary positions; omit one of them");
   static constexpr const char* kType = "model.position_embedding_type=$";
   std::string type = later("rotary") ? "rope" : later("position_type") ? pending_keys_["position_type"] : "";
   // Megatron-LLM, BigCode

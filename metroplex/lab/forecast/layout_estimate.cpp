@@ -32,7 +32,8 @@ config::Model one_layer(config::Model model) {
   model.mtp_num_layers = 0;
   model.window_attn_skip_freq.clear();
   model.no_rope_freq.clear();
-  if (!has_window) model.window_size = -1, model.rotary_base_local = 0;
+  if (!has_window) model.window_size = -1, model.attention_chunk_size = 0, model.rotary_base_local = 0;
+  if (model.query_scaling_floor > 0) model.query_scaling_floor = 0, model.query_scaling_beta = 0;
   return model;
 }
 

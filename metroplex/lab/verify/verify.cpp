@@ -117,8 +117,9 @@ std::string parameter_without_gradient(const config::Model& m) {
   if (const config::Family* family = config::find_family(m.family); family != nullptr && family->top_query)
     return "the first row of top_query_embeddings, which sees one key (model.family = " + m.family + ")";
   const bool plain_softmax = m.softmax_type == config::SoftmaxType::vanilla;
-  if (m.window_size == 0 && plain_softmax)
-    return "all that makes queries and keys where the window is one key (model.window_size = 0)";
+  if ((m.window_size == 0 || m.attention_chunk_size == 1) && plain_softmax)
+    return "all that makes queries and keys where the window is one key (model.window_size = 0, "
+           "model.attention_chunk_size = 1)";
   if (!plain_softmax || m.attn_logit_softcapping > 0) return "";
   const bool is_rotary = m.position_embedding_type == config::PositionEmbedding::rope && m.rotary_percent == 1;
   if (is_rotary) return "";
