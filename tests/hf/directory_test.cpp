@@ -213,6 +213,15 @@ TEST(HfConfig, RefusesWhatOurModelsDoNotHave) {
       {"qwen3_moe_unnormalized", R"({"mlp_only_layers": "first"})", "mlp_only_layers"},
       {"smollm3", R"({"no_rope_layers": [1, 1, 1, 2]})", "no_rope_layers"},
       {"smollm3", R"({"no_rope_layers": [1, 0]})", "no_rope_layers"},
+      {"llama4_text", R"({"attention_chunk_size": null})", "attention_chunk_size is missing"},
+      {"llama4_text",
+       R"({"layer_types": ["sliding_attention", "full_attention", "full_attention", "full_attention"]})",
+       "chunked_attention and full_attention"},
+      {"llama4_text", R"({"num_experts_per_tok": 2})", "num_experts_per_tok is 2"},
+      {"llama4_text", R"({"moe_layers": [4]})", "moe_layers is [4]"},
+      {"llama4_text", R"({"moe_layers": null, "interleave_moe_layer_step": 0})", "interleave_moe_layer_step is 0"},
+      {"llama4_text", R"({"floor_scale": 0})", "floor_scale is 0"},
+      {"llama4_text", R"({"attn_scale": -1})", "attn_scale is -1"},
       {"granite", R"({"residual_multiplier": 0})", "residual_multiplier is 0"},
       {"qwen3_next", R"({"layer_types": ["linear_attention", "full_attention"]})", "layer_types"},
       {"qwen3_next", R"({"layer_types": ["linear_attention", "sliding_attention", "full_attention"]})",
@@ -301,6 +310,17 @@ TEST(HfConfig, KeysOfOneSortMeanKeysOfOurs) {
        R"({"no_rope_layers": [0, 1, 1, 1], "use_sliding_window": true, "sliding_window": 9, "layer_types": null})",
        {"no_rope_freq=[1,0,0,0]", "window_size=8", "window_attn_skip_freq=[1,0,0,0]"}},
       {"smollm3", R"({"no_rope_layers": [1, 1, 1, 1]})", {"no_rope_freq="}},
+      {"llama4_text",
+       R"({"no_rope_layers": [], "layer_types": null, "moe_layers": null, "interleave_moe_layer_step": 2})",
+       {"no_rope_freq=[0,0,0,1]", "window_attn_skip_freq=[1,1,1,0]", "moe_layer_freq=[0,1,0,1]", "qk_l2_norm=true"}},
+      {"llama4_text", R"({"attn_temperature_tuning": 4})", {"query_scaling_beta=0.3", "query_scaling_floor=5"}},
+      {"llama4_text",
+       R"({"attn_temperature_tuning": false, "use_qk_norm": false, "attention_bias": true})",
+       {"qk_l2_norm=false", "query_scaling_floor=", "add_attention_output_bias=true"}},
+      {"llama4_text",
+       R"({"no_rope_layers": [1, 1, 1, 1], "layer_types": null})",
+       {"no_rope_freq=", "window_attn_skip_freq=", "query_scaling_beta=", "attention_chunk_size=7"}},
+      {"llama4_text", R"({"moe_layers": [1]})", {"moe_layer_freq=[0,1,0,0]", "ffn_hidden_size=48"}},
       {"olmo3",
        R"({"layer_types": null, "rope_parameters": {"full_attention":
            {"rope_type": "yarn", "factor": 8, "rope_theta": 5000, "original_max_position_embeddings": 16}}})",
@@ -530,6 +550,7 @@ TEST(HfFamily, OfOurModelsIsFoundAndWhatIsNoneIsRefused) {
             "arcee");
   EXPECT_EQ(family({"model.family=llama", "model.softmax_scale=0.3"}), "granite");
   EXPECT_EQ(family({"model.family=llama", "model.no_rope_freq=2"}), "smollm3");
+  EXPECT_EQ(family({"model.family=llama", "model.rotary_interleaved=true", "model.qk_l2_norm=true"}), "llama4_text");
   EXPECT_EQ(family({"model.family=mixtral"}), "mixtral");
   EXPECT_EQ(family({"model.family=qwen3_moe"}), "qwen3_moe");
   EXPECT_EQ(family({"model.family=gpt"}), "gpt2");
@@ -538,7 +559,7 @@ TEST(HfFamily, OfOurModelsIsFoundAndWhatIsNoneIsRefused) {
   EXPECT_THROW(family({"model.family=gpt", "model.normalization=RMSNorm"}), base::Error);
   for (const char* other :
        {"softmax_type=learnable", "attn_logit_softcapping=5", "final_logit_softcapping=5", "scale_embeddings=true",
-        "apply_layernorm_1p=true", "sandwich_norm=true", "activation_func_clamp_value=7"})
+        "apply_layernorm_1p=true", "sandwich_norm=true", "activation_func_clamp_value=7", "attention_chunk_size=4"})
     EXPECT_THROW(family({"model.family=llama", std::string("model.") + other}), base::Error) << other;
   EXPECT_EQ(family({"model.family=llama", "model.add_mlp_bias=true"}), "llama");
   const std::vector<std::string> latent = {"model.family=llama", "model.multi_latent_attention=true",

@@ -30,7 +30,7 @@ void resolve_attention(Model& m, const Model& defaults) {
   const std::vector<bool> windows = window_layers(m);
   const auto count = std::count(windows.begin(), windows.end(), true);
   m.window_attn_skip_freq = count == 0 || count == m.num_layers ? "" : layer_pattern(windows);
-  if (count == 0) m.window_size = -1, m.rotary_base_local = 0;
+  if (count == 0) m.window_size = -1, m.attention_chunk_size = 0, m.rotary_base_local = 0;
 }
 
 void resolve_longrope(Model& m) {
@@ -61,7 +61,7 @@ void resolve_positions(Model& m, const Model& defaults) {
     m.rope_scaling_original_max_position_embeddings = defaults.rope_scaling_original_max_position_embeddings;
   }
   const bool scaled = yarn || m.longrope() || m.use_rope_scaling || m.rotary_seq_len_interpolation_factor != 1;
-  if (m.has_window() && m.rotary_base_local == 0 && !scaled) m.rotary_base_local = m.rotary_base;
+  if (m.has_local_attention() && m.rotary_base_local == 0 && !scaled) m.rotary_base_local = m.rotary_base;
   std::vector<bool> unrotated = rope_layers(m);
   unrotated.flip();
   const auto count = std::count(unrotated.begin(), unrotated.end(), true);

@@ -92,22 +92,25 @@ struct Layer {
     whole(ours_block + ".linear_fc2.weight", second + ".weight", {h, width});
     if (model.mlp_bias()) whole(ours_block + ".linear_fc2.bias", second + ".bias", {h});
   }
-  // One tensor for all experts, [expert, in, out], with interleaved gate and up columns, and with biases.
-  void joined_columns() const {
+  // One tensor for all experts, [expert, in, out], with gate and up columns. Biases exist with interleaved columns.
+  void joined_columns(bool interleaved) const {
     const int64_t f = config::expert_ffn_width(model), h = model.hidden_size, count = model.num_moe_experts;
     const std::string first = theirs + names.block + ".experts.gate_up_proj",
                       second = theirs + names.block + ".experts.down_proj";
     const Dims shape{count, h, 2 * f}, of_bias{count, 2 * f};
     MappedTensor weight{ours + "mlp.experts.linear_fc1.weight", {count, 2 * f, h}, {}},
         bias{ours + "mlp.experts.linear_fc1.bias", {count, 2 * f}, {}};
+    const int64_t step = interleaved ? 2 : 1;
     for (int64_t part = 0; part < 2; ++part) {
-      weight.parts.push_back({first, shape, {0, part * f, 0}, {count, f, h}, part, {h * 2 * f, 2, 2 * f}});
+      weight.parts.push_back(
+          {first, shape, {0, part * f, 0}, {count, f, h}, interleaved ? part : part * f, {h * 2 * f, step, 2 * f}});
       bias.parts.push_back({first + "_bias", of_bias, {0, part * f}, {count, f}, part, {2 * f, 2}});
     }
     out.push_back(std::move(weight));
     out.push_back({ours + "mlp.experts.linear_fc2.weight",
                    {count, h, f},
                    {{second, {count, f, h}, {0, 0, 0}, {count, h, f}, 0, {f * h, 1, h}}}});
+    if (!interleaved) return;
     out.push_back(std::move(bias));
     whole("mlp.experts.linear_fc2.bias", names.block + ".experts.down_proj_bias", {count, h});
   }
@@ -140,8 +143,10 @@ struct Layer {
       if (names.expert_bias_rows) out.back().parts[0].shape = {1, count};
       out.back().kind = "buffer";
     }
-    if (names.experts == DecoderNames::Experts::columns) joined_columns();
-    else if (names.experts == DecoderNames::Experts::rows) joined_rows();
+    using Experts = DecoderNames::Experts;
+    const bool interleaved = names.experts == Experts::interleaved_columns;
+    if (interleaved || names.experts == Experts::columns) joined_columns(interleaved);
+    else if (names.experts == Experts::rows) joined_rows();
     else separate_experts();
     const int64_t shared = model.moe_shared_expert_intermediate_size;
     if (shared == 0) return;
@@ -366,12 +371,18 @@ std::vector<MappedTensor> decoder_tensors(const config::Model& model, const Deco
   return all;
 }
 
-Json layer_types(const config::Model& m) {
+Json layer_types(const config::Model& m, const char* local) {
   Json types = Json::array();
   const std::vector<bool> windows = config::window_layers(m), linear = config::linear_attention_layers(m);
   for (size_t i = 0; i < windows.size(); ++i)
-    types.push_back(linear[i] ? "linear_attention" : windows[i] ? "sliding_attention" : "full_attention");
+    types.push_back(linear[i] ? "linear_attention" : windows[i] ? local : "full_attention");
   return types;
+}
+
+Json rotated_layers_config(const config::Model& m) {
+  Json rotated = Json::array();
+  for (const bool layer : config::rope_layers(m)) rotated.push_back(layer ? 1 : 0);
+  return rotated;
 }
 
 Json window_config(const config::Model& m) { return m.has_window() ? Json(m.window_size + 1) : Json(); }

@@ -13,9 +13,9 @@ namespace metroplex::hf {
 
 // families/
 extern const Family kArcee, kCohere2, kDeepseekV2, kDeepseekV3, kErnie45, kErnie45Moe, kGemma2, kGemma3, kGlm4,
-    kGlm4Moe, kGpt2, kGptOss, kGranite, kGraniteMoe, kHunYuanDense, kHunYuanMoe, kKimiK2, kLlama, kMamba2, kMiniMaxM2,
-    kMinistral3, kMistral, kMixtral, kNemotron, kNemotronH, kOlmo2, kOlmo3, kPhi3, kQwen2, kQwen2Moe, kQwen3, kQwen35,
-    kQwen35Moe, kQwen3Moe, kQwen3Next, kSeedOss, kSmolLm3, kStarcoder2;
+    kGlm4Moe, kGpt2, kGptOss, kGranite, kGraniteMoe, kHunYuanDense, kHunYuanMoe, kKimiK2, kLlama, kLlama4, kMamba2,
+    kMiniMaxM2, kMinistral3, kMistral, kMixtral, kNemotron, kNemotronH, kOlmo2, kOlmo3, kPhi3, kQwen2, kQwen2Moe,
+    kQwen3, kQwen35, kQwen35Moe, kQwen3Moe, kQwen3Next, kSeedOss, kSmolLm3, kStarcoder2;
 
 // Sets a key of section model; replaces an earlier value.
 template <class Value>
@@ -36,6 +36,10 @@ void add_activation(const ConfigReader& config, const char* key, const std::stri
 void add_heads(const ConfigReader& config, Settings& settings);
 // Biases of the query/key/value projection, of the projection after attention, and of dense MLPs.
 void add_biases(bool qkv, bool output, bool mlp, Settings& settings);
+// Layers of the type `type` in layer_types, or `otherwise`. The other layers must be full_attention.
+std::vector<bool> typed_layers(const ConfigReader& config, const char* type, const std::vector<bool>& otherwise);
+// no_rope_layers: layers with rotary positions, by default all but each no_rope_layer_interval-th. Sets no_rope_freq.
+std::vector<bool> add_rotated_layers(const ConfigReader& config, Settings& settings);
 // The windows of layer_types, or `otherwise`.
 void add_windows(const ConfigReader& config, const std::vector<bool>& otherwise, Settings& settings);
 // With windows: the rotary base of their layers from rope_parameters, or `otherwise`.
@@ -83,7 +87,9 @@ std::string activation_name(const config::Model& model);
 Json rope_config(const config::Model& model);
 // rope_parameters with an entry per layer type; windows have their own base.
 Json rope_config_by_layer_type(const config::Model& model);
-Json layer_types(const config::Model& model);
+// `local`: the type of layers with a window or chunks.
+Json layer_types(const config::Model& model, const char* local = "sliding_attention");
+Json rotated_layers_config(const config::Model& model);  // no_rope_layers
 // sliding_window, or null.
 Json window_config(const config::Model& model);
 void add_switched_window(const config::Model& model, Json& json);
@@ -109,8 +115,9 @@ struct DecoderNames {
   std::string mlp_gate = "gate_proj", mlp_up = "up_proj", mlp_down = "down_proj";
   // MoE layers: <layer>.<block>.<router>.weight and experts. separate:
   // <layer>.<block>.experts.<e>.<gate|up|down>.weight. columns: <layer>.<block>.experts.gate_up_proj and down_proj,
-  // with biases. rows: <layer>.<block>.<up|down>.weight for all experts, the gate first.
-  enum class Experts { separate, columns, rows };
+  // the gate first. interleaved_columns: alternating columns of gate and up, with biases. rows:
+  // <layer>.<block>.<up|down>.weight for all experts, the gate first.
+  enum class Experts { separate, columns, interleaved_columns, rows };
   Experts experts = Experts::separate;
   std::string block = "mlp", gate = "gate_proj", up = "up_proj", down = "down_proj", router = "gate";
   std::string expert_bias = "gate.e_score_correction_bias";  // in the block, with moe_router_enable_expert_bias

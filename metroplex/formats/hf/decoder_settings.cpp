@@ -129,18 +129,41 @@ std::string exact(double value) {
   return {text, std::to_chars(text, text + sizeof text, value).ptr};
 }
 
-void add_windows(const ConfigReader& config, const std::vector<bool>& otherwise, Settings& settings) {
-  std::vector<bool> slides = otherwise;
-  if (config.has("layer_types")) {
-    const Json& types = config.value("layer_types");
-    config.require(types.is_array() && types.size() == otherwise.size(), "layer_types",
-                   "a list with one word per layer");
-    for (size_t i = 0; i < slides.size(); ++i) {
-      config.require(types[i] == "sliding_attention" || types[i] == "full_attention", "layer_types",
-                     "a list of sliding_attention and full_attention");
-      slides[i] = types[i] == "sliding_attention";
-    }
+std::vector<bool> typed_layers(const ConfigReader& config, const char* type, const std::vector<bool>& otherwise) {
+  if (!config.has("layer_types")) return otherwise;
+  const Json& types = config.value("layer_types");
+  config.require(types.is_array() && types.size() == otherwise.size(), "layer_types",
+                 "a list with one word per layer");
+  std::vector<bool> layers;
+  for (const Json& word : types) {
+    config.require(word == type || word == "full_attention", "layer_types",
+                   base::concat("a list of ", type, " and full_attention"));
+    layers.push_back(word == type);
   }
+  return layers;
+}
+
+std::vector<bool> add_rotated_layers(const ConfigReader& config, Settings& settings) {
+  const auto layers = static_cast<size_t>(num_layers(config));
+  const int64_t interval = config.integer("no_rope_layer_interval", 4);
+  config.require(interval > 0, "no_rope_layer_interval", "a number above 0");
+  const Json& list = config.value("no_rope_layers");
+  config.require(list.is_null() || (list.is_array() && list.size() == layers), "no_rope_layers",
+                 "a list of 0 and 1, one per layer");
+  std::vector<bool> rotated;
+  for (size_t i = 0; i < layers; ++i) {
+    if (list.is_array()) config.require(list[i] == 0 || list[i] == 1, "no_rope_layers", "a list of 0 and 1");
+    rotated.push_back(list.is_array() ? list[i] == 1 : (static_cast<int64_t>(i) + 1) % interval != 0);
+  }
+  std::vector<bool> unrotated = rotated;
+  unrotated.flip();
+  if (std::find(unrotated.begin(), unrotated.end(), true) != unrotated.end())
+    set(settings, "no_rope_freq", layer_pattern(unrotated));
+  return rotated;
+}
+
+void add_windows(const ConfigReader& config, const std::vector<bool>& otherwise, Settings& settings) {
+  const std::vector<bool> slides = typed_layers(config, "sliding_attention", otherwise);
   if (!config.has("sliding_window") || std::find(slides.begin(), slides.end(), true) == slides.end()) return;
   const int64_t window = config.integer("sliding_window");
   config.require(window > 0, "sliding_window", "a number above 0, or null");

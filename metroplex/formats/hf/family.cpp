@@ -11,7 +11,7 @@ static constexpr const Family* kFamilies[] = {
     &kDeepseekV2, &kDeepseekV3, &kKimiK2,    &kGptOss,       &kGemma2,     &kGemma3,     &kSeedOss,    &kArcee,
     &kNemotron,   &kStarcoder2, &kErnie45,   &kGlm4,         &kGlm4Moe,    &kSmolLm3,    &kGranite,    &kGraniteMoe,
     &kOlmo2,      &kOlmo3,      &kMiniMaxM2, &kHunYuanDense, &kHunYuanMoe, &kErnie45Moe, &kMinistral3, &kPhi3,
-    &kCohere2,    &kQwen3Next,  &kQwen35,    &kQwen35Moe,    &kMamba2,     &kNemotronH};
+    &kCohere2,    &kQwen3Next,  &kQwen35,    &kQwen35Moe,    &kMamba2,     &kNemotronH,  &kLlama4};
 
 std::vector<std::string> family_names() {
   std::vector<std::string> names;

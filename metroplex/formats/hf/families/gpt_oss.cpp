@@ -52,7 +52,7 @@ static Settings settings(ConfigReader& config) {
 }
 
 static std::vector<MappedTensor> tensors(const config::Model& m) {
-  return decoder_tensors(m, {.experts = DecoderNames::Experts::columns, .router = "router"});
+  return decoder_tensors(m, {.experts = DecoderNames::Experts::interleaved_columns, .router = "router"});
 }
 
 static Json make_config(const config::Model& m) {
