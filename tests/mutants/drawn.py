@@ -39,6 +39,8 @@ MUTANTS = [
     ("drawn_attention_dropout_ignored", SETTINGS, 'config.number("attention_dropout", 0.0)', "0.0", HF_KEYS, "expr"),
     ("drawn_null_is_the_default", "hf/config_reader.cpp", "config_.contains(key) ? 0 : otherwise", "otherwise", parity("deepseek_v2_lite"), "expr"),
     ("drawn_gemma_scale_by_head_size", "hf/families/gemma.cpp", 'config.number("query_pre_attn_scalar", 256.0)', 'config.number("head_dim", 256.0)', parity("gemma2", "gemma3"), "expr"),
+    ("drawn_gemma_exact_gelu", "hf/families/gemma.cpp", 'if (config.text("hidden_act", "gelu") == "gelu") config.replace("hidden_act", "gelu_pytorch_tanh");', "", HF_KEYS, "stmt"),
+    ("drawn_gemma_embeddings_unscaled", "hf/families/gemma.cpp", "set(settings, \"scale_embeddings\", true);", "", parity("gemma", "gemma2"), "stmt"),
     ("drawn_gemma3_local_theta_ignored", SETTINGS, "declared.number(\"rope_theta\", local)", "local", parity("gemma3"), "expr"),
     ("drawn_gemma3_pattern_default", "hf/families/gemma.cpp", "config.integer(pattern, 6)", "config.integer(pattern, 5)", HF_KEYS, "expr"),
     ("drawn_gpt_oss_limit_ignored", "hf/families/gpt_oss.cpp", 'config.number("swiglu_limit", 7.0)', "7.0", parity("gpt_oss"), "expr"),

@@ -3,7 +3,6 @@
 of the other cases. Runs with the packages of scripts/transformers.sh.
 
   dora_vectors.py OUT      the directory to write; must not exist"""
-import hashlib
 import json
 import pathlib
 import shutil
@@ -12,15 +11,11 @@ import sys
 import peft
 import torch
 import transformers
-from safetensors.torch import load_file
+
+from recording import LENGTH, NEW_TOKENS, PROMPT, SEQUENCES, describe_logits, describe_tensor, number, sums
 
 BASE = pathlib.Path(__file__).resolve().parent.parent / "vectors" / "hf" / "peft_llama"
-PROMPT, NEW_TOKENS, SEQUENCES, LENGTH, SEED = 6, 12, 2, 24, 31
-
-
-def number(value):
-    """Returns the shortest decimal that reads back as the same float32."""
-    return float(f"{value:.9g}")
+SEED = 31
 
 
 def load_base():
@@ -44,25 +39,6 @@ def run(model, tokens):
     out = model(tokens, labels=tokens)
     gradients = torch.autograd.grad(out.loss, [p for p in model.parameters() if p.requires_grad])
     return out.logits.detach(), out.loss.item(), gradients
-
-
-def describe_logits(logits):
-    vocabulary = [[row.tolist() for row in sequence] for sequence in logits]
-    return {"argmax": logits.argmax(-1).tolist(), "logsumexp": [[number(x) for x in row] for row in logits.logsumexp(-1).tolist()],
-            "first16": [[[number(x) for x in row[:16]] for row in sequence] for sequence in vocabulary],
-            "last16": [[[number(x) for x in row[-16:]] for row in sequence] for sequence in vocabulary],
-            "rows": [{"sequence": s, "position": p, "values": [number(x) for x in vocabulary[s][p]]}
-                     for s in range(SEQUENCES) for p in (0, LENGTH // 2, LENGTH - 1)]}
-
-
-def describe_tensor(tensor):
-    values = tensor.double().flatten()
-    return {"shape": list(tensor.shape), "sum": values.sum().item(), "l2": values.norm().item(),
-            "first": [number(x) for x in values[:4].tolist()], "last": [number(x) for x in values[-4:].tolist()]}
-
-
-def sums(path):
-    return {name: hashlib.sha256(tensor.contiguous().numpy().tobytes()).hexdigest() for name, tensor in load_file(path).items()}
 
 
 def main(out):
