@@ -63,6 +63,18 @@ TEST(AttentionByProducts, ChosenRowsAndLaterKeysSeeWhatTheyShall) {
   }
 }
 
+// Later queries over all keys, as with a cache: a chunk begins between the first key and the first query.
+TEST(AttentionByProducts, LaterQueriesSeeTheirChunk) {
+  const Case test_case{80, 2, 4, 2, 8, 0, {}, 0, -1, 0, 13};
+  nn::CoreInputs in = inputs(test_case, at::kDouble);
+  in.q = in.q.narrow(0, 40, 40);
+  const at::Tensor dy = make_gradient(test_case, at::kDouble).narrow(0, 40, 40).contiguous();
+  const nn::CoreSpec spec = make_spec(test_case);
+  const nn::CoreCall call{spec, {{40, {}, 0}, {}}, {}};
+  for (const int64_t bytes : kBytes)
+    expect_attended(by_products(in, call, dy, bytes), plain_attention(in, call, dy), get_tolerance(at::kDouble));
+}
+
 TEST(AttentionByProducts, AQueryThatSeesNothingGivesZeroAndNoLogsumexp) {
   const Case test_case{40, 2, 2, 1, 8, 0.0, {}};
   const nn::CoreSpec spec = make_spec(test_case);
