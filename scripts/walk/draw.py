@@ -476,6 +476,9 @@ class Drawing(Experts, Positions):
             return
         self.put("model.experimental_attention_variant", "gated_delta_net")
         self.put("model.linear_attention_freq", "[1]*%d+[0]" % (self.layers - 1) if self.layers > 1 else "[1]")
+        self.delta_net_sizes()
+
+    def delta_net_sizes(self):
         heads = self.tp * self.cp * self.one(1, 1, 2)
         self.put("model.linear_num_key_heads", heads)
         self.put("model.linear_num_value_heads", heads * self.one(1, 2, 3))
@@ -488,9 +491,11 @@ class Drawing(Experts, Positions):
         excluded = ("model.parallel_attention_mlp", "model.multi_latent_attention", "model.mtp_num_layers")
         if self.hybrid or self.experts or self.family == "codegeex" or any(key in self.keys for key in excluded) or not self.chance(0.15):
             return
-        symbols = [self.one("M", "M", "*", "-") for _ in range(self.layers)]
+        symbols = [self.one("M", "M", "G", "*", "-") for _ in range(self.layers)]
         symbols[self.rng.randrange(self.layers)] = "M"
         self.put("model.hybrid_layer_pattern", "".join(symbols))
+        if "G" in symbols:
+            self.delta_net_sizes()
         groups = self.tp * self.cp * self.one(1, 2)
         self.put("model.mamba_num_groups", groups)
         self.put("model.mamba_num_heads", groups * self.one(1, 2, 3))

@@ -88,6 +88,13 @@ void check_longrope(Rules& rules) {
   }
 }
 
+// Whether any layer has rotary positions (true) or none (false).
+bool any_layer_rotates(const Model& m, bool rotates) {
+  std::string problem;
+  const auto layers = read_rope_layers(m.no_rope_freq, m.num_layers, problem);
+  return layers && std::find(layers->begin(), layers->end(), rotates) != layers->end();
+}
+
 void check_query_scaling(Rules& rules) {
   const Model& m = rules.config.model;
   const double beta = m.query_scaling_beta;
@@ -95,8 +102,9 @@ void check_query_scaling(Rules& rules) {
   rules.require_effect(beta == 0 || m.yarn() || m.query_scaling_floor > 0, "model.query_scaling_beta", beta,
                        concat("has no effect without model.rope_type = yarn or ", kFloor),
                        "leave it out, or set one of them");
-  rules.require(m.query_scaling_floor == 0 || (beta > 0 && !m.no_rope_freq.empty()), kFloor, m.query_scaling_floor,
-                "needs model.query_scaling_beta and model.no_rope_freq", "leave it 0");
+  rules.require(m.query_scaling_floor == 0 || (beta > 0 && any_layer_rotates(m, false)), kFloor,
+                m.query_scaling_floor, "needs model.query_scaling_beta, and layers in model.no_rope_freq",
+                "leave it 0");
   if (beta == 0 || (!m.yarn() && m.query_scaling_floor == 0)) return;
   const bool fits = !m.multi_latent_attention && m.rotary_percent == 1 && !m.qk_layernorm_after_rope &&
                     !rules.config.data.reset_position_ids;
@@ -186,12 +194,12 @@ void check_qk_norm(Rules& rules) {
                 "needs model.qk_layernorm and model.position_embedding_type = rope, and excludes "
                 "model.multi_latent_attention",
                 "turn it off");
-  const bool plain_rope = rope && !m.yarn() && !m.longrope();
-  rules.require(!m.qk_l2_norm || (plain_rope && !m.qk_layernorm && !m.multi_latent_attention), "model.qk_l2_norm",
-                "true",
-                "needs model.position_embedding_type = rope and model.rope_type = rope, and excludes "
-                "model.qk_layernorm and model.multi_latent_attention",
-                "turn it off");
+  const bool plain_rope = rope && !m.yarn() && !m.longrope() && any_layer_rotates(m, true);
+  rules.require(
+      !m.qk_l2_norm || (plain_rope && !m.qk_layernorm && !m.multi_latent_attention), "model.qk_l2_norm", "true",
+      "needs model.position_embedding_type = rope, model.rope_type = rope and a layer with rotary positions, and "
+      "excludes model.qk_layernorm and model.multi_latent_attention",
+      "turn it off");
 }
 
 void check_softmax(Rules& rules) {

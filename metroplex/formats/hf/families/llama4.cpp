@@ -58,7 +58,7 @@ static void add_experts(const ConfigReader& config, Settings& settings) {
   const std::vector<bool> layers = expert_layers(config);
   const int64_t experts = config.integer("num_local_experts", 16), width = config.integer("intermediate_size");
   config.require(config.integer("num_experts_per_tok", 1) == 1, "num_experts_per_tok", "1");
-  config.ignore({"router_jitter_noise"});  // no code of transformers reads it
+  config.ignore({"router_jitter_noise", "for_llm_compressor"});  // no code of transformers reads them
   if (!has_any(layers)) return;
   set(settings, "num_moe_experts", experts);
   set(settings, "moe_layer_freq", layer_pattern(layers));
