@@ -107,6 +107,8 @@ run 0 train --model.num_layers=1 --model.hidden_size=16 --data.mock_data=true --
 run 0 convert full --to torch_dist full_dist
 run 0 inspect full_dist
 prints 'embedding.word_embeddings.weight +main +F32 +.40,16.'
+run 0 inspect full_dist --config
+prints 'params_dtype.*fp32'
 run 0 convert full_dist --to checkpoint full_again
 run 0 inspect full_again --diff full
 prints 'all [0-9]+ tensors are equal'
@@ -195,6 +197,16 @@ prints 'DAMAGED  .*__0_0.distcp.: the checksum of data/0 is wrong'
 holds "a missing iteration and a flipped bit are named"
 run 3 convert damaged --to checkpoint other
 warns 'the checksum of data/0 is wrong'
+[ ! -e other ]
+cp "$cases/gpt_dist"/iter_0000007/__0_0.distcp damaged/iter_0000007
+python3 - damaged/iter_0000007/common.pt << 'PYTHON'
+import sys
+data = bytearray(open(sys.argv[1], "rb").read())
+data[data.index(b"norm_epsilonq") + 23] ^= 1  # the last byte of the number
+open(sys.argv[1], "wb").write(data)
+PYTHON
+run 3 convert damaged --to checkpoint other
+warns 'the checksum of data.pkl is wrong'
 [ ! -e other ]
 holds "convert writes nothing from damaged files"
 cp -r "$cases/moe_dist_ep2" partial && chmod -R u+w partial

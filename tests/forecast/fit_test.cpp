@@ -180,6 +180,8 @@ TEST(PredictRank, OperationsOfAllRanksAreThoseOfTheModel) {
       {},
       {"model.experimental_attention_variant=gated_delta_net", "model.linear_attention_freq=2"},
       {"model.mtp_num_layers=2", "model.position_embedding_type=rope"},
+      {"model.mtp_num_layers=1", "model.position_embedding_type=rope",
+       "parallel.pipeline_model_parallel_layout=Ettt|ttt|ttm|L"},
       {"model.num_layers=4", "model.hybrid_layer_pattern=MM*-", "model.mamba_num_groups=2"}};
   for (const std::vector<std::string>& model : models) {
     std::vector<std::string> settings{"parallel.tensor_model_parallel_size=2",

@@ -69,6 +69,18 @@ TEST(QuantizedExport, ImportedFormIsWrittenAgain) {
   }
 }
 
+// transformers would replace a linear layer that is neither quantized nor listed.
+TEST(QuantizedExport, OtherMatricesAreListed) {
+  const test::Folder folder;
+  ASSERT_EQ(export_error("qwen2_moe", "fp8", folder.at("d")), "");
+  const Quantization quantization = read_quantization(disk, folder.at("d"));
+  for (const auto& [name, tensor] : read_tensors(folder.at("d"))) {
+    const bool module =
+        name.ends_with(".weight") && tensor.shape.size() == 2 && !name.ends_with("embed_tokens.weight");
+    if (module) EXPECT_EQ(quantization.is_excluded(name), tensor.dtype != Dtype::kF8E4M3) << name;
+  }
+}
+
 TEST(QuantizedExport, RoundsToNearestCode) {
   std::mt19937 random(5);
   std::normal_distribution<float> normal;

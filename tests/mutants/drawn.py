@@ -100,7 +100,7 @@ MUTANTS = [
     ("hf_scale_for_240", QUANTIZED_EXPORT, "static_cast<float>(files::kMaxE4m3)", "240.0F", "hf_test QuantizedExport*"),
     ("hf_mx_scale_for_8", QUANTIZED_EXPORT, "std::ilogb(largest) - 2 + 127", "std::ilogb(largest) - 1 + 127", "hf_test QuantizedExport*"),
     ("hf_blocks_of_the_first_matrix", QUANTIZED_EXPORT, "at.push_back(begin + ", "at.push_back(", "hf_test QuantizedExport*"),
-    ("hf_nothing_is_excluded", QUANTIZED_EXPORT, "if (linear && !is_quantized(tensor, method))", "if (linear && is_quantized(tensor, method))", "hf_test QuantizedExport*"),
+    ("hf_nothing_is_excluded", QUANTIZED_EXPORT, "if (is_matrix(part)) excluded", "if (!is_matrix(part)) excluded", "hf_test QuantizedExport*"),
     ("hf_biases_of_experts_are_quantized", QUANTIZED_EXPORT, 'tensor.name.ends_with(".weight") && ', "", "hf_test QuantizedExport*"),
     ("small_float_rounds_down", "files/small_float.cpp", "std::nearbyint(", "std::floor(", "files_test SmallFloat*"),
     ("small_float_does_not_saturate", "files/small_float.cpp", "std::min(std::abs(value), finite_value(last, form))", "std::abs(value) + 0 * last", "files_test SmallFloat*"),
@@ -160,7 +160,7 @@ MUTANTS = [
     ("drawn_norm_of_the_last_difference", "checkpoint/compare.cpp", "difference.norm += counted * counted;", "difference.norm = counted * counted;", "checkpoint_test Compare*", "stmt"),
     ("drawn_rewrite_share_rounds_down", "checkpoint/rewrite.cpp", "total / ranks + (total % ranks != 0 ? 1 : 0)", "total / ranks", "checkpoint_test Rewrite*", "expr"),
     # plan.
-    ("drawn_flops_of_no_multi_token_layer", "plan/model_flops.cpp", "model.num_layers + model.mtp_num_layers", "model.num_layers", "plan_test; forecast_test DryRun*:PredictRank*", "expr"),
+    ("drawn_flops_of_no_multi_token_layer", "plan/model_flops.cpp", "i < model.mtp_num_layers; ++i) shape.layers", "i < 0; ++i) shape.layers", "plan_test; forecast_test DryRun*:PredictRank*"),
     ("drawn_multi_token_layers_on_every_stage", "forecast/predict.cpp", "shape.mtp_num_layers = stage.num_mtp_layers;", "", "forecast_test PredictRank*", "stmt"),
     ("drawn_latent_scores_by_keys", "plan/model_flops.cpp", "squares * heads * (qk + v) / 2", "squares * heads * qk", "plan_test Flops*; metroplex_vectors flops_memory", "expr"),
     ("drawn_bubble_without_chunks", "replay/timeline.cpp", "static_cast<double>(num_chunks) * num_microbatches *", "static_cast<double>(num_microbatches) *", "draw_test Timeline*", "expr"),

@@ -32,7 +32,7 @@ MUTANTS = [
     ("up_begins_with_the_gate", "mcore/shards.cpp", "    chunk.skipped += first - begin;\n", "", "mcore_test MegatronLayouts*"),
     ("local_norms_are_fused", "mcore/shards_buckets.cpp", "if (is_local && tail.starts_with(fused))", "if (is_local && tail.empty() && tail.starts_with(fused))", "mcore_test MegatronLayouts*"),
     ("groups_are_numbered_by_stage", "mcore/shards_buckets.cpp", "add_group(stage * layout_.tp + tp,", "add_group(tp * layout_.pp + stage,", "mcore_test MegatronLayouts*"),
-    ("last_stage_has_no_embedding", "mcore/shards_buckets.cpp", "if (!layout_.tied || layout_.pp == 1) return;", "if (!layout_.tied || layout_.pp >= 1) return;", "mcore_test MegatronLayouts*"),
+    ("last_stage_has_no_embedding", "mcore/shards_buckets.cpp", "if (!layout_.tied || layout_.pp == 1 || ", "if (!layout_.tied || layout_.pp >= 1 || ", "mcore_test MegatronLayouts*"),
     ("experts_of_groups_are_the_first", "mcore/shards_buckets.cpp", "const int64_t expert = ep * local +", "const int64_t expert = 0 * ep * local +", "mcore_test MegatronLayouts*"),
     ("ranges_of_buckets_begin_at_0", "mcore/shards_buckets.cpp", "add_chunks(shard, first - begin, last - begin, data, state);", "add_chunks(shard, 0, last - first, data, state);", "mcore_test MegatronLayouts*"),
     ("scheduled_samples_are_ignored", "mcore/contents.cpp", "samples->integer >= 0 ? samples->integer : -1", "samples->integer < 0 ? samples->integer : -1", "mcore_test MegatronLayouts*"),

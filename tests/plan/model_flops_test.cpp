@@ -60,7 +60,7 @@ TEST(Flops, LayersForMultiTokenPrediction) {
     shape.layers = {last ? kDense : kSparse, last ? kSparse : kDense};
     const double without = step_flops(shape, {.batch_size = 3});
     const int64_t idle = plan::idle_parameters(shape);
-    shape.mtp_num_layers = 1;
+    shape.mtp_num_layers = 1, shape.num_outputs = 2;
     shape.layers.push_back(shape.layers.back());
     const double feed_forward = 16 * 2 * 8 * (last ? 8.0 : 32.0);
     expect_same(step_flops(shape, {.batch_size = 3}) - without,

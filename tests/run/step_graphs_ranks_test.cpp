@@ -145,7 +145,7 @@ TEST(StepGraphs, ThePoolHoldsWhatIsPredicted) {
           EXPECT_GE(pool.reserved, pool.peak);
         });
   }
-  EXPECT_EQ(compared, 65);
+  EXPECT_EQ(compared, 66);
 }
 
 TEST(StepGraphs, AnotherNumberOrFormOfMicrobatchesIsCapturedAgain) {

@@ -16,8 +16,8 @@ ModelShape model_shape(const config::Config& config, int64_t padded_vocab_size) 
             ": must be positive");
   const auto or_else = [](int64_t value, int64_t derived) { return value > 0 ? value : derived; };
   ModelShape shape;
-  for (int64_t i = 0; i < model.num_layers + model.mtp_num_layers; ++i)
-    shape.layers.push_back(config::parts_of_layer(model, i));
+  shape.layers = config::layer_parts(model);
+  for (int64_t i = 0; i < model.mtp_num_layers; ++i) shape.layers.push_back(shape.layers.back());
   shape.hidden_size = model.hidden_size;
   shape.num_attention_heads = model.num_attention_heads;
   shape.num_query_groups = or_else(model.num_query_groups, model.num_attention_heads);
@@ -30,6 +30,7 @@ ModelShape model_shape(const config::Config& config, int64_t padded_vocab_size) 
   shape.linear_bias = model.add_bias_linear;
   shape.attention_output_gate = model.attention_output_gate;
   shape.mtp_num_layers = model.mtp_num_layers;
+  shape.num_outputs = 1 + model.mtp_num_layers;
   if (model.has_delta_net()) {
     shape.delta_net =
         DeltaNetShape{model.linear_key_head_dim, model.linear_value_head_dim, model.linear_num_key_heads,
@@ -114,7 +115,7 @@ double step_flops(const ModelShape& shape, const StepTokens& step) {
   }
   // Like Megatron: each of the three norms counts as one multiply-add per element.
   sum += tokens * mtp * (3 * hidden + 2 * hidden * hidden);
-  sum += tokens * hidden * as_double(shape.padded_vocab_size) * (1 + mtp);
+  sum += tokens * hidden * as_double(shape.padded_vocab_size) * as_double(shape.num_outputs);
   constexpr double kForwardAndBackward = 3, kMultiplyAdd = 2;
   return kForwardAndBackward * kMultiplyAdd * sum;
 }

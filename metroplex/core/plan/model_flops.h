@@ -42,7 +42,8 @@ struct ModelShape {
   bool gated_linear_unit = false;
   bool linear_bias = false;
   bool attention_output_gate = false;
-  int64_t mtp_num_layers = 0;  // each also has a projection of two hidden sizes, and logits
+  int64_t mtp_num_layers = 0;  // each also has a projection of two hidden sizes
+  int64_t num_outputs = 1;     // products of the output layer: one, and one per multi-token prediction layer
   std::optional<ExpertShape> experts = std::nullopt;
   std::optional<LatentShape> latent = std::nullopt;
   std::optional<DeltaNetShape> delta_net = std::nullopt;

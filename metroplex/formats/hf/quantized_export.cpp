@@ -13,12 +13,11 @@ namespace {
 
 constexpr int64_t kFp8Block = 128;
 
-bool is_matrix(const MappedTensor& tensor) {
-  return tensor.name.ends_with(".weight") && tensor.parts.front().shape.size() >= 2;
-}
+bool is_matrix(const TensorPart& part) { return part.name.ends_with(".weight") && part.shape.size() >= 2; }
 
 bool is_quantized(const MappedTensor& tensor, const std::string& method) {
-  const bool linear = is_matrix(tensor) && tensor.name.find(".linear_") != std::string::npos;
+  const bool linear = tensor.name.ends_with(".weight") && tensor.parts.front().shape.size() >= 2 &&
+                      tensor.name.find(".linear_") != std::string::npos;
   return linear && (method == "fp8" || tensor.name.find(".experts.") != std::string::npos);
 }
 
@@ -85,11 +84,11 @@ void write_e2m1(const std::vector<float>& block, const std::vector<int64_t>& at,
 }  // namespace
 
 Json export_quantization(const std::string& method, const std::vector<MappedTensor>& mapped) {
-  std::set<std::string> excluded;
+  std::set<std::string> excluded{"lm_head"};  // also if it is tied
   for (const MappedTensor& tensor : mapped) {
-    const bool linear = is_matrix(tensor) && tensor.name.find("embedding") == std::string::npos;
-    if (linear && !is_quantized(tensor, method))
-      for (const TensorPart& part : tensor.parts) excluded.insert(module_suffix(part.name));
+    if (is_quantized(tensor, method) || tensor.name.find("embedding") != std::string::npos) continue;
+    for (const TensorPart& part : tensor.parts)
+      if (is_matrix(part)) excluded.insert(module_suffix(part.name));
   }
   Json config{{"quant_method", method}, {"modules_to_not_convert", excluded}};
   if (method == "fp8")

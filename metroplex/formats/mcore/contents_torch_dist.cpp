@@ -84,7 +84,9 @@ class MetadataReader {
     const Value& properties = document_.get(form, "properties");
     if (properties.kind != Kind::object || properties.state == nullptr)
       document_.fail(properties, "expected TensorProperties");
-    const Value& dtype = *document_.sequence(*properties.state, "TensorProperties").at(0);
+    const auto& values = document_.sequence(*properties.state, "TensorProperties");
+    if (values.empty()) document_.fail(properties, "TensorProperties is empty");
+    const Value& dtype = *values.front();
     const auto ours = pickle::find_dtype(dtype);
     if (!ours) document_.fail(dtype, base::concat(name, " has dtype ", dtype.text, ", which is not supported"));
     tensor.dtype = *ours;
@@ -162,14 +164,20 @@ pickle::Tensor read_item(const pickle::TorchFile& item, const StoredTensor& tens
   return read;
 }
 
+// Returns a file that verify_contents() also checks.
+static const pickle::TorchFile& add_file(pickle::TorchFile file, Contents& contents) {
+  contents.files.push_back(std::make_unique<pickle::TorchFile>(std::move(file)));
+  return *contents.files.back();
+}
+
 // Calls `use` with the file of an item if there is one.
 template <class Use>
 static void read_item_value(files::FileSystem& disk, const std::map<std::string, Chunk>& items, const char* key,
-                            const Use& use) {
+                            Contents& contents, const Use& use) {
   const auto item = items.find(key);
   if (item == items.end()) return;
   const Chunk& place = item->second;
-  use(pickle::TorchFile(disk.map(place.file), place.file, place.begin, place.bytes));
+  use(add_file({disk.map(place.file), place.file, place.begin, place.bytes}, contents));
 }
 
 Contents read_torch_dist(files::FileSystem& disk, const std::string& directory) {
@@ -177,7 +185,7 @@ Contents read_torch_dist(files::FileSystem& disk, const std::string& directory) 
   Contents contents;
   contents.format = "torch_dist";
   const std::string common_path = join_path(directory, "common.pt"), path = join_path(directory, ".metadata");
-  const pickle::TorchFile common(disk.map(common_path), common_path);
+  const pickle::TorchFile& common = add_file({disk.map(common_path), common_path}, contents);
   const Document& document = common.document();
   contents.arguments = read_arguments(document, document.get(document.root(), "args"));
   if (const Value* iteration = document.find(document.root(), "iteration"))
@@ -189,7 +197,7 @@ Contents read_torch_dist(files::FileSystem& disk, const std::string& directory) 
   const Document metadata(bytes.text(), path);
   MetadataReader reader(metadata, directory, contents);
   reader.read();
-  read_item_value(disk, reader.items(), "optimizer", [&](const pickle::TorchFile& file) {
+  read_item_value(disk, reader.items(), "optimizer", contents, [&](const pickle::TorchFile& file) {
     if (contents.optimizer_steps == 0) contents.optimizer_steps = read_steps(file, file.document().root());
   });
   return contents;
@@ -215,7 +223,9 @@ Contents read_torch_dcp(files::FileSystem& disk, const std::string& directory) {
   const Document metadata(bytes.text(), path);
   MetadataReader reader(metadata, directory, contents);
   reader.read();
-  const auto read = [&](const char* key, const auto& use) { read_item_value(disk, reader.items(), key, use); };
+  const auto read = [&](const char* key, const auto& use) {
+    read_item_value(disk, reader.items(), key, contents, use);
+  };
   read("args", [&](const pickle::TorchFile& file) {
     contents.arguments = read_arguments(file.document(), file.document().root());
   });

@@ -26,7 +26,7 @@ class Layer {
     }
     if (parts.attention || parts.delta_net)
       add_norm("input_layernorm", hidden,
-               {"self_attention.linear_qkv.layer_norm", "self_attention.in_proj.layer_norm"});
+               {parts.attention ? "self_attention.linear_qkv.layer_norm" : "self_attention.in_proj.layer_norm"});
     if (parts.delta_net) add_delta_net();
     if (parts.attention) model_.multi_latent_attention ? add_latent_attention() : add_attention();
     if (!parts.mlp && !parts.experts) return;
@@ -224,11 +224,13 @@ std::vector<MappedTensor> map_tensors(const Model& model) {
   add_whole("embedding.word_embeddings.weight", {model.vocab_size, hidden}, all);
   if (model.position_embedding_type == config::PositionEmbedding::learned_absolute)
     add_whole("embedding.position_embeddings.weight", {model.max_position_embeddings, hidden}, all);
-  for (int64_t i = 0; i < model.num_layers; ++i)
-    Layer(model, "decoder.layers.", i, all).add_all(config::parts_of_layer(model, i));
+  const std::vector<config::LayerParts> layers = config::layer_parts(model);
+  for (size_t i = 0; i < layers.size(); ++i)
+    Layer(model, "decoder.layers.", static_cast<int64_t>(i), all).add_all(layers[i]);
   for (const char* kind : {"weight", "bias"}) {
     if (kind == std::string("bias") && model.normalization != config::Normalization::LayerNorm) continue;
     add_whole(base::concat("decoder.final_layernorm.", kind), {hidden}, all);
+    if (model.hybrid_layer_pattern.empty()) continue;
     const Part hybrid{base::concat("decoder.final_norm.", kind), {}, {0}, {hidden}};  // of Megatron's hybrid models
     all.back().alternatives.push_back({hybrid});
   }
@@ -240,7 +242,7 @@ std::vector<MappedTensor> map_tensors(const Model& model) {
     layer.add("eh_proj.weight", {hidden, 2 * hidden});
     layer.add_norm("final_layernorm", hidden);
     layer.enter("transformer_layer.");
-    layer.add_all(config::parts_of_layer(model, model.num_layers + i));
+    layer.add_all(layers.back());
   }
   return all;
 }

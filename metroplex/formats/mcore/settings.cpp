@@ -64,9 +64,7 @@ std::vector<std::string> flag_tokens(const megatron::FlagRow& row, const Argumen
   if (words.front() == "False") return {};
   const std::string flag = row.flag;
   if (flag == "--window-size") return {flag, base::join(words, ",")};
-  if (flag == "--moe-layer-freq" || flag == "--window-attn-skip-freq" || flag == "--no-rope-freq") {
-    return {flag, words.size() == 1 ? words.front() : "[" + base::join(words, ",") + "]"};
-  }
+  if (is_layer_list(flag)) return {flag, words.size() == 1 ? words.front() : "[" + base::join(words, ",") + "]"};
   std::vector<std::string> tokens{flag};
   tokens.insert(tokens.end(), words.begin(), words.end());
   return tokens;
@@ -93,8 +91,10 @@ std::string params_dtype(const Contents& contents, const std::string& directory)
   const files::Dtype dtype = contents.tensors.at(kEmbedding).dtype;
   if (dtype == files::Dtype::kBF16) return "bf16";
   if (dtype == files::Dtype::kF16) return "fp16";
-  if (contents.tensors.contains(base::concat("main/", kEmbedding)))
-    return is_true(contents.arguments, "bf16") ? "bf16" : "fp16";
+  const bool has_main = contents.tensors.contains(base::concat("main/", kEmbedding));
+  for (const char* half : {"bf16", "fp16"}) {
+    if (has_main && is_true(contents.arguments, half)) return half;
+  }
   MPX_CHECK(dtype == files::Dtype::kF32, "checkpoint", "'", directory, "': ", kEmbedding, " is ",
             files::dtype_name(dtype), "; expected F32, BF16 or F16");
   return "fp32";
@@ -117,6 +117,11 @@ Attribute find_attribute(const std::string& flag) {
   std::string name = flag.substr(2);
   std::replace(name.begin(), name.end(), '-', '_');
   return {name, "True"};
+}
+
+bool is_layer_list(const std::string& flag) {
+  return flag == "--moe-layer-freq" || flag == "--window-attn-skip-freq" || flag == "--no-rope-freq" ||
+         flag == "--linear-attention-freq";
 }
 
 bool is_left_out(const std::string& flag) { return has_prefix(flag, kLeftOut); }

@@ -39,6 +39,8 @@ struct Attribute {
   std::string name, given_for;
 };
 Attribute find_attribute(const std::string& flag);
+// Whether a flag takes a number or one 0 or 1 per layer, which args store as a list.
+bool is_layer_list(const std::string& flag);
 // Whether a flag changes how a model is trained or initialized, not what it is.
 bool is_left_out(const std::string& flag);
 

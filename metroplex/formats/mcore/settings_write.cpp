@@ -64,11 +64,6 @@ void write_layers(const std::string& pattern, const std::vector<bool>& layers, V
   writer.end_list();
 }
 
-bool is_layer_list(const std::string& flag) {
-  return flag == "--moe-layer-freq" || flag == "--window-attn-skip-freq" || flag == "--no-rope-freq" ||
-         flag == "--linear-attention-freq";
-}
-
 // Attributes of flags that set one key.
 void write_single_keys(Config& config, NamespaceWriter& out) {
   std::map<std::string, Field> fields;

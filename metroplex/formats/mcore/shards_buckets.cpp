@@ -91,6 +91,10 @@ class BucketJoiner {
          {layers, layout_.tp, layout_.pp, layout_.chunks, layout_.ep, layout_.etp, layout_.experts}) {
       if (size > kMost) return base::concat("the args have ", size, " layers, ranks or experts");
     }
+    constexpr int64_t kMostRanks = 1 << 20;
+    if (layout_.experts % layout_.ep != 0 || layout_.pp * std::max(layout_.tp, layout_.ep * layout_.etp) > kMostRanks)
+      return base::concat("the args do not divide ", layout_.experts, " experts evenly, or have more than ",
+                          kMostRanks, " ranks");
     return layers > 0 && layers % (layout_.pp * layout_.chunks) == 0
                ? ""
                : base::concat("args.num_layers = ", layers, " is not divided equally among pipeline stages");
@@ -115,7 +119,8 @@ class BucketJoiner {
       item.shape = is_one || tensor.shape.empty() ? tensor.shape : Dims(tensor.shape.begin() + 1, tensor.shape.end());
       if (!find_position(item)) return "the position of " + item.tail + " in a buffer is not known";
       const bool fits = is_one ? number >= 0 && number < count : !tensor.shape.empty() && tensor.shape[0] == count;
-      if (!fits || files::element_count(tensor.shape) > kMostElements) return name + " is of another model";
+      if (!fits || item.shape.empty() || files::element_count(tensor.shape) > kMostElements)
+        return name + " is of another model";
       for (int64_t layer = is_one ? number : 0; layer < (is_one ? number + 1 : count); ++layer)
         layers_[static_cast<size_t>(layer)].push_back(item);
     }
@@ -162,7 +167,7 @@ class BucketJoiner {
   void add_last(int64_t tp, std::vector<Shard>& shards) const {
     for (const char* name : {"decoder.final_layernorm.weight", "decoder.final_layernorm.bias", "output_layer.weight"})
       add_named(name, tp, shards);
-    if (!layout_.tied || layout_.pp == 1) return;
+    if (!layout_.tied || layout_.pp == 1 || !out_.tensors.contains(kEmbedding)) return;
     add_named("embedding.word_embeddings.weight", tp, shards);  // the last stage has a copy
     shards.back().name = "output_layer.weight";
   }
@@ -238,6 +243,7 @@ class BucketJoiner {
     for (auto at = buckets_.lower_bound(prefix); at != buckets_.end() && at->first.starts_with(prefix); ++at) {
       static const std::string kBucket = ".bucket_idx_";
       const size_t number = at->first.rfind(kBucket), kind = at->first.rfind('.');
+      if (kind < number + kBucket.size()) return base::concat(at->first, " has no kind of state");
       int64_t bucket = -1;
       std::from_chars(at->first.data() + number + kBucket.size(), at->first.data() + kind, bucket);
       kinds[at->first.substr(kind + 1)][bucket] = &at->second;

@@ -49,6 +49,10 @@ void check_model(const std::string& common, const config::Config& config, const 
   const config::Family* const family = config::find_family(config.model.family);
   MPX_CHECK(family == nullptr || !family->top_query, "checkpoint", "model.family = ", config.model.family,
             ": Megatron-LM's GPTModel has no such last layer", kFix);
+  MPX_CHECK(!config.model.has_delta_net() && config.model.hybrid_layer_pattern.empty(), "checkpoint",
+            "model.hybrid_layer_pattern = ", config.model.hybrid_layer_pattern,
+            ", model.experimental_attention_variant = ", config.model.experimental_attention_variant.text(),
+            ": Megatron-LM's GPTModel has other layers", kFix);
   const pickle::Document document(common, folder);
   Contents contents;
   contents.arguments = read_arguments(document, document.get(document.root(), "args"));
@@ -202,6 +206,9 @@ std::string find_state_problem(const TensorSource& source, const config::Config&
   if (config.optim.optimizer != "adam")
     return base::concat("optim.optimizer = ", config.optim.optimizer,
                         ": only the state of adam is converted; resume with Megatron's --no-load-optim");
+  if (config.optim.decoupled_lr > 0)
+    return base::concat("optim.decoupled_lr = ", config.optim.decoupled_lr,
+                        ": its groups of parameters are not converted; resume with Megatron's --no-load-optim");
   if (has_optimizer_state(source)) return "";
   return base::concat("'", source.directory(), "': the optimizer state is not converted, because it is not complete ",
                       "in fp32; resume with Megatron's --no-load-optim");
