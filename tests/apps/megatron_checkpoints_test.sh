@@ -202,7 +202,7 @@ cp "$cases/gpt_dist"/iter_0000007/__0_0.distcp damaged/iter_0000007
 python3 - damaged/iter_0000007/common.pt << 'PYTHON'
 import sys
 data = bytearray(open(sys.argv[1], "rb").read())
-data[data.index(b"norm_epsilonq") + 23] ^= 1  # the last byte of the number
+data[data.index(b"norm_epsilonq") + 22] ^= 1  # the last byte of the number
 open(sys.argv[1], "wb").write(data)
 PYTHON
 run 3 convert damaged --to checkpoint other
