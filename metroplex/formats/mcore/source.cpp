@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "files/convert_dtype.h"
+#include "mcore/shards.h"
 
 namespace metroplex::mcore {
 namespace {
@@ -50,15 +51,14 @@ Source::Source(files::FileSystem& disk, const std::string& directory, const conf
     : TensorSource(directory), disk_(disk), contents_(read_contents(disk, directory)) {
   check_size(model);
   const std::vector<MappedTensor> mapped = map_tensors(model);
+  // In fp32, the distributed optimizer also stores main parameters, which equal the weights.
+  const bool half = is_true(contents_.arguments, "bf16") || is_true(contents_.arguments, "fp16");
   std::vector<std::string> problems;
   for (const MappedTensor& tensor : mapped) {
     if (wanted && !wanted(tensor.name)) continue;
     add_tensor(tensor, tensor.kind, problems);
-    const files::TensorForm* const weight = find(tensor.name, tensor.kind);
     for (const char* kind : kStateKinds) {
-      // The distributed optimizer also stores an equal main parameter of a weight in fp32.
-      const bool is_copy = kind == std::string("main") && weight != nullptr && weight->dtype == files::Dtype::kF32;
-      if (!is_copy) add_tensor(tensor, kind, problems);
+      if (half || kind != std::string("main")) add_tensor(tensor, kind, problems);
     }
   }
   check_unknown(mapped, problems);
