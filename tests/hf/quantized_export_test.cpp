@@ -129,6 +129,8 @@ TEST(QuantizedExport, FormOfAnEarlierQuantizationIsFound) {
 TEST(QuantizedExport, OthersAreRejected) {
   const test::Folder folder;
   const std::string out = folder.at("d");
+  EXPECT_TRUE(has(export_error("granitemoe", "fp8", out), "input_linear.weight transposed or with all experts"));
+  EXPECT_TRUE(has(export_error("mamba2", "fp8", out), "--quantization = fp8: mamba2 has no FP8 form"));
   EXPECT_TRUE(has(export_error("gpt2", "fp8", out), "--quantization = fp8: gpt2 stores transformer.h.0."));
   EXPECT_TRUE(
       has(export_error("qwen3", "mxfp4", out), "--quantization = mxfp4: transformers reads it only for gpt_oss"));

@@ -106,8 +106,9 @@ std::map<std::string, QuantizedForm> quantize_parts(const Json& quantization_con
   for (MappedTensor& tensor : mapped) {
     if (!is_quantized(tensor, method)) continue;
     for (TensorPart& part : tensor.parts) {
-      MPX_CHECK(method != "fp8" || part.strides.back() == 1, "hf", "--quantization = fp8: ", family.model_type,
-                " stores ", part.name, " transposed, for which transformers has no FP8 form; leave it out");
+      MPX_CHECK(method != "fp8" || (part.strides.back() == 1 && part.shape.size() == 2), "hf",
+                "--quantization = fp8: ", family.model_type, " stores ", part.name,
+                " transposed or with all experts, for which transformers has no FP8 form; leave it out");
       const std::string codes = method == "fp8" ? part.name : part.name + "_blocks";
       const files::TensorInfo stored{codes, method == "fp8" ? files::Dtype::kF8E4M3 : files::Dtype::kU8, {}};
       const auto form =
@@ -115,6 +116,8 @@ std::map<std::string, QuantizedForm> quantize_parts(const Json& quantization_con
       forms.emplace(codes, *form);
     }
   }
+  MPX_CHECK(!forms.empty(), "hf", "--quantization = ", method, ": ", family.model_type,
+            " has no FP8 form, because it ", "has no attention and no MLP; leave it out");
   return forms;
 }
 
