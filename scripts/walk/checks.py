@@ -288,8 +288,11 @@ def twin(base, rng):
         ways.append({"parallel__overlap_param_gather": "true" if "parallel.overlap_param_gather" in keys else "false"})
     again = {f"memory__{k}": None for k in ("recompute_granularity", "recompute_method", "recompute_num_layers", "recompute_modules", "distribute_saved_activations")}
     if "memory.recompute_granularity" not in keys:
-        again = rng.choice(({"memory__recompute_granularity": "full", "memory__recompute_method": "uniform", "memory__recompute_num_layers": "1"},
-                            {"memory__recompute_granularity": "selective", "memory__recompute_modules": "core_attn,mlp,layernorm,activation"}))
+        full, selective = ({"memory__recompute_granularity": "full", "memory__recompute_method": "uniform", "memory__recompute_num_layers": "1"},
+                           {"memory__recompute_granularity": "selective", "memory__recompute_modules": "core_attn,mlp,layernorm,activation"})
+        again = rng.choice((full, selective))
+        if "model.moe_paged_stash" in keys:  # excludes full recompute of all layers
+            again = selective
     ways += [again, again]
     if not {"memory.offload_activations", "model.moe_paged_stash", "parallel.overlap_moe_expert_parallel_comm"} & keys.keys():  # these exclude it
         ways.append({"memory__offload_activations": "file"})
