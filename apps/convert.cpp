@@ -1,5 +1,6 @@
 // metroplex convert: converts weights between formats, or rewrites a checkpoint's files. Works on bytes, without
 // tensors.
+#include <algorithm>
 #include <iostream>
 #include <map>
 
@@ -7,6 +8,7 @@
 #include "apps/commands.h"
 #include "apps/tensor_sources.h"
 #include "base/error.h"
+#include "base/join.h"
 #include "base/utf8.h"
 #include "checkpoint/directory.h"
 #include "checkpoint/exchange.h"
@@ -180,13 +182,13 @@ int run_convert(const std::vector<std::string>& arguments) {
       "  metroplex convert llama_tiny_hf --to checkpoint again");
   int exit_code = 0;
   if (!parse(app, arguments, exit_code)) return exit_code;
-  const std::pair<const char*, const char*> only_for[] = {
-      {"--max-shard-size", "hf"}, {"--dtype", "hf"},         {"--quantization", "hf"},
-      {"--base", "peft"},         {"--ranks", "checkpoint"}, {"--weights-only", "checkpoint or torch_dist"}};
-  for (const auto& [option, target] : only_for) {
-    const bool is_target = std::string(target).find(options.to) != std::string::npos;
-    MPX_CHECK(app.count(option) == 0 || is_target, "config", option, " is for --to ", target, ", not for --to ",
-              options.to, "; leave it out");
+  const std::pair<const char*, std::vector<std::string>> only_for[] = {
+      {"--max-shard-size", {"hf"}}, {"--dtype", {"hf"}},         {"--quantization", {"hf"}},
+      {"--base", {"peft"}},         {"--ranks", {"checkpoint"}}, {"--weights-only", {"checkpoint", "torch_dist"}}};
+  for (const auto& [option, targets] : only_for) {
+    const auto is_for = [&options](const std::string& to) { return to == options.to; };
+    MPX_CHECK(app.count(option) == 0 || std::any_of(targets.begin(), targets.end(), is_for), "config", option,
+              " is for --to ", base::join(targets, " or "), ", not for --to ", options.to, "; leave it out");
   }
   MPX_CHECK(!options.from.empty(), "config", "FROM is '': name a checkpoint, a folder of them, or (with --to ",
             "checkpoint) a Hugging Face directory; is a variable not set?");

@@ -24,23 +24,11 @@ namespace {
 using files::Dtype;
 using test::catch_error;
 using test::has;
+using test::read_tensors;
+using test::Tensor;
+using test::Tensors;
 
 files::PosixFileSystem disk;
-
-struct Tensor {
-  Dtype dtype;
-  std::vector<uint64_t> shape;
-  std::vector<std::byte> bytes;
-};
-using Tensors = std::map<std::string, Tensor>;
-
-Tensors read_tensors(const std::string& path) {
-  const files::SafetensorsFile file(disk.map(path), path);
-  Tensors tensors;
-  for (const files::TensorInfo& info : file.tensors())
-    tensors[info.name] = {info.dtype, info.shape, {file.data(info), file.data(info) + (info.end - info.begin)}};
-  return tensors;
-}
 
 void write_tensors(const std::string& path, const Tensors& tensors) {
   std::vector<files::TensorInfo> infos;

@@ -21,24 +21,12 @@ namespace {
 using files::Dtype;
 using test::catch_error;
 using test::has;
+using test::read_tensors;
+using test::Tensor;
+using test::Tensors;
 
 files::PosixFileSystem disk;
-
-struct Tensor {
-  Dtype dtype;
-  std::vector<uint64_t> shape;
-  std::vector<std::byte> bytes;
-  bool operator==(const Tensor&) const = default;
-};
-
-std::map<std::string, Tensor> read_tensors(const std::string& directory) {
-  const std::string path = directory + "/model.safetensors";
-  const files::SafetensorsFile file(disk.map(path), path);
-  std::map<std::string, Tensor> tensors;
-  for (const files::TensorInfo& info : file.tensors())
-    tensors[info.name] = {info.dtype, info.shape, {file.data(info), file.data(info) + (info.end - info.begin)}};
-  return tensors;
-}
+const std::string kFile = "/model.safetensors";
 
 std::string export_error(const std::string& name, const std::string& quantization, const std::string& out) {
   const std::string directory = test::kHfCases + name;
@@ -51,8 +39,8 @@ TEST(QuantizedExport, ImportedFormIsWrittenAgain) {
   for (const auto& [name, method] : {std::pair{"deepseek_v3_fp8", "fp8"}, {"gpt_oss_mxfp4", "mxfp4"}}) {
     const test::Folder folder;
     ASSERT_EQ(export_error(name, method, folder.at("d")), "");
-    const std::map<std::string, Tensor> expected = read_tensors(test::kHfCases + name);
-    const std::map<std::string, Tensor> written = read_tensors(folder.at("d"));
+    const Tensors expected = read_tensors(test::kHfCases + name + kFile);
+    const Tensors written = read_tensors(folder.at("d") + kFile);
     ASSERT_EQ(written.size(), expected.size()) << name;
     for (const auto& [tensor, value] : expected) {
       // Routers take the dtype of config.json, as without quantization.
@@ -74,7 +62,7 @@ TEST(QuantizedExport, OtherMatricesAreListed) {
   const test::Folder folder;
   ASSERT_EQ(export_error("qwen2_moe", "fp8", folder.at("d")), "");
   const Quantization quantization = read_quantization(disk, folder.at("d"));
-  for (const auto& [name, tensor] : read_tensors(folder.at("d"))) {
+  for (const auto& [name, tensor] : read_tensors(folder.at("d") + kFile)) {
     const bool module =
         name.ends_with(".weight") && tensor.shape.size() == 2 && !name.ends_with("embed_tokens.weight");
     EXPECT_TRUE(!module || quantization.is_excluded(name) == (tensor.dtype != Dtype::kF8E4M3)) << name;

@@ -100,6 +100,20 @@ std::string params_dtype(const Contents& contents, const std::string& directory)
   return "fp32";
 }
 
+std::vector<std::string> read_model_settings(const Arguments& arguments, const std::string& directory) {
+  std::vector<std::string> settings;
+  try {
+    for (const std::string& assignment : megatron::parse_arguments(model_flags(arguments)).assignments) {
+      if (assignment.starts_with("model.")) settings.push_back(assignment);
+    }
+  } catch (const base::Error& error) {
+    base::throw_error("checkpoint",
+                      base::concat("'", directory, "': the args of the checkpoint: ", base::message_of(error),
+                                   "; load and save it with Megatron-LM and other arguments"));
+  }
+  return settings;
+}
+
 void check_given(const std::string& directory, const std::function<bool(const std::string& key)>& given) {
   for (const char* key : {"model.num_layers", "model.hidden_size", "model.num_attention_heads"})
     MPX_CHECK(
@@ -133,15 +147,7 @@ std::vector<std::string> read_settings(const Contents& contents, const std::stri
             "' has no ", kEmbedding, "; only GPT models of megatron.core are supported");
   std::vector<std::string> settings;
   if (contents.arguments.empty()) check_given(directory, given);
-  else try {
-      for (const std::string& assignment : megatron::parse_arguments(model_flags(contents.arguments)).assignments) {
-        if (assignment.starts_with("model.")) settings.push_back(assignment);
-      }
-    } catch (const base::Error& error) {
-      base::throw_error("checkpoint",
-                        base::concat("'", directory, "': the args of the checkpoint: ", base::message_of(error),
-                                     "; load and save it with Megatron-LM and other arguments"));
-    }
+  else settings = read_model_settings(contents.arguments, directory);
   // In latent attention, Megatron rotates neighboring channels together (apply_rotary_pos_emb).
   if (is_true(contents.arguments, "multi_latent_attention")) settings.emplace_back("model.rotary_interleaved=true");
   settings.push_back(base::concat("model.vocab_size=", embedding->second.shape[0]));
