@@ -14,6 +14,7 @@
 #include "config/optim.h"
 #include "config/parallel.h"
 #include "config/peft.h"
+#include "config/precision.h"
 
 namespace metroplex::config {
 
@@ -46,33 +47,6 @@ struct Train {
   bool captures_iteration() const;  // one graph: full_iteration
   // Returns the captured parts of layers: all if none is named. Empty without partial graphs.
   CudaGraphModules captured_modules() const;
-};
-
-// Number formats, loss scale, and checks of losses and gradients. fp64 is a full training dtype; tests compare
-// layouts in it.
-
-enum class ParamsDtype { fp32, fp64, bf16, fp16 };
-template <>
-inline constexpr Word<ParamsDtype> kWords<ParamsDtype>[] = {{ParamsDtype::fp32, "fp32"},
-                                                            {ParamsDtype::fp64, "fp64"},
-                                                            {ParamsDtype::bf16, "bf16"},
-                                                            {ParamsDtype::fp16, "fp16"}};
-
-enum class MainGradsDtype { automatic, fp32, params };
-template <>
-inline constexpr Word<MainGradsDtype> kWords<MainGradsDtype>[] = {
-    {MainGradsDtype::automatic, "auto"}, {MainGradsDtype::fp32, "fp32"}, {MainGradsDtype::params, "params"}};
-
-inline bool is_half(ParamsDtype dtype) { return dtype == ParamsDtype::bf16 || dtype == ParamsDtype::fp16; }
-
-struct Precision {
-#define KEY(type, name, value, limits, help) type name = value;
-#include "config/precision_keys.inc"
-#undef KEY
-
-  bool half() const { return is_half(params_dtype); }
-  bool scales_loss() const { return params_dtype == ParamsDtype::fp16 || loss_scale > 0; }
-  bool scales_dynamically() const { return params_dtype == ParamsDtype::fp16 && loss_scale == 0; }
 };
 
 struct Checkpoint {

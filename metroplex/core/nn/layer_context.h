@@ -12,6 +12,7 @@
 #include "comm/group.h"
 #include "config/parallel.h"
 #include "config/peft.h"
+#include "config/precision.h"
 #include "device/launch_point.h"
 #include "nn/saved.h"
 #include "topology/axis.h"
@@ -38,6 +39,7 @@ struct LayerContext {
   std::shared_ptr<InitStreams> streams;  // null: initial weights do not depend on the parallel layout
   bool deferred = false;                 // make_param leaves `data` undefined and sets Param::initialize
   config::Peft peft;                     // adapters of linear layers
+  config::Precision precision;           // number formats of products (quantized_product.h)
   SavePolicy saving;                     // storage of activations between forward and backward
 };
 
