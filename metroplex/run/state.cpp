@@ -18,6 +18,7 @@
 #include "files/file_system.h"
 #include "foreign/model_directory.h"
 #include "hf/merged.h"
+#include "nn/operand_rounding.h"
 #include "run/compatible.h"
 #include "step/freezing.h"
 #include "step/state_tensors.h"
@@ -136,11 +137,23 @@ void load_weights(const step::ProcessContext& process, const step::RankModel& mo
   }
 }
 
-void load_buffers(const step::RankModel& model, checkpoint::TensorSource& source, const SkippedNames& skipped) {
+// Histories of magnitudes start anew if the checkpoint has none of this length; those that this run does not use are
+// ignored.
+void load_buffers(const step::RankModel& model, checkpoint::TensorSource& source, const SkippedNames& skipped,
+                  LoadOutcome& outcome) {
+  bool begins_history = false;
   for (const optim::State& state : buffer_states(model)) {
-    if (!skipped.contains(state.param->name)) step::fill(source, state, state.values(), state.kind);
+    const files::TensorForm* const stored = source.find(state.param->name, state.kind);
+    const bool is_new = nn::is_operand_history(state.param->name) &&
+                        (stored == nullptr || stored->shape != state.param->global_shape);
+    if (!is_new && !skipped.contains(state.param->name)) step::fill(source, state, state.values(), state.kind);
     else source.mark_read(state.param->name, state.kind);
+    begins_history = begins_history || is_new;
   }
+  for (const files::TensorForm& tensor : source.tensors())
+    if (nn::is_operand_history(tensor.name)) source.mark_read(tensor.name, tensor.kind);
+  if (begins_history)
+    add_line(outcome.notes, "the checkpoint has no scales of precision.fp8_recipe = delayed: they begin at 1");
 }
 
 // Handles runs that froze other parameters. Optimizer state of parameters frozen in this run is skipped and reported
@@ -416,7 +429,7 @@ LoadOutcome load_state(step::Assembly& assembly, const std::string& directory, f
     outcome.skipped_tensors = skipped_text(skipped, exchange);
   }
   load_weights(assembly.process, assembly.model, source, skipped);
-  load_buffers(assembly.model, source, skipped);
+  load_buffers(assembly.model, source, skipped, outcome);
   if (with_optimizer) check_moments(assembly.process, assembly.optimization, source, outcome);
   if (assembly.optimization.optimizer) load_optimizer(assembly.optimization, source, with_optimizer, skipped);
   check_all_read(assembly.process, source, exchange, {begins, with_optimizer, !allowed.empty()}, outcome);

@@ -69,6 +69,10 @@ TEST(EveryKey, TakesAValueFromYamlAndAnOptionAndIsPrinted) {
                               "probs",
                               "mlp",
                               "1f1b",
+                              "e4m3",
+                              "e2m1",
+                              "mxfp8",
+                              "max",
                               "fp64"}) {
       const std::string section = key.substr(0, dot), name = key.substr(dot + 1);
       std::string printed;

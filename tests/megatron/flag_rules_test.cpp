@@ -162,9 +162,7 @@ TEST(MegatronFlags, RefusesFlagsWithoutThoseTheyNeed) {
       {"--overlap-param-gather", "--overlap-param-gather: needs --use-distributed-optimizer or --use-megatron-fsdp"},
       {"--overlap-grad-reduce --overlap-param-gather", "needs --use-distributed-optimizer or --use-megatron-fsdp"},
       {"--use-torch-fsdp2 --overlap-grad-reduce --overlap-param-gather", "needs --use-distributed-optimizer"},
-      {"--use-distributed-optimizer --overlap-param-gather", "--overlap-param-gather: needs --overlap-grad-reduce"},
-      {"--moe-router-padding-for-fp8", "not implemented (pads rows for --fp8-format or --fp4-format)"},
-      {"--moe-router-padding-for-quantization", "(pads rows for --fp8-format or --fp4-format)"}};
+      {"--use-distributed-optimizer --overlap-param-gather", "--overlap-param-gather: needs --overlap-grad-reduce"}};
   for (const auto& [flags, expected] : cases) {
     const std::string error = catch_error([&flags = flags] { whole(flags); });
     EXPECT_NE(error.find(expected), std::string::npos) << flags << ": " << error;
@@ -214,7 +212,8 @@ static const char* const kZeroIsUnset[] = {"--train-iters",
                                            "--attn-logit-softcapping",
                                            "--output-logit-softcapping",
                                            "--moe-num-echo-experts",
-                                           "--moe-paged-stash-buffer-size-factor-cpu"};
+                                           "--moe-paged-stash-buffer-size-factor-cpu",
+                                           "--fp8-margin"};
 
 TEST(MegatronFlags, ZeroIsNotDerive) {
   Config defaults;

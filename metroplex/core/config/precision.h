@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <limits>
+#include <string>
 
 #include "config/choice.h"
 
@@ -56,6 +57,18 @@ struct Precision {
 
   bool half() const { return is_half(params_dtype); }
   bool scales_loss() const { return params_dtype == ParamsDtype::fp16 || loss_scale > 0; }
+  bool rounds_operands() const { return fp8_format != Fp8Format::none || fp4_format != Fp4Format::none; }
+  bool delays_scales() const { return fp8_format != Fp8Format::none && fp8_recipe == Fp8Recipe::delayed; }
+  // Whether operands have a factor of the whole tensor.
+  bool has_tensor_factors() const {
+    return delays_scales() || fp4_format != Fp4Format::none ||
+           (fp8_format != Fp8Format::none && fp8_recipe == Fp8Recipe::tensorwise);
+  }
+  // Values of a block along a sum; 0: blocks are whole tensors.
+  int64_t operand_block() const;
+  std::string recipe_text() const;  // "precision.fp8_recipe = mxfp8"
+  // The formats of a layer: without low precision in layers that first_last_layers_bf16 excludes.
+  Precision of_layer(int64_t layer, int64_t num_layers) const;
   bool scales_dynamically() const { return params_dtype == ParamsDtype::fp16 && loss_scale == 0; }
 };
 

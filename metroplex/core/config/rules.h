@@ -66,6 +66,7 @@ inline std::string key_is(const char* key, int64_t value) { return base::concat(
 void refuse_without(Rules& rules, const char* switched, bool (*belongs)(std::string_view name));
 
 void check_ranks(Rules& rules);
+void check_low_precision(Rules& rules);
 void check_device(Rules& rules);
 void check_context_parallel(Rules& rules);
 void check_hybrid_context(Rules& rules);

@@ -87,6 +87,7 @@ std::vector<Violation> violations(const Config& config, int64_t world_size, Use 
                            check_optim,
                            check_optimizer_state,
                            check_precision,
+                           check_low_precision,
                            check_sharding,
                            check_recompute,
                            check_offload,

@@ -23,6 +23,7 @@
 #include "kernels/block8.h"
 #include "kernels/permutation.h"
 #include "kernels/rope.h"
+#include "kernels/round_blocks.h"
 #include "kernels/step_state.h"
 
 namespace metroplex::kernels {
@@ -103,6 +104,10 @@ MPX_NO_KERNEL(grouped_product, const int64_t*, const GroupedShape&)
 template <class T>
 MPX_NO_KERNEL(rope, T*, const Wide<T>*, const Wide<T>*, int, const RopeShape&)
 template <class T>
+MPX_NO_KERNEL(largest_magnitudes, Wide<T>*, Wide<T>*, const T*, const int64_t*, const RoundShape&)
+template <class T>
+MPX_NO_KERNEL(round_blocks, Wide<T>*, const T*, const Wide<T>*, const int64_t*, const RoundShape&)
+template <class T>
 MPX_NO_KERNEL(cross_entropy_statistics, const T*, const int64_t*, const RowStatistics<Wide<T>>&, const LogitsShape&)
 template <class T>
 MPX_NO_KERNEL(cross_entropy_backward, T*, const int64_t*, const CrossEntropyGradient<Wide<T>>&, const LogitsShape&)
@@ -159,6 +164,8 @@ const Function OfElement<T>::kAll[] = {Function(&activation_forward_cuda<T>),
                                        Function(&expert_scale_backward_cuda<T>),
                                        Function(&grouped_product_cuda<T>),
                                        Function(&rope_cuda<T>),
+                                       Function(&largest_magnitudes_cuda<T>),
+                                       Function(&round_blocks_cuda<T>),
                                        Function(&cross_entropy_statistics_cuda<T>),
                                        Function(&cross_entropy_backward_cuda<T>)};
 #define MPX_ELEMENT(T) template struct OfElement<T>

@@ -152,8 +152,10 @@ void FeedForwardSegment::collect_params(std::vector<nn::Param*>& params) {
   if (post_norm_) post_norm_->collect_params(params);
 }
 
-void add_layer_segments(nn::Block& block, const LayerSpec& spec, const ModelContext& context,
+void add_layer_segments(nn::Block& block, const LayerSpec& spec, const ModelContext& of_model,
                         std::shared_ptr<nn::RopeTable> rope) {
+  ModelContext context = of_model;
+  context.precision = of_model.precision.of_layer(spec.layer, of_model.num_layers);
   const config::Model& model = context.model;
   if (model.parallel_attention_mlp) {
     block.segments.push_back(make_parallel_segment(spec, context, std::move(rope)));

@@ -40,6 +40,10 @@ bool captures_shared_expert(const config::Train& train) {
   return captured.has(config::CudaGraphModule::moe_router) && !captured.has(config::CudaGraphModule::moe);
 }
 
+comm::Group stage_group(const comm::World& world) {
+  return layer_group(world, "tp-dp-cp", {Axis::tp, Axis::dp, Axis::cp});
+}
+
 ExpertContext expert_context(const comm::World& world, const config::Config& config) {
   ExpertContext context;
   context.captures_shared_expert = captures_shared_expert(config.train);
@@ -71,8 +75,10 @@ ExpertContext expert_context(const comm::World& world, const config::Config& con
   }
   context.node = world.make_group({"etp-ep-node", comm::Purpose::experts, node});
   context.across = world.make_group({"etp-ep-across", comm::Purpose::experts, across});
+  if (config.precision.has_tensor_factors()) context.inner = layer_group(world, "etp", {Axis::etp});
+  if (config.precision.delays_scales()) context.holders = layer_group(world, "etp-edp", {Axis::etp, Axis::edp});
   context.tp_cp = layer_group(world, "tp-cp", {Axis::tp, Axis::cp});
-  context.tp_dp_cp = layer_group(world, "tp-dp-cp", {Axis::tp, Axis::dp, Axis::cp});
+  context.tp_dp_cp = stage_group(world);
   context.data_parallel = world.groups().dp.size();
   context.per_token_loss = config.train.calculate_per_token_loss;
   return context;

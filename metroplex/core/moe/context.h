@@ -62,6 +62,8 @@ struct ExpertContext {
   // Subgroups of `experts` for the hierarchical dispatcher: the ranks of the own node, in the order of `experts`, and
   // the ranks with the same index on every node.
   comm::Group node, across;
+  comm::Group inner;            // ranks that hold the shards of one expert; size one without low precision
+  comm::Group holders;          // ranks that hold shards of the same experts; size one without delayed scales
   comm::Group tp_cp;            // ranks that hold the tokens of one microbatch
   comm::Group tp_dp_cp;         // ranks that hold the tokens of all concurrent microbatches
   int data_parallel = 1;        // concurrent microbatches
@@ -88,6 +90,8 @@ struct ExpertContext {
 // score, and the rest runs while rows are exchanged.
 bool captures_shared_expert(const config::Train& train);
 
+// Creates the group of all ranks of the calling rank's pipeline stage.
+comm::Group stage_group(const comm::World& world);
 // Creates groups: all ranks of the world must call it if the model has experts.
 ExpertContext expert_context(const comm::World& world, const config::Config& config);
 

@@ -47,6 +47,8 @@ Experts::Experts(const std::string& name, const config::Model& model, const nn::
       buffers_(at.buffers),
       stash_(at.stash),
       products_(context.target, at.local_groups(model.num_moe_experts), -1, fill_),
+      rounding1_(context.precision, context.target, {{{}, {at.inner}, {at.inner}}}),
+      rounding2_(context.precision, context.target, {{{at.inner}, {at.inner}, {}}}),
       rows_(nn::activation_spec(model, context.target)) {
   const StackSizes sizes{model.num_moe_experts, config::expert_ffn_width(model), model.gated_linear_unit};
   const int64_t hidden = model.hidden_size;
@@ -61,6 +63,14 @@ Experts::Experts(const std::string& name, const config::Model& model, const nn::
   };
   fc1_ = make("linear_fc1.weight", {sizes.experts, inner, hidden}, 1, nn::Init::normal);
   fc2_ = make("linear_fc2.weight", {sizes.experts, hidden, sizes.width}, 2, nn::Init::scaled_normal);
+  for (auto [weight, rounding] : {std::pair(&fc1_, &rounding1_), std::pair(&fc2_, &rounding2_)}) {
+    weight->operand_history =
+        rounding->make_history(weight->name, context.dtype, at.holders, sizes.experts, stack_cuts(sizes, at, -1));
+  }
+  if (at.etp > 1) {
+    rounding1_.check_shards(fc1_.name, {fc2_.local_shape[2]});
+    rounding2_.check_shards(fc2_.name, {fc2_.local_shape[2]});
+  }
   if (stash_) {
     const int64_t activated = saving_.recomputes(nn::SavePoint::expert_activation) ? 0 : fc2_.local_shape[2];
     const int64_t width = hidden + fc1_.local_shape[1] + activated;
@@ -143,6 +153,36 @@ at::Tensor Experts::product(GroupedOp op, const at::Tensor& rows, const GroupedW
   return out;
 }
 
+namespace {
+
+GroupedWeights rounded_weights(const nn::OperandRounding& rounding, const GroupedWeights& weights, nn::SumOver sum,
+                               bool counts) {
+  const auto round = [&](const at::Tensor& stack) {
+    return stack.defined() ? rounding.round(stack, nn::Operand::weight, sum, {stack.size(0)}, counts) : stack;
+  };
+  return {round(weights.home), round(weights.replicas)};
+}
+
+}  // namespace
+
+at::Tensor Experts::rounded_product(const nn::OperandRounding& rounding, GroupedOp op, const at::Tensor& rows,
+                                    const GroupedWeights& weights, const Counts& counts, bool trains) const {
+  const bool forward = op == GroupedOp::forward;
+  const nn::RowGroups groups{counts.device.numel(), counts.device};
+  const at::Tensor rounded = rounding.round(rows, forward ? nn::Operand::input : nn::Operand::gradient,
+                                            nn::SumOver::columns, groups, trains);
+  const nn::SumOver sum = forward ? nn::SumOver::columns : nn::SumOver::rows;
+  return product(op, rounded, rounded_weights(rounding, weights, sum, forward && trains), counts)
+      .to(rows.scalar_type());
+}
+
+at::Tensor Experts::rounded_weight_gradient(const nn::OperandRounding& rounding, nn::Param& weight,
+                                            const at::Tensor& dy, const at::Tensor& x, const Counts& counts) const {
+  const nn::RowGroups groups{counts.device.numel(), counts.device};
+  return weight_gradient(weight, rounding.round(dy, nn::Operand::gradient, nn::SumOver::rows, groups),
+                         rounding.round(x, nn::Operand::input, nn::SumOver::rows, groups), counts);
+}
+
 at::Tensor* Experts::replicas_of(const nn::Param& home, at::Tensor& gradient) const {
   MPX_ASSERT(slots_ == 0 || home.deferred == nullptr, "gradients of ", home.name, "'s replicas are deferred");
   return slots_ > 0 ? &gradient : nullptr;
@@ -195,11 +235,13 @@ at::Tensor Experts::forward(const ExpertRows& in, const Replicas& given, bool is
   const Factors factors{scales_input_ ? probs : at::Tensor(), scales_input_ ? at::Tensor() : probs};
   if (given.under_way != nullptr) given.under_way->join_fc1();
   const at::Tensor scaled = input(x, factors, counts);
-  const at::Tensor inner = product(GroupedOp::forward, scaled, {fc1_.data, replicas.fc1}, counts);
+  const at::Tensor inner =
+      rounded_product(rounding1_, GroupedOp::forward, scaled, {fc1_.data, replicas.fc1}, counts, differentiates);
   add_adapters(adapters1_, inner, scaled, counts);
   const at::Tensor activated = activation(inner, factors, counts, replicas.bias1);
   if (given.under_way != nullptr) given.under_way->join_fc2();
-  const at::Tensor y = product(GroupedOp::forward, activated, {fc2_.data, replicas.fc2}, counts);
+  const at::Tensor y =
+      rounded_product(rounding2_, GroupedOp::forward, activated, {fc2_.data, replicas.fc2}, counts, differentiates);
   add_adapters(adapters2_, y, activated, counts);
   // Results are partial sums over etp, so one etp rank adds the bias.
   if (bias2_ && first_of_etp_) rows_.add_bias(y, biases(bias2_, replicas.bias2), factors.probs, counts.device);
@@ -255,10 +297,11 @@ nn::Gradients Experts::backward(const at::Tensor& dy, const Kept& kept) {
     if (slots_ > 0 && !home.frozen) kept.bring_home(home, of_replicas);
   };
   const at::Tensor dprobs = at::empty_like(scales_input_ ? factors.input : factors.probs);
-  at::Tensor gradient = product(GroupedOp::input_gradient, dy, {fc2_.data, replicas.fc2.get()}, counts);
+  at::Tensor gradient =
+      rounded_product(rounding2_, GroupedOp::input_gradient, dy, {fc2_.data, replicas.fc2.get()}, counts, true);
   const bool has_pages = stash_ && !saving_.recomputes(nn::SavePoint::expert_activation);  // get() frees them
   const at::Tensor activated = !fc2_.frozen || trains(adapters2_) || has_pages ? kept.activated.get() : at::Tensor();
-  if (!fc2_.frozen) bring_home(fc2_, weight_gradient(fc2_, dy, activated, counts));
+  if (!fc2_.frozen) bring_home(fc2_, rounded_weight_gradient(rounding2_, fc2_, dy, activated, counts));
   adapters_backward(adapters2_, gradient, dy, activated, counts);
   if (bias2_) bring_home(*bias2_, bias_gradient(*bias2_, dy, factors.probs, counts));
   gradient = rows_.activation_backward(gradient, kept.inner.get(), biases(bias1_, replicas.bias1.get()),
@@ -268,9 +311,10 @@ nn::Gradients Experts::backward(const at::Tensor& dy, const Kept& kept) {
   if (bias1_) bring_home(*bias1_, bias_gradient(*bias1_, gradient, {}, counts));
   const at::Tensor x = kept.x.get();
   const at::Tensor scaled = !fc1_.frozen || trains(adapters1_) ? input(x, factors, counts) : at::Tensor();
-  if (!fc1_.frozen) bring_home(fc1_, weight_gradient(fc1_, gradient, scaled, counts));
+  if (!fc1_.frozen) bring_home(fc1_, rounded_weight_gradient(rounding1_, fc1_, gradient, scaled, counts));
   const at::Tensor inner_gradient =
-      std::exchange(gradient, product(GroupedOp::input_gradient, gradient, {fc1_.data, replicas.fc1.get()}, counts));
+      std::exchange(gradient, rounded_product(rounding1_, GroupedOp::input_gradient, gradient,
+                                              {fc1_.data, replicas.fc1.get()}, counts, true));
   adapters_backward(adapters1_, gradient, inner_gradient, scaled, counts);
   if (scales_input_) gradient = rows_.scale_backward(gradient, x, factors.input, counts.device, dprobs);
   return {gradient, dprobs};

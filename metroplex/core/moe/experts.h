@@ -20,6 +20,7 @@
 #include "nn/activation.h"
 #include "nn/autograd_node.h"
 #include "nn/layer_context.h"
+#include "nn/operand_rounding.h"
 #include "nn/param.h"
 #include "nn/saved.h"
 
@@ -135,6 +136,9 @@ class Experts {
   // Forward or input gradient product of all rows, each with the weight of its expert.
   at::Tensor product(kernels::GroupedOp op, const at::Tensor& rows, const GroupedWeights& weights,
                      const Counts& counts) const;
+  // The same with operands in low precision. `trains`: their magnitudes count.
+  at::Tensor rounded_product(const nn::OperandRounding& rounding, kernels::GroupedOp op, const at::Tensor& rows,
+                             const GroupedWeights& weights, const Counts& counts, bool trains) const;
   KeptReplicas keep(const Replicas& replicas) const;
   // Sets x, inner and activated.
   void keep_rows(Kept& kept, const at::Tensor& x, const at::Tensor& inner, const at::Tensor& activated,
@@ -143,6 +147,8 @@ class Experts {
   // Both return the gradients of replicas, undefined without slots.
   at::Tensor weight_gradient(nn::Param& weight, const at::Tensor& dy, const at::Tensor& x,
                              const Counts& counts) const;
+  at::Tensor rounded_weight_gradient(const nn::OperandRounding& rounding, nn::Param& weight, const at::Tensor& dy,
+                                     const at::Tensor& x, const Counts& counts) const;
   at::Tensor bias_gradient(nn::Param& bias, const at::Tensor& dy, const at::Tensor& probs,
                            const Counts& counts) const;
   // Returns where to store the gradient of replicas; null without slots.
@@ -157,6 +163,7 @@ class Experts {
   std::shared_ptr<PagedStash> stash_;  // null: whole buffers are saved
   int number_ = 0;                     // layer number in the stash
   GroupedProduct products_;
+  nn::OperandRounding rounding1_, rounding2_;  // of fc1, fc2
   ExpertRowKernels rows_;
   nn::Param fc1_, fc2_;
   std::optional<nn::Param> bias1_, bias2_;

@@ -26,6 +26,7 @@ struct LayerContext {
   comm::Group sp;              // splits the sequence outside attention and MLP: tp or size one
   comm::Group tp_reduce;       // tp without sequence parallelism, else size one
   topology::AxisSet sp_axes;   // the axes of `sp`: gradients computed from local rows are partial sums over them
+  comm::Group tp_dp_cp;        // all ranks of a pipeline stage; size one without delayed scales
   comm::Group cp;              // ranks that share one sequence (SequenceShard::rows)
   comm::Group cp_a2a, cp_p2p;  // the levels of cp for a2a+p2p
   // Hybrid context parallelism: groups of 1, 2, 4, ... ranks (SequenceShard::context_ranks).

@@ -3,6 +3,9 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 
+#include <array>
+#include <utility>
+
 #include "base/error.h"
 #include "nn/autograd_node.h"
 #include "comm/collectives.h"
@@ -60,6 +63,29 @@ topology::Placement output_placement(const LinearSpec& spec, const comm::Group& 
   return placement;
 }
 
+// The ranks that hold parts of an operand: of the weight over tp, of rows over sp and cp.
+OperandRounding make_rounding(LinearSplit split, const LayerContext& context) {
+  const comm::Group &tp = context.tp, &cp = context.cp;
+  std::array<std::vector<comm::Group>, 3> shards;
+  const auto at = [&](Operand operand) -> std::vector<comm::Group>& { return shards[static_cast<size_t>(operand)]; };
+  at(Operand::input) = at(Operand::gradient) = {cp};
+  if (split == LinearSplit::none) {
+    at(Operand::input).push_back(context.sp), at(Operand::gradient).push_back(context.sp);
+  } else {
+    at(Operand::weight).push_back(tp);
+    at(split == LinearSplit::input ? Operand::input : Operand::gradient).push_back(tp);
+  }
+  return {context.precision, context.target, std::move(shards)};
+}
+
+void check_blocks(const OperandRounding& rounding, const Param& weight, const comm::Group& tp) {
+  if (tp.size() == 1) return;
+  std::vector<int64_t> sizes;
+  for (const topology::DimShard& cut : weight.placement.cuts)
+    for (const topology::RowRange& range : cut.ranges) sizes.push_back(range.size);
+  rounding.check_shards(weight.name, sizes);
+}
+
 }  // namespace
 
 void accumulate_weight_gradient(const device::Target& target, Param& weight, const at::Tensor& dy,
@@ -81,6 +107,7 @@ Linear::Linear(const LinearSpec& spec, LinearSplit split, const LayerContext& co
       target_(context.target),
       saving_(context.saving),
       skip_bias_add_(spec.skip_bias_add),
+      rounding_(make_rounding(split, context)),
       adapters_({spec.name, spec.in_features, spec.adapters, split}, context) {
   using topology::Role;
   const comm::Group& tp = context.tp;
@@ -96,6 +123,8 @@ Linear::Linear(const LinearSpec& spec, LinearSplit split, const LayerContext& co
         make_param({spec.name + suffix, std::move(shape), std::move(placement), init}, context));
   };
   weight_ = param(".weight", {spec.out_features, spec.in_features}, std::move(weight), spec.init);
+  check_blocks(rounding_, *weight_, tp);
+  weight_->operand_history = rounding_.make_history(spec.name, context.dtype, context.tp_dp_cp);
   if (spec.bias) bias_ = param(".bias", {spec.out_features}, std::move(bias), Init::zeros);
 }
 
@@ -114,15 +143,34 @@ AdapterRows Linear::adapter_rows(const Input& in, const Microbatch& batch) const
   return adapters_.rows(sizes, first_row, batch);
 }
 
+at::Tensor Linear::output(const at::Tensor& x, const at::Tensor& bias, bool trains) const {
+  const at::Tensor rounded = rounding_.round(x, Operand::input, SumOver::columns, {}, trains),
+                   matrix = rounding_.round(weight_->data, Operand::weight, SumOver::columns, {}, trains).t();
+  const at::Tensor same_type = bias.defined() ? bias.to(rounded.scalar_type()) : bias;
+  return linear_product(target_, rounded, matrix, same_type).to(x.scalar_type());
+}
+
+at::Tensor Linear::input_gradient(const at::Tensor& dy) const {
+  return linear_product(target_, rounding_.round(dy, Operand::gradient, SumOver::columns, {}, true),
+                        rounding_.round(weight_->data, Operand::weight, SumOver::rows))
+      .to(dy.scalar_type());
+}
+
+void Linear::put_weight_gradient(at::Tensor& gradient, const at::Tensor& dy, const at::Tensor& x, bool adds) const {
+  put_linear_weight_gradient(target_, gradient, rounding_.round(dy, Operand::gradient, SumOver::rows),
+                             rounding_.round(x, Operand::input, SumOver::rows), adds);
+}
+
 at::Tensor Linear::forward(const Input& in, const AdapterRows& rows) {
   at::Tensor out;
   std::vector<AdapterValues> adapted;
+  const bool trains = at::GradMode::is_enabled();
   {
     const at::NoGradGuard no_grad;
     Param* const bias = added_bias();
     const bool sums = split_ == LinearSplit::input, adds_bias = bias != nullptr && (sums || adapters_.scale_output());
     const at::Tensor x = split_ == LinearSplit::output ? comm::all_gather(in.x, 0, sp_) : in.x;
-    out = linear_product(target_, x, weight_->data.t(), bias != nullptr && !adds_bias ? bias->data : at::Tensor());
+    out = output(x, bias != nullptr && !adds_bias ? bias->data : at::Tensor(), trains);
     adapted = adapters_.add_outputs(out, x, weight_->data, rows);
     if (sums) {
       out = comm::reduce_scatter(out, 0, sp_);
@@ -130,7 +178,7 @@ at::Tensor Linear::forward(const Input& in, const AdapterRows& rows) {
     }
     if (adds_bias) out.add_(bias->data);
   }
-  if (!at::GradMode::is_enabled()) return out;
+  if (!trains) return out;
   const AdaptersSaved adapters_saved{rows, adapters_.keep(adapted)};
   const Saved saved = keeps_input() ? saving_.keep(in) : Saved();
   return attach(out, {in.x}, [this, saved, adapters_saved](const at::Tensor& dy_local) -> Gradients {
@@ -144,26 +192,29 @@ at::Tensor Linear::forward(const Input& in, const AdapterRows& rows) {
                                split_ != LinearSplit::none && !weight_->frozen;
     PendingTensor input{x_local, {}, {}};
     if (gathers && x_local.defined() && !gathers_again) input = start_gather(x_local, sp_);
-    at::Tensor dx = linear_product(target_, dy, weight_->data);
+    at::Tensor dx = input_gradient(dy);
     const auto dhidden = adapters_.add_input_gradients(dx, dy, adapters_saved.rows);
     const at::Tensor x = input.wait();
     PendingTensor reduced = gathers ? start_reduce(dx, sp_, tp_reduce_) : PendingTensor{dx, {}, {}};
     if (gathers_again) gather_and_accumulate(x_local, dy_local);
-    else if (!weight_->frozen) accumulate_weight_gradient(target_, *weight_, dy, x);
+    else if (!weight_->frozen) accumulate(dy, x);
     if (Param* const bias = added_bias()) accumulate_bias_gradient(target_, *bias, dy_local);
     adapters_.accumulate({dy, x, adapters_saved.values, dhidden}, adapters_saved.rows);
     return {reduced.wait()};
   });
 }
 
-void Linear::gather_and_accumulate(const at::Tensor& x_local, const at::Tensor& dy_local) const {
+void Linear::accumulate(const at::Tensor& dy, const at::Tensor& x) const {
   weight_->accumulate_or_write(
-      [target = target_, split = split_, sp = sp_, x_local, dy_local](at::Tensor& main_grad, bool adds) {
-        const bool gathers_input = split == LinearSplit::output;
-        const at::Tensor gathered = comm::all_gather(gathers_input ? x_local : dy_local, 0, sp);
-        put_linear_weight_gradient(target, main_grad, gathers_input ? dy_local : gathered,
-                                   gathers_input ? gathered : x_local, adds);
-      });
+      [this, dy, x](at::Tensor& main_grad, bool adds) { put_weight_gradient(main_grad, dy, x, adds); });
+}
+
+void Linear::gather_and_accumulate(const at::Tensor& x_local, const at::Tensor& dy_local) const {
+  weight_->accumulate_or_write([this, x_local, dy_local](at::Tensor& main_grad, bool adds) {
+    const bool gathers_input = split_ == LinearSplit::output;
+    const at::Tensor gathered = comm::all_gather(gathers_input ? x_local : dy_local, 0, sp_);
+    put_weight_gradient(main_grad, gathers_input ? dy_local : gathered, gathers_input ? gathered : x_local, adds);
+  });
 }
 
 void Linear::collect_params(std::vector<Param*>& params) {

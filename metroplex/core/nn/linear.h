@@ -16,6 +16,7 @@
 #include "device/launch_point.h"
 #include "nn/layer_context.h"
 #include "nn/lora.h"
+#include "nn/operand_rounding.h"
 #include "nn/param.h"
 #include "nn/saved.h"
 
@@ -64,7 +65,11 @@ class Linear {
   void collect_params(std::vector<Param*>& params);
 
  private:
+  at::Tensor output(const at::Tensor& x, const at::Tensor& bias, bool trains) const;
+  at::Tensor input_gradient(const at::Tensor& dy) const;
+  void put_weight_gradient(at::Tensor& gradient, const at::Tensor& dy, const at::Tensor& x, bool adds) const;
   bool keeps_input() const { return !weight_->frozen || adapters_.need_input(); }
+  void accumulate(const at::Tensor& dy, const at::Tensor& x) const;
   // Adds a deferred weight gradient with sequence parallelism, from tensors split over sp. Collective over sp.
   void gather_and_accumulate(const at::Tensor& x_local, const at::Tensor& dy_local) const;
   Param* added_bias() const { return skip_bias_add_ ? nullptr : bias_.get(); }
@@ -74,6 +79,7 @@ class Linear {
   device::Target target_;
   SavePolicy saving_;
   bool skip_bias_add_ = false;
+  OperandRounding rounding_;
   std::shared_ptr<Param> weight_, bias_;
   Adapters adapters_;
 };

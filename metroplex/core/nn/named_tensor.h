@@ -33,7 +33,9 @@ struct NamedTensor {
 // the weights and, like them, changes only in steps that update, not in skipped ones.
 struct Buffer : NamedTensor {
   bool frozen = false;  // apply() is never called
-  at::Tensor pending;   // accumulated by the forwards of this step; zeroed when a step begins
+  // A statistic of the run: it is updated although its layer is frozen, and starts anew if a checkpoint lacks it.
+  bool is_statistic = false;
+  at::Tensor pending;  // accumulated by the forwards of this step; zeroed when a step begins
   // Updates `data` from `pending` in steps that update. All ranks that hold the buffer call it, in the same order.
   std::function<void(Buffer& buffer)> apply;
 };

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -32,8 +33,10 @@ struct Param : NamedTensor {
   at::ScalarType dtype = at::kFloat;       // dtype of `data`, also while `data` is undefined
   std::function<void(Param&)> initialize;  // set while initialization is deferred: fills `data`
   at::Tensor main_grad;                    // same shape; a view of the gradient buffer
-  bool frozen = false;                     // no gradient is computed, and main_grad stays undefined
-  bool uninitialized = false;              // main_grad is uninitialized in this step; its memory may hold old values
+  // Magnitudes of the operands of products with this weight (operand_rounding.h); null without delayed scales.
+  std::shared_ptr<Buffer> operand_history;
+  bool frozen = false;         // no gradient is computed, and main_grad stays undefined
+  bool uninitialized = false;  // main_grad is uninitialized in this step; its memory may hold old values
 
   int calls_per_use = 1;        // accumulate() calls that complete one use
   int uses_per_microbatch = 1;  // segment reads per microbatch, see count_uses() (2: tied head on one stage)

@@ -63,11 +63,13 @@ models::ModelContext model_context(const ProcessContext& process, const RankMode
   context.head_defers_weights = config.parallel.defer_embedding_wgrad_compute;
   nn::set_tensor_parallel(context, process.groups().tp, config.parallel.sequence_parallel);
   context.cp = process.groups().cp;
+  if (config.precision.delays_scales()) context.tp_dp_cp = moe::stage_group(*process.world);
   context.cp_a2a = process.groups().cp_a2a, context.cp_p2p = process.groups().cp_p2p;
   context.cp_comm_types = config::cp_comm_types(config.parallel);
   if (config.parallel.hybrid_context_parallel) context.cp_by_size = hybrid_groups(*process.world);
   if (model.experts) context.experts = *model.experts;
   context.peft = config.peft;
+  context.precision = config.precision;
   context.dtype = process.dtype;
   context.target = process.world->target();
   context.fp32_residual_connection = config.precision.fp32_residual_connection;
@@ -163,6 +165,9 @@ std::vector<size_t> build_stages(const ProcessContext& process, RankModel& model
         chunks.back().params.push_back(param);
       }
       units.push_back(model.params.size() - before);
+      for (size_t i = before; i < model.params.size(); ++i) {
+        if (const auto& history = model.params[i]->operand_history) model.buffers.push_back(history.get());
+      }
       for (const auto& segment : block.segments) {
         segment->collect_buffers(model.buffers);
         segment->collect_step_counts(model.step_counts);

@@ -89,7 +89,8 @@ void freeze(const ProcessContext& process, RankModel& model) {
     param->frozen = !config::trains(process.config, param->name);
     any = any || !param->frozen;
   }
-  for (nn::Buffer* buffer : model.buffers) buffer->frozen = !config::trains(process.config, buffer->name);
+  for (nn::Buffer* buffer : model.buffers)
+    buffer->frozen = !buffer->is_statistic && !config::trains(process.config, buffer->name);
   if (!has_all_stages(process)) return;
   const std::vector<std::string> stages = comm::all_gather_strings(any ? "x" : "", process.groups().stages);
   MPX_CHECK(std::any_of(stages.begin(), stages.end(), [](const std::string& stage) { return !stage.empty(); }),

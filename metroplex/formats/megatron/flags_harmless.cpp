@@ -203,12 +203,12 @@ constexpr FlagGroup kGroups[] = {
      "--fim-prefix-token= --fim-rate= --fim-split-sample= --fim-spm-rate= --fim-suffix-token="},
     {"read only with --finetune-hf-dataset", "--finetune-data-files+ --finetune-data-split="},
     {"read only with --fp4-format", "--fp4-param-gather --fp4-quantizer-factory= --fp4-recipe="},
-    {"read only with --fp8-format",
-     "--disable-fp8-wgrad --disable-stream-ckpt-dequant --first-last-layers-bf16 --fp8-amax-compute-algo= "
-     "--fp8-amax-history-len= --fp8-interval= --fp8-margin= --fp8-output-proj --fp8-param-gather "
-     "--fp8-quantizer-factory= --fp8-recipe= --keep-fp8-transpose-cache "
-     "--keep-fp8-transpose-cache-when-using-custom-fsdp --no-fp8-wgrad --no-stream-ckpt-dequant "
-     "--num-layers-at-end-in-bf16= --num-layers-at-start-in-bf16= --reuse-grad-buf-for-mxfp8-param-ag"},
+    {"storage and transport of 8-bit parameters: here they stay in params_dtype",
+     "--disable-stream-ckpt-dequant --fp8-interval= --fp8-param-gather --keep-fp8-transpose-cache "
+     "--keep-fp8-transpose-cache-when-using-custom-fsdp --no-stream-ckpt-dequant "
+     "--reuse-grad-buf-for-mxfp8-param-ag"},
+    {"products here need no multiples of 16 or 32 rows",
+     "--moe-router-padding-for-fp8 --moe-router-padding-for-quantization"},
     {"read only with --logits-load-dir",
      "--logits-load-decode-threads= --logits-load-ignore-errors --logits-load-kd-loss-alpha= "
      "--logits-load-msc-prefetch-depth= --logits-load-prefetch-factor="},

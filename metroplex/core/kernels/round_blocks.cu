@@ -1,0 +1,117 @@
+#include "kernels/launch.h"
+#include "kernels/round_blocks.h"
+
+namespace metroplex::kernels {
+namespace {
+
+struct GroupRows {
+  int64_t begin, end;
+};
+
+// The rows of one group; counts beyond the buffer are clamped.
+__device__ GroupRows rows_of_group(const int64_t* counts, const RoundShape& shape, int64_t group) {
+  int64_t begin = 0, end = 0;
+  for (int64_t g = 0; g <= group; ++g) {
+    const int64_t left = shape.rows - end, given = counts != nullptr ? counts[g] : shape.rows / shape.groups;
+    begin = end;
+    end += given < 0 ? 0 : given < left ? given : left;
+  }
+  return {begin, end};
+}
+
+template <class W>
+__device__ W magnitude_of(W x) {
+  return x < 0 ? -x : x;
+}
+
+// Block (part, group): the largest magnitude in one of kMagnitudeParts parts of the group's values.
+template <class T>
+__global__ void __launch_bounds__(kThreads)
+    parts_kernel(Wide<T>* parts, const T* x, const int64_t* counts, RoundShape shape) {
+  const GroupRows rows = rows_of_group(counts, shape, blockIdx.y);
+  Wide<T> largest = 0;
+  const int64_t end = rows.end * shape.columns, stride = int64_t{gridDim.x} * kThreads;
+  for (int64_t i = rows.begin * shape.columns + int64_t{blockIdx.x} * kThreads + threadIdx.x; i < end; i += stride)
+    largest = Max{}(largest, magnitude_of(load(x[i])));
+  largest = block_reduce(largest, Max{});
+  if (threadIdx.x == 0) parts[int64_t{blockIdx.y} * kMagnitudeParts + blockIdx.x] = largest;
+}
+
+template <class W>
+__global__ void __launch_bounds__(kThreads) largest_part_kernel(W* magnitudes, const W* parts) {
+  const W part = threadIdx.x < kMagnitudeParts ? parts[int64_t{blockIdx.x} * kMagnitudeParts + threadIdx.x] : W(0);
+  const W largest = block_reduce(part, Max{});
+  if (threadIdx.x == 0) magnitudes[blockIdx.x] = largest;
+}
+
+// A thread block rounds blocks of values one after the other: block `b` of row blocks and column blocks, counted over
+// all groups. `blocks_of` a group depend on its rows, so each thread block walks over the groups.
+template <class T>
+__global__ void __launch_bounds__(kThreads)
+    round_kernel(Wide<T>* out, const T* x, const Wide<T>* magnitudes, const int64_t* counts, RoundShape shape) {
+  using W = Wide<T>;
+  const SmallForm form = small_form(shape.number);
+  const int64_t block_rows = shape.whole_groups() ? 1 : shape.block_rows, across = shape.column_blocks(),
+                step = shape.column_step();
+  int64_t first = 0, begin = 0, end = 0;  // the group's first block and its rows
+  for (int64_t group = 0; group < shape.groups; ++group) {
+    const int64_t left = shape.rows - end, given = counts != nullptr ? counts[group] : shape.rows / shape.groups;
+    begin = end;
+    end += given < 0 ? 0 : given < left ? given : left;
+    const int64_t blocks = (end - begin + block_rows - 1) / block_rows * across, grid = gridDim.x;
+    const W of_group = magnitudes != nullptr ? magnitudes[group] : W(0);
+    // The first block of this group that belongs to this thread block.
+    int64_t block = (int64_t{blockIdx.x} - first % grid + grid) % grid;
+    for (; block < blocks; block += grid) {
+      const int64_t row = begin + block / across * block_rows, column = block % across * step;
+      const int64_t rows = end - row < block_rows ? end - row : block_rows,
+                    columns = shape.columns - column < step ? shape.columns - column : step;
+      W largest = 0;
+      if (!shape.whole_groups()) {
+        for (int64_t i = threadIdx.x; i < rows * columns; i += kThreads)
+          largest = Max{}(largest, magnitude_of(load(x[(row + i / columns) * shape.columns + column + i % columns])));
+        largest = block_reduce(largest, Max{});
+      }
+      const CodeFactors<W> by =
+          code_factors(shape.whole_groups() ? of_group : largest, of_group, shape.number, shape.factor);
+      for (int64_t i = threadIdx.x; i < rows * columns; i += kThreads) {
+        const int64_t at = (row + i / columns) * shape.columns + column + i % columns;
+        out[at] = round_small(load(x[at]) * by.encode, form) * by.decode;
+      }
+    }
+    first += blocks;
+  }
+}
+
+}  // namespace
+
+template <class T>
+void largest_magnitudes_cuda(Wide<T>* magnitudes, Wide<T>* parts, const T* x, const int64_t* counts,
+                             const RoundShape& shape, CUstream_st* stream) {
+  const auto groups = static_cast<unsigned>(shape.groups);
+  if (groups == 0) return;
+  launch_kernel("largest_magnitudes", parts_kernel<T>,
+                Grid{dim3(static_cast<unsigned>(kMagnitudeParts), groups), kThreads, 0, stream}, parts, x, counts,
+                shape);
+  launch_kernel("largest_part", largest_part_kernel<Wide<T>>, Grid{groups, kThreads, 0, stream}, magnitudes,
+                static_cast<const Wide<T>*>(parts));
+}
+
+template <class T>
+void round_blocks_cuda(Wide<T>* out, const T* x, const Wide<T>* magnitudes, const int64_t* counts,
+                       const RoundShape& shape, CUstream_st* stream) {
+  const int64_t block_rows = shape.whole_groups() ? 1 : shape.block_rows;
+  const int64_t blocks = (shape.rows / block_rows + shape.groups) * shape.column_blocks();
+  if (shape.rows == 0 || shape.columns == 0) return;
+  launch_kernel("round_blocks", round_kernel<T>, Grid{blocks_for(blocks * kThreads), kThreads, 0, stream}, out, x,
+                magnitudes, counts, shape);
+}
+
+#define MPX_INSTANTIATE(T)                                                                                  \
+  template void largest_magnitudes_cuda<T>(Wide<T>*, Wide<T>*, const T*, const int64_t*, const RoundShape&, \
+                                           CUstream_st*);                                                   \
+  template void round_blocks_cuda<T>(Wide<T>*, const T*, const Wide<T>*, const int64_t*, const RoundShape&, \
+                                     CUstream_st*)
+MPX_FOR_ELEMENTS(MPX_INSTANTIATE);
+
+}  // namespace metroplex::kernels

@@ -1,0 +1,103 @@
+// Products in 8 bits on several layouts against one rank: three steps in float64 (run_layouts.h). The operands are
+// equal on all layouts except for the rounding of float64 sums. A value next to a tie could then be rounded to
+// another code; with 1e6 values and differences of 1e-15 of a code's distance of 2^-4, that is expected in one of 1e7
+// runs. Blocks along the tokens are equal only if the rows of every rank are whole blocks, as in these models.
+#include <gtest/gtest.h>
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "config/load.h"
+#include "run/run_layouts.h"
+
+namespace metroplex::run::low_precision_ranks_test {
+namespace {
+
+// Gradients are not divided by the number of microbatches, which depends on the layout: before the first history,
+// delayed scales round the gradients as they are.
+const std::string kTrain =
+    "train: {seq_length: 64, micro_batch_size: 2, global_batch_size: 8, calculate_per_token_loss: true}\n"
+    "optim: {lr: 1.0e-3, clip_grad: 0.5}\n";
+
+const std::string kDense =
+    "model: {family: gpt, num_layers: 4, hidden_size: 128, num_attention_heads: 8, num_query_groups: 4,"
+    " ffn_hidden_size: 128, vocab_size: 50, make_vocab_size_divisible_by: 8,"
+    " init_method_std: 0.1}\n" +
+    kTrain;
+
+// With tp 2, every shard has a multiple of 128 features.
+const std::string kWide =
+    "model: {family: llama, num_layers: 2, hidden_size: 256, num_attention_heads: 4, num_query_groups: 2,"
+    " ffn_hidden_size: 256, vocab_size: 50, make_vocab_size_divisible_by: 8, init_method_std: 0.1}\n" +
+    kTrain;
+
+// 32 rows of a microbatch for every expert and rank.
+const std::string kExperts =
+    "model: {family: gpt, num_layers: 2, hidden_size: 64, num_attention_heads: 4, ffn_hidden_size: 64,"
+    " vocab_size: 50, make_vocab_size_divisible_by: 8, add_bias_linear: false, num_moe_experts: 4,"
+    " moe_router_topk: 2, moe_router_load_balancing_type: none,"
+    " moe_shared_expert_intermediate_size: 64, init_method_std: 0.1}\n" +
+    kTrain;
+
+struct Layout {
+  std::vector<std::string> keys;  // of section parallel
+  int64_t ranks;
+};
+
+void expect_equal(const std::string& yaml, const std::string& recipe, const std::vector<Layout>& layouts,
+                  const std::vector<std::string>& more = {}) {
+  std::map<int64_t, verify::LayoutRun> references;
+  for (const Layout& layout : layouts) {
+    std::vector<std::string> keys{"precision.fp8_format=hybrid", "precision.fp8_recipe=" + recipe};
+    keys.insert(keys.end(), more.begin(), more.end());
+    for (const std::string& key : layout.keys) keys.push_back("parallel." + key);
+    SCOPED_TRACE(testing::PrintToString(keys));
+    expect_equals_single_rank(for_ranks(config::parse(yaml, keys), layout.ranks), layout.ranks, references);
+  }
+}
+
+const std::string kTp2 = "tensor_model_parallel_size=2", kSp = "sequence_parallel=true",
+                  kPp2 = "pipeline_model_parallel_size=2", kCp2 = "context_parallel_size=2",
+                  kEtp2 = "expert_tensor_parallel_size=2";
+
+const std::vector<Layout> kLayouts = {
+    {{kTp2}, 2},
+    {{kTp2, kSp, kPp2}, 4},
+    {{kCp2}, 2},
+    {{kTp2, kSp, kCp2}, 4},
+    {{kPp2, "pipeline_schedule=zb_h1", "data_parallel_sharding_strategy=optim"}, 4},
+    {{kTp2, kSp, kPp2, "pipeline_schedule=zb_h2", "data_parallel_sharding_strategy=optim_grads_params"}, 8},
+    {{"tensor_model_parallel_size=4"}, 4}};
+
+TEST(LowPrecision, TensorwiseEqualsOneRank) { expect_equal(kDense, "tensorwise", kLayouts); }
+TEST(LowPrecision, DelayedEqualsOneRank) { expect_equal(kDense, "delayed", kLayouts); }
+TEST(LowPrecision, Mxfp8EqualsOneRank) { expect_equal(kDense, "mxfp8", kLayouts); }
+TEST(LowPrecision, BlockwiseEqualsOneRank) {
+  expect_equal(kWide, "blockwise", {{{kTp2}, 2}, {{kTp2, kSp, kPp2}, 4}, {{kPp2, "pipeline_schedule=zb_h1"}, 4}});
+}
+
+// Experts: their blocks of rows contain the tokens of one rank.
+TEST(LowPrecision, Mxfp8OfExpertsEqualsOneRank) {
+  expect_equal(kExperts, "mxfp8",
+               {{{"expert_model_parallel_size=2"}, 2},
+                {{"expert_model_parallel_size=4"}, 4},
+                {{kPp2, "expert_model_parallel_size=2", "pipeline_schedule=zb_h1"}, 4}},
+               {"model.moe_router_force_even=true"});
+}
+// A factor of all rows of an expert: equal if a rank processes the rows of one microbatch, as one rank does.
+TEST(LowPrecision, TensorwiseOfExpertsEqualsOneRank) {
+  expect_equal(kExperts, "tensorwise", {{{kTp2, kSp, kEtp2}, 2}, {{kPp2, "pipeline_schedule=zb_h1"}, 4}});
+}
+// The history of a step is the same however its rows are distributed.
+TEST(LowPrecision, DelayedOfExpertsEqualsOneRank) {
+  expect_equal(kExperts, "delayed",
+               {{{kTp2, kSp, kEtp2}, 2},
+                {{"expert_model_parallel_size=2"}, 2},
+                {{"expert_model_parallel_size=4", kTp2, kSp, "expert_tensor_parallel_size=1"}, 4},
+                {{"expert_model_parallel_size=2", kTp2, kSp, kEtp2}, 4},
+                {{kPp2, kCp2, "expert_model_parallel_size=2", "data_parallel_sharding_strategy=optim_grads"}, 8}});
+}
+
+}  // namespace
+}  // namespace metroplex::run::low_precision_ranks_test
