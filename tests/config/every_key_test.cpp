@@ -70,7 +70,6 @@ TEST(EveryKey, TakesAValueFromYamlAndAnOptionAndIsPrinted) {
                               "mlp",
                               "1f1b",
                               "e4m3",
-                              "e2m1",
                               "mxfp8",
                               "max",
                               "fp64"}) {

@@ -3,7 +3,6 @@
 namespace metroplex::config {
 
 int64_t Precision::operand_block() const {
-  if (fp4_format != Fp4Format::none) return 16;
   switch (fp8_recipe) {
     case Fp8Recipe::blockwise:
       return 128;
@@ -16,17 +15,14 @@ int64_t Precision::operand_block() const {
   return 0;
 }
 
-std::string Precision::recipe_text() const {
-  return fp4_format != Fp4Format::none ? "precision.fp4_format = " + fp4_format
-                                       : "precision.fp8_recipe = " + fp8_recipe;
-}
+std::string Precision::recipe_text() const { return "precision.fp8_recipe = " + fp8_recipe; }
 
 Precision Precision::of_layer(int64_t layer, int64_t num_layers) const {
   Precision own = *this;
   const bool first = layer < num_layers_at_start_in_bf16,
              last = layer < num_layers && layer >= num_layers - num_layers_at_end_in_bf16;
   if (!first_last_layers_bf16 || (!first && !last)) return own;
-  own.fp8_format = Fp8Format::none, own.fp4_format = Fp4Format::none;
+  own.fp8_format = Fp8Format::none;
   return own;
 }
 

@@ -34,10 +34,6 @@ inline constexpr Word<Fp8Recipe> kWords<Fp8Recipe>[] = {{Fp8Recipe::delayed, "de
                                                         {Fp8Recipe::blockwise, "blockwise"},
                                                         {Fp8Recipe::mxfp8, "mxfp8"}};
 
-enum class Fp4Format { none, e2m1 };
-template <>
-inline constexpr Word<Fp4Format> kWords<Fp4Format>[] = {{Fp4Format::none, "none"}, {Fp4Format::e2m1, "e2m1"}};
-
 enum class AmaxComputeAlgo { most_recent, max };
 template <>
 inline constexpr Word<AmaxComputeAlgo> kWords<AmaxComputeAlgo>[] = {{AmaxComputeAlgo::most_recent, "most_recent"},
@@ -57,12 +53,11 @@ struct Precision {
 
   bool half() const { return is_half(params_dtype); }
   bool scales_loss() const { return params_dtype == ParamsDtype::fp16 || loss_scale > 0; }
-  bool rounds_operands() const { return fp8_format != Fp8Format::none || fp4_format != Fp4Format::none; }
-  bool delays_scales() const { return fp8_format != Fp8Format::none && fp8_recipe == Fp8Recipe::delayed; }
-  // Whether operands have a factor of the whole tensor.
+  bool rounds_operands() const { return fp8_format != Fp8Format::none; }
+  bool delays_scales() const { return rounds_operands() && fp8_recipe == Fp8Recipe::delayed; }
+  // Whether an operand has one factor for the whole tensor.
   bool has_tensor_factors() const {
-    return delays_scales() || fp4_format != Fp4Format::none ||
-           (fp8_format != Fp8Format::none && fp8_recipe == Fp8Recipe::tensorwise);
+    return delays_scales() || (rounds_operands() && fp8_recipe == Fp8Recipe::tensorwise);
   }
   // Values of a block along a sum; 0: blocks are whole tensors.
   int64_t operand_block() const;

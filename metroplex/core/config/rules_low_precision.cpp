@@ -1,4 +1,4 @@
-// Rules for products in 8 and 4 bits.
+// Rules for products in 8 bits.
 #include "config/rules.h"
 
 #include "base/error.h"
@@ -10,7 +10,6 @@ using base::concat;
 namespace {
 
 constexpr const char* kFp8 = "precision.fp8_format";
-constexpr const char* kFp4 = "precision.fp4_format";
 constexpr const char* kRecipe = "precision.fp8_recipe";
 constexpr const char* kExcludes = "precision.first_last_layers_bf16";
 
@@ -50,11 +49,6 @@ void check_low_precision(Rules& rules) {
   check_needs(rules);
   check_excluded_layers(rules);
   if (!precision.rounds_operands()) return;
-  rules.require(precision.fp8_format == Fp8Format::none || precision.fp4_format == Fp4Format::none, kFp4,
-                precision.fp4_format, concat("excludes ", kFp8, " = ", precision.fp8_format), "use one of the two");
-  rules.require(precision.fp4_format == Fp4Format::none, kFp4, precision.fp4_format,
-                "is not implemented: products with stochastic rounding and Hadamard rotation are missing",
-                concat("use ", kFp8));
   rules.require(!precision.delays_scales() || !rules.config.model.moe_enable_echo, "model.moe_enable_echo", "true",
                 "moves experts between ranks, which would need the scales of other ranks",
                 concat("use another ", kRecipe));

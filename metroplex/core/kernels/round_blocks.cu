@@ -59,21 +59,19 @@ __global__ void __launch_bounds__(kThreads)
     begin = end;
     end += given < 0 ? 0 : given < left ? given : left;
     const int64_t blocks = (end - begin + block_rows - 1) / block_rows * across, grid = gridDim.x;
-    const W of_group = magnitudes != nullptr ? magnitudes[group] : W(0);
     // The first block of this group that belongs to this thread block.
     int64_t block = (int64_t{blockIdx.x} - first % grid + grid) % grid;
     for (; block < blocks; block += grid) {
       const int64_t row = begin + block / across * block_rows, column = block % across * step;
       const int64_t rows = end - row < block_rows ? end - row : block_rows,
                     columns = shape.columns - column < step ? shape.columns - column : step;
-      W largest = 0;
+      W largest = shape.whole_groups() ? magnitudes[group] : W(0);
       if (!shape.whole_groups()) {
         for (int64_t i = threadIdx.x; i < rows * columns; i += kThreads)
           largest = Max{}(largest, magnitude_of(load(x[(row + i / columns) * shape.columns + column + i % columns])));
         largest = block_reduce(largest, Max{});
       }
-      const CodeFactors<W> by =
-          code_factors(shape.whole_groups() ? of_group : largest, of_group, shape.number, shape.factor);
+      const CodeFactors<W> by = code_factors(largest, shape.number, shape.factor);
       for (int64_t i = threadIdx.x; i < rows * columns; i += kThreads) {
         const int64_t at = (row + i / columns) * shape.columns + column + i % columns;
         out[at] = round_small(load(x[at]) * by.encode, form) * by.decode;

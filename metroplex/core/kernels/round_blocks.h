@@ -1,4 +1,4 @@
-// Rounds operands of products to 8 or 4 bits. The values of a block share a factor, so that the block's largest
+// Rounds operands of products to 8 bits. The values of a block share a factor, so that the block's largest
 // magnitude becomes the largest value of the format. The results are the rounded values after the division by the
 // factor, in float or double. Rows belong to groups, the experts of a layer: no block contains rows of two groups.
 #pragma once
@@ -12,9 +12,8 @@ struct CUstream_st;
 namespace metroplex::kernels {
 
 // Form of a block's factor. fp32: any number. power_of_two: the largest that does not exceed the fp32 factor (E8M0;
-// TransformerEngine's MXFP8 and blockwise recipes). e4m3: the inverse factor is an e4m3 number times a factor of the
-// group (NVFP4).
-enum class BlockFactor { fp32, power_of_two, e4m3 };
+// TransformerEngine's MXFP8 and blockwise recipes).
+enum class BlockFactor { fp32, power_of_two };
 
 struct RoundShape {
   int64_t rows = 0, columns = 0;  // contiguous
@@ -34,7 +33,7 @@ struct RoundShape {
 // magnitudes [groups]: the largest magnitude of each group, 0 without rows. NaN is ignored.
 template <class T>
 void largest_magnitudes(Wide<T>* magnitudes, const T* x, const int64_t* counts, const RoundShape& shape);
-// out [rows, columns]. `magnitudes` [groups] are read if blocks are whole groups, and for BlockFactor::e4m3.
+// out [rows, columns]. `magnitudes` [groups] are read only if blocks are whole groups.
 template <class T>
 void round_blocks(Wide<T>* out, const T* x, const Wide<T>* magnitudes, const int64_t* counts,
                   const RoundShape& shape);
@@ -69,17 +68,10 @@ constexpr MPX_INLINE W factor_to(W largest, W magnitude) {
   return factor < kHuge ? factor : kHuge;
 }
 
-// `magnitude`: the largest of the block; `of_group`: the largest of its group, for BlockFactor::e4m3.
+// `magnitude`: the largest of the block.
 template <class W>
-constexpr MPX_INLINE CodeFactors<W> code_factors(W magnitude, W of_group, SmallNumber number, BlockFactor kind) {
-  const W largest = static_cast<W>(small_form(number).largest);
-  if (kind == BlockFactor::e4m3) {
-    const SmallForm inner = small_form(SmallNumber::e4m3);
-    const W group = factor_to(static_cast<W>(inner.largest) * largest, of_group);
-    const W inverse = round_small(magnitude / largest * group, inner);
-    return inverse > 0 ? CodeFactors<W>{group / inverse, inverse / group} : CodeFactors<W>{W(0), W(0)};
-  }
-  W encode = factor_to(largest, magnitude);
+constexpr MPX_INLINE CodeFactors<W> code_factors(W magnitude, SmallNumber number, BlockFactor kind) {
+  W encode = factor_to(static_cast<W>(small_form(number).largest), magnitude);
   if (kind == BlockFactor::power_of_two) encode = floor_power(encode);
   return {encode, W(1) / encode};
 }

@@ -121,11 +121,10 @@ struct Blocks {
   }
 
   void round(const RowBlock& block) const {
-    const W of_group = magnitudes != nullptr ? magnitudes[block.group] : W(0);
-    std::vector<W> encode = shape.whole_groups() ? std::vector<W>{of_group} : block_magnitudes(block);
+    std::vector<W> encode = shape.whole_groups() ? std::vector<W>{magnitudes[block.group]} : block_magnitudes(block);
     std::vector<W> decode(encode.size());
     for (size_t b = 0; b < encode.size(); ++b) {
-      const CodeFactors<W> factors = code_factors(encode[b], of_group, shape.number, shape.factor);
+      const CodeFactors<W> factors = code_factors(encode[b], shape.number, shape.factor);
       encode[b] = factors.encode, decode[b] = factors.decode;
     }
     round_rows(block, encode, decode);

@@ -1,5 +1,5 @@
-// Rounding to formats of at most 8 bits, with the result in float or double: the OCP 8-bit floating point and
-// Microscaling (MX) formats, version 1.0. Without branches, so that loops vectorize.
+// Rounding to 8-bit floating point, with the result in float or double (OCP 8-bit Floating Point Specification,
+// version 1.0). Without branches, so that loops vectorize.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 namespace metroplex::kernels {
 
-enum class SmallNumber { e4m3, e5m2, e2m1 };
+enum class SmallNumber { e4m3, e5m2 };
 
 // Sign, exponent and fraction bits. `least`: exponent of the smallest normal value; `largest`: the largest value.
 struct SmallForm {
@@ -17,15 +17,7 @@ struct SmallForm {
   float largest;
 };
 constexpr MPX_INLINE SmallForm small_form(SmallNumber number) {
-  switch (number) {
-    case SmallNumber::e4m3:
-      return {3, -6, 448};
-    case SmallNumber::e5m2:
-      return {2, -14, 57344};
-    case SmallNumber::e2m1:
-      return {1, 0, 6};
-  }
-  return {};
+  return number == SmallNumber::e4m3 ? SmallForm{3, -6, 448} : SmallForm{2, -14, 57344};
 }
 
 template <class W>

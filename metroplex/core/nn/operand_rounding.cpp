@@ -32,15 +32,13 @@ OperandRounding::OperandRounding(const config::Precision& precision, const devic
     : on_(precision.rounds_operands()), precision_(precision), target_(target), shards_(std::move(shards)) {}
 
 RoundShape OperandRounding::shape(Operand operand, SumOver sum) const {
-  const bool fp4 = precision_.fp4_format != config::Fp4Format::none;
   RoundShape shape;
-  shape.number = fp4 ? SmallNumber::e2m1 : SmallNumber::e4m3;
-  if (!fp4 && precision_.fp8_format == config::Fp8Format::hybrid && operand == Operand::gradient)
-    shape.number = SmallNumber::e5m2;
+  const bool hybrid = precision_.fp8_format == config::Fp8Format::hybrid;
+  shape.number = hybrid && operand == Operand::gradient ? SmallNumber::e5m2 : SmallNumber::e4m3;
   const int64_t size = precision_.operand_block();
   if (size == 0) return shape;
-  shape.factor = fp4 ? BlockFactor::e4m3 : BlockFactor::power_of_two;
-  const bool square = operand == Operand::weight && (fp4 || precision_.fp8_recipe == config::Fp8Recipe::blockwise);
+  shape.factor = BlockFactor::power_of_two;
+  const bool square = operand == Operand::weight && precision_.fp8_recipe == config::Fp8Recipe::blockwise;
   shape.block_rows = square || sum == SumOver::rows ? size : 1;
   shape.block_columns = square || sum == SumOver::columns ? size : 1;
   return shape;

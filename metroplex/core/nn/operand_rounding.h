@@ -1,4 +1,4 @@
-// Operands of matrix products in 8 or 4 bits (precision.fp8_format, fp4_format), with the scales of NVIDIA's
+// Operands of matrix products in 8 bits (precision.fp8_format), with the scales of NVIDIA's
 // TransformerEngine. Operands are rounded and then multiplied in fp32 (fp64 in an fp64 run), in which the product of
 // two rounded values is exact. The result equals that of a product of the codes with fp32 sums.
 //
@@ -7,7 +7,6 @@
 //   tensorwise  the microbatch's tensor on all ranks; an expert's rows        fp32
 //   blockwise   1 x 128 along the sum; weights 128 x 128                      power of two
 //   mxfp8       1 x 32 along the sum                                          power of two
-//   nvfp4       1 x 16 along the sum; weights 16 x 16                         e4m3 times fp32 of the tensor
 #pragma once
 
 #include <ATen/core/Tensor.h>
