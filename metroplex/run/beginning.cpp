@@ -24,7 +24,8 @@ std::string format_experts(const step::ProcessContext& process) {
                                          " per rank, planned by " + model.moe_echo_planner.text();
   const bool gpu = process.world->target().gpu();
   const int capability = gpu ? device::compute_capability() : 0;
-  const int64_t width = config::expert_ffn_width(model) / process.config.parallel.etp();
+  const int64_t width = config::expert_ffn_width(model) / process.config.parallel.etp(),
+                row_width = config::expert_row_width(model);
   const auto by = [&](int64_t in, int64_t out) {
     moe::GroupedCase of{gpu, capability, process.dtype, in, out, model.moe_enable_echo};
     const std::string few = moe::product_name(of);
@@ -32,8 +33,8 @@ std::string format_experts(const step::ProcessContext& process) {
     const std::string many = moe::product_name(of);
     return few == many ? few : base::concat(many, " from ", moe::kRowsForJoin, " rows per expert, else ", few);
   };
-  const std::string fc1 = by(model.hidden_size, model.gated_linear_unit ? 2 * width : width),
-                    fc2 = by(width, model.hidden_size), product = fc1 == fc2 ? fc1 : fc1 + " and " + fc2;
+  const std::string fc1 = by(row_width, model.gated_linear_unit ? 2 * width : width), fc2 = by(width, row_width),
+                    product = fc1 == fc2 ? fc1 : fc1 + " and " + fc2;
   return " experts: " + std::to_string(model.moe_router_topk) + " of " + std::to_string(model.num_moe_experts) +
          " per token, on " + std::to_string(ranks) + " ranks; sent by " +
          config::text_of(config::token_dispatcher(model, ranks)) + ", multiplied by " +

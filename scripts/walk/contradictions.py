@@ -92,6 +92,7 @@ CONTRADICTIONS = [
     (1, {"train.cuda_graph_impl": "full_iteration", "optim.optimizer_cpu_offload": "true"}, "optim.optimizer_cpu_offload"),
     (1, {"run.backend": "nccl"}, "run.device"),
     (1, {"model.moe_z_loss_coeff": "0.1"}, "model.moe_z_loss_coeff"),
+    (1, {"model.moe_latent_size": "8"}, "model.moe_latent_size"),
     (1, {**EXPERTS, "model.moe_layer_freq": "[0,1"}, "model.moe_layer_freq"),
     (1, {**EXPERTS, "model.moe_layer_freq": "[0,0,0,0]"}, "model.moe_layer_freq"),
     (1, {**EXPERTS, "model.moe_router_topk": "5"}, "model.moe_router_topk"),

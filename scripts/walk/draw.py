@@ -431,6 +431,8 @@ class Drawing(Experts, Positions):
             self.maybe("peft.modules_to_save", "embed_tokens", odds=0.3)
             if "model.multi_latent_attention" not in self.keys:
                 self.maybe("peft.lora_target_modules", "q_proj,v_proj", "k_proj,o_proj", odds=0.3)
+            if "model.moe_latent_size" in self.keys:
+                self.maybe("peft.lora_target_modules", "fc1_latent_proj,fc2_latent_proj,o_proj", odds=0.3)
             if self.experts and not {"peft.lora_dropout", "model.moe_enable_echo"} & set(self.keys):
                 self.maybe("peft.lora_target_modules", "experts.up_proj,experts.down_proj,o_proj", odds=0.5)
 

@@ -104,7 +104,7 @@ def texts():
     write("empty_args.sh", "--num-layers\n")
     model = ("--num-layers 2 --hidden-size 32 --num-attention-heads 2 --seq-length 16 --max-position-embeddings 16 "
              "--micro-batch-size 1 --lr 0.1 --train-iters 2 --mock-data --vocab-size 100 ")
-    write("latent.sh", f"torchrun pretrain_gpt.py {model} --num-experts 8 --moe-latent-size 8\n")
+    write("hashed.sh", f"torchrun pretrain_gpt.py {model} --num-experts 8 --moe-n-hash-layers 8\n")
     write("experts_notes.txt", "what we saw")
     write("bert.sh", f"torchrun pretrain_bert.py {model}\n")
     write("positional.sh", f"torchrun pretrain_gpt.py {model} --save $1 --load $3\n")

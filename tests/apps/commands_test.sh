@@ -143,19 +143,19 @@ warns 'recompute-num-layers 1: ignored'
 ! grep -q ignored out || fail "notes are part of the printed configuration"
 run 0 train --from-megatron-args pretrain.sh --nproc 1 --dry-run
 prints 'recompute-num-layers 1: ignored'
-sed 's/--nproc_per_node 1/--nproc_per_node 2/; s/--num-layers \$LAYERS/--num-layers ${1:-4} --moe-latent-size 8 --fantasy-knob 3/; s/--train-iters 5/--train-iters "$2"/' \
-  pretrain.sh > latent.sh
-run 2 train --from-megatron-args latent.sh 2 3
-warns 'moe-latent-size 8: not implemented'
+sed 's/--nproc_per_node 1/--nproc_per_node 2/; s/--num-layers \$LAYERS/--num-layers ${1:-4} --moe-n-hash-layers 8 --fantasy-knob 3/; s/--train-iters 5/--train-iters "$2"/' \
+  pretrain.sh > hashed.sh
+run 2 train --from-megatron-args hashed.sh 2 3
+warns 'moe-n-hash-layers 8: not implemented'
 warns 'fantasy-knob 3: unknown'
 warns 'ignore-unknown-flags'
-run 0 train --from-megatron-args latent.sh 2 3 --ignore-unknown-flags
-warns 'ignored: --moe-latent-size 8'
+run 0 train --from-megatron-args hashed.sh 2 3 --ignore-unknown-flags
+warns 'ignored: --moe-n-hash-layers 8'
 prints 'iteration +3/ +3 '
-run 0 train --from-megatron-args latent.sh 2 3 --ignore-unknown-flags --print-config
+run 0 train --from-megatron-args hashed.sh 2 3 --ignore-unknown-flags --print-config
 prints '^  num_layers: 2$'
 prints '^  nproc: 2$'
-run 2 train --from-megatron-args latent.sh
+run 2 train --from-megatron-args hashed.sh
 warns 'reads \$1 to \$2'
 holds "a script with unknown flags is refused with all of them unless told otherwise; its arguments and its launcher's number of ranks count"
 

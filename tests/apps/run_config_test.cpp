@@ -64,7 +64,7 @@ TEST_F(LaunchScripts, ReportOtherCommandsAndUnknownRanks) {
 
 TEST_F(LaunchScripts, WithUnknownFlagsAreRefused) {
   for (const std::string& text :
-       {std::string("pretrain_gpt.py --num-experts 8 --moe-latent-size 16") + kModel,
+       {std::string("pretrain_gpt.py --num-experts 8 --moe-n-hash-layers 16") + kModel,
         std::string("pretrain_gpt.py --qk-clip") + kModel, std::string("pretrain_gpt.py --fantasy-knob 3") + kModel,
         std::string("pretrain_bert.py") + kModel}) {
     write("torchrun " + text);
@@ -77,7 +77,7 @@ TEST_F(LaunchScripts, WithUnknownFlagsAreRefused) {
         kModel);
   EXPECT_TRUE(parse_run_arguments({"--from-megatron-args", "run.sh"}).notes.empty());
   EXPECT_TRUE(parse_run_arguments({"--wandb-project", "x"}).notes.empty());
-  EXPECT_THROW(parse_run_arguments({"--moe-latent-size", "16"}), base::Error);
+  EXPECT_THROW(parse_run_arguments({"--moe-n-hash-layers", "16"}), base::Error);
   EXPECT_THROW(parse_run_arguments({"--fantasy-knob", "8"}), base::Error);
   EXPECT_EQ(parse_run_arguments({"--fantasy-knob", "8", "--ignore-unknown-flags"}).notes.size(), 1u);
 }

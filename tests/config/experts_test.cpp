@@ -5,6 +5,7 @@
 
 #include <gtest/gtest.h>
 
+#include "config/model_function.h"
 #include "config/support.h"
 
 namespace metroplex::config::experts_test {
@@ -17,6 +18,28 @@ std::string pattern(const std::string& text, int64_t layers) {
   std::string shown;
   for (const bool moe : *read) shown += moe ? '1' : '0';
   return shown;
+}
+
+TEST(ExpertRows, HaveTheirOwnWidth) {
+  Model model;
+  model.hidden_size = 16, model.num_moe_experts = 4;
+  EXPECT_EQ(expert_row_width(model), 16);
+  model.moe_latent_size = 6;
+  EXPECT_EQ(expert_row_width(model), 6);
+}
+
+// No other layer of this model uses the key.
+TEST(ExpertRows, ProjectionsMayHaveBiases) {
+  Model with, without;
+  for (Model* const model : {&with, &without}) {
+    model->num_moe_experts = 4, model->add_bias_linear = false;
+    model->add_mlp_bias = model == &with;
+  }
+  EXPECT_TRUE(differing_keys(with, without).empty());
+  with.moe_latent_size = without.moe_latent_size = 6;
+  const std::vector<Difference> differences = differing_keys(with, without);
+  ASSERT_EQ(differences.size(), 1u);
+  EXPECT_EQ(differences[0].key, "model.add_mlp_bias");
 }
 
 TEST(ExpertLayers, FollowAFrequencyOrAPattern) {

@@ -1,6 +1,8 @@
 // The scale of adapters, and the rows of fused layers that belong to them.
 #include "config/peft.h"
 
+#include <algorithm>
+
 #include "support.h"
 
 namespace metroplex::config {
@@ -60,6 +62,23 @@ TEST(Peft, AdaptersOfSharedExpertsHaveTheWidthOfTheseExperts) {
   const auto dense = adapter_place(model, "decoder.layers.0.mlp.up_proj");
   ASSERT_TRUE(dense);
   EXPECT_EQ(dense->box.rows(), 40);
+}
+
+TEST(Peft, ProjectionsOfExpertsHaveAdapters) {
+  Model model;
+  model.hidden_size = 16, model.num_moe_experts = 4, model.moe_latent_size = 6;
+  const auto rows = [&](const std::string& module) {
+    return adapter_place(model, "decoder.layers.0.mlp." + module)->box.rows();
+  };
+  EXPECT_EQ(rows("experts.down_proj"), 6);
+  EXPECT_EQ(rows("fc1_latent_proj"), 6);
+  EXPECT_EQ(rows("fc2_latent_proj"), 16);
+  EXPECT_EQ(adapter_place(model, "decoder.layers.0.mlp.fc2_latent_proj")->linear,
+            "decoder.layers.0.mlp.fc2_latent_proj");
+  const std::vector<std::string> words = adapter_words(model);
+  EXPECT_EQ(std::count(words.begin(), words.end(), "fc1_latent_proj"), 1);
+  model.moe_latent_size = 0;
+  EXPECT_EQ(adapter_words(model).size(), words.size() - 2);
 }
 
 TEST(Peft, ModulesToSaveAreEmbeddingAndHead) {

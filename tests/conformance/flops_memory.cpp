@@ -38,7 +38,7 @@ std::optional<test::MegatronExperts> read_experts(const Json& args) {
   experts.ffn_hidden_size = number(args, "moe_ffn_hidden_size", number(args, "ffn_hidden_size"));
   experts.shared_ffn_hidden_size = number(args, "moe_shared_expert_intermediate_size");
   experts.shared_expert_gate = flag(args, "moe_shared_expert_gate");
-  if (has(args, "moe_latent_size")) experts.latent_size = number(args, "moe_latent_size");
+  experts.latent_size = number(args, "moe_latent_size");
   const Json every = has(args, "moe_layer_freq") ? args.at("moe_layer_freq") : Json(1);
   experts.layer_is_moe = pattern(every, number(args, "num_layers"), [](int64_t i, int64_t n) { return i % n == 0; });
   return experts;

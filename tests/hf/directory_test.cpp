@@ -240,7 +240,7 @@ TEST(HfConfig, RefusesWhatOurModelsDoNotHave) {
       {"cohere2", R"({"logit_scale": 0})", "logit_scale is 0"},
       {"ernie4_5_moe", R"({"use_bias": true})", "use_bias is true"},
       {"ernie4_5_moe", R"({"moe_norm_min": 0.5})", "moe_norm_min is 0.5"},
-      {"nemotron_h", R"({"moe_latent_size": 8})", "moe_latent_size is 8"},
+      {"nemotron_h", R"({"moe_latent_size": "8"})", "moe_latent_size is not a whole number"},
       {"nemotron_h", R"({"num_nextn_predict_layers": 1})", "num_nextn_predict_layers is 1"},
       {"nemotron_h", R"({"attention_bias": true})", "attention_bias is true"},
       {"nemotron_h", R"({"layers_block_type": ["mlp", "sparse"]})", "layers_block_type"},
@@ -578,6 +578,7 @@ TEST(HfFamily, OfOurModelsIsFoundAndWhatIsNoneIsRefused) {
   EXPECT_NO_THROW(family(latent));
   EXPECT_THROW(family(scaled), base::Error);
   EXPECT_THROW(family({"model.family=mixtral", "model.moe_shared_expert_intermediate_size=8"}), base::Error);
+  EXPECT_THROW(family({"model.family=mixtral", "model.moe_latent_size=8"}), base::Error);
 }
 
 }  // namespace

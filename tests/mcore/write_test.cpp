@@ -129,6 +129,7 @@ TEST(WrittenMegatronCheckpoint, KeepsTheModel) {
       {"model.family=llama", "model.num_moe_experts=4", "model.moe_router_score_function=sigmoid",
        "model.moe_router_num_groups=2", "model.moe_router_group_topk=1",
        "model.moe_shared_expert_intermediate_size=8", "model.moe_shared_expert_gate=true"},
+      {"model.family=llama", "model.num_moe_experts=4", "model.add_bias_linear=true", "model.moe_latent_size=6"},
       {"model.family=llama", "model.mtp_num_layers=1"},
   };
   for (std::vector<std::string> settings : models) {

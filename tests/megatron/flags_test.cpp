@@ -303,10 +303,10 @@ TEST(MegatronFlags, QueryGroupsBesideAFileAreTheGroupsAndInAWholeCommandNeedThei
 
 TEST(MegatronFlags, RefusedOnesAreInOneError) {
   const std::string flags =
-      "--moe-latent-size 8 --fantasy-knob 3 4 --use-rms-norm --lr-warmup-iter 5 --batch-size 4 --swiglu yes "
+      "--moe-n-hash-layers 8 --fantasy-knob 3 4 --use-rms-norm --lr-warmup-iter 5 --batch-size 4 --swiglu yes "
       "--tokenizer-type TikTokenizer --wandb-project x --muon-tp-mode blockwise --num-layers";
   const std::vector<const char*> lines = {
-      "\n  --moe-latent-size 8: not implemented (experts that are narrower than the model)",
+      "\n  --moe-n-hash-layers 8: not implemented (routes by a hash of the token)",
       "\n  --fantasy-knob 3 4: unknown\n",
       "\n  --use-rms-norm: use --normalization RMSNorm\n",
       "\n  --lr-warmup-iter 5: unknown; did you mean --lr-warmup-iters?\n",
@@ -319,7 +319,7 @@ TEST(MegatronFlags, RefusedOnesAreInOneError) {
     for (const char* line : lines) EXPECT_NE(error.find(line), std::string::npos) << line << "\n" << error;
     EXPECT_EQ(error.find("wandb"), std::string::npos) << error;
   }
-  const Arguments ignored = parse_arguments(words(std::string(kMinimal) + "--moe-latent-size 8 --fantasy-knob 3"),
+  const Arguments ignored = parse_arguments(words(std::string(kMinimal) + "--moe-n-hash-layers 8 --fantasy-knob 3"),
                                             Form::kWholeCommand, RefusalMode::kNote);
   ASSERT_EQ(ignored.notes.size(), 2u);
   EXPECT_EQ(ignored.notes[1], "ignored: --fantasy-knob 3: unknown");

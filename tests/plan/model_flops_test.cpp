@@ -188,6 +188,8 @@ TEST(ModelShape, OfExpertsCountsWhatATokenVisits) {
   EXPECT_EQ(idle_parameters(model_shape(config, 0)), 2 * 4 * (2 * 8 * 5 + 5 + 8));
   config.model.gated_linear_unit = true;
   EXPECT_EQ(idle_parameters(model_shape(config, 0)), 2 * 4 * (3 * 8 * 5 + 10 + 8));
+  config.model.moe_latent_size = 3;
+  EXPECT_EQ(idle_parameters(model_shape(config, 0)), 2 * 4 * (3 * 3 * 5 + 10 + 3));
   config.model.num_moe_experts = 0;
   EXPECT_EQ(idle_parameters(model_shape(config, 0)), 0);
 }

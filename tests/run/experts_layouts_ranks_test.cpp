@@ -70,6 +70,14 @@ config::Config scaled_experts() {
       "optim: {lr: 1.0e-3, weight_decay: 0.1}\n");
 }
 
+// Experts that work on projections, which have biases.
+config::Config latent_experts() {
+  config::Config config = sigmoid_experts();
+  config.model.moe_latent_size = 6, config.model.add_mlp_bias = true;
+  config.model.moe_shared_expert_intermediate_size = 0, config.model.moe_shared_expert_gate = false;
+  return config;
+}
+
 // Layers with one sublayer each.
 config::Config hybrid_experts() {
   config::Config config = sigmoid_experts();
@@ -144,6 +152,7 @@ void walk(const config::Config& base, size_t share) {
 TEST(ExpertsOnAnyLayout, SoftmaxWithAuxiliaryLosses) { walk(softmax_experts(), 50); }
 TEST(ExpertsOnAnyLayout, SigmoidInGroupsWithBiasAndSharedExpert) { walk(sigmoid_experts(), 50); }
 TEST(ExpertsOnAnyLayout, ScaledInputsAndChunks) { walk(scaled_experts(), 100); }
+TEST(ExpertsOnAnyLayout, ProjectedRows) { walk(latent_experts(), 100); }
 TEST(ExpertsOnAnyLayout, LayersOfOneSublayer) { walk(hybrid_experts(), 100); }
 
 }  // namespace

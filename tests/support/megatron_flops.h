@@ -1,5 +1,5 @@
-// Megatron's complete num_floating_point_operations. In addition to plan/model_flops.h it counts architectures that
-// this trainer does not train: the second form of gated delta nets, hybrids with mamba, and experts on a projection.
+// Megatron's complete num_floating_point_operations. In addition to plan/model_flops.h it counts the second form of
+// gated delta nets, which this trainer does not train, and hybrids with Mamba as Megatron does.
 #pragma once
 
 #include <algorithm>
@@ -15,8 +15,7 @@ namespace metroplex::test {
 
 struct MegatronExperts : plan::ExpertShape {
   bool shared_expert_gate = false;
-  std::optional<int64_t> latent_size = std::nullopt;  // routed experts work on a projection of this size
-  std::vector<bool> layer_is_moe = {};                // without multi-token prediction layers
+  std::vector<bool> layer_is_moe = {};  // without multi-token prediction layers
 };
 
 struct LinearAttention : plan::DeltaNetShape {
@@ -40,9 +39,7 @@ struct MegatronShape : plan::ModelShape {
   std::optional<HybridLayers> hybrid = std::nullopt;
 
   // True if plan::step_flops() supports the model.
-  bool plain() const {
-    return num_mtp_layers == 0 && !(linear && linear->gdn2) && !hybrid && !(all_experts && all_experts->latent_size);
-  }
+  bool plain() const { return num_mtp_layers == 0 && !(linear && linear->gdn2) && !hybrid; }
 };
 
 inline double as_double(int64_t value) { return static_cast<double>(value); }
@@ -93,8 +90,8 @@ inline double moe(const MegatronShape& shape, const MegatronExperts& experts, co
   const double hidden = as_double(shape.hidden_size);
   const double width = as_double(experts.ffn_hidden_size * experts.router_topk);
   double routed = feed_forward(shape, hidden, width);
-  if (experts.latent_size) {
-    const double latent = as_double(*experts.latent_size);
+  if (experts.latent_size > 0) {
+    const double latent = as_double(experts.latent_size);
     routed = feed_forward(shape, latent, width) + 2 * hidden * latent;
   }
   return load.tokens * (routed + feed_forward(shape, hidden, as_double(experts.shared_ffn_hidden_size)));

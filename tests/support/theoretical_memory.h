@@ -71,12 +71,12 @@ inline ParameterCount dense_layer(const MegatronShape& shape) {
 
 inline ParameterCount moe_layer(const MegatronShape& shape, const MegatronExperts& experts) {
   const double hidden = as_double(shape.hidden_size), number = as_double(experts.num_experts);
-  const double input = experts.latent_size ? as_double(*experts.latent_size) : hidden;
+  const double input = experts.latent_size > 0 ? as_double(experts.latent_size) : hidden;
   ParameterCount count;
   count.sharded =
       attention_parameters(shape) + feed_forward(shape, hidden, as_double(experts.shared_ffn_hidden_size));
   count.replicated = 2 * hidden * norm_parameters(shape) + hidden * number + (shape.linear_bias ? number : 0);
-  if (experts.latent_size) count.replicated += 2 * hidden * input;
+  if (experts.latent_size > 0) count.replicated += 2 * hidden * input;
   if (experts.shared_expert_gate && experts.shared_ffn_hidden_size > 0) count.replicated += hidden;
   count.experts = feed_forward(shape, input, as_double(experts.ffn_hidden_size)) * number;
   return count;

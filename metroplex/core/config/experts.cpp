@@ -293,6 +293,10 @@ int64_t expert_ffn_width(const Model& model) {
   return model.moe_ffn_hidden_size > 0 ? model.moe_ffn_hidden_size : ffn_width(model);
 }
 
+int64_t expert_row_width(const Model& model) {
+  return model.moe_latent_size > 0 ? model.moe_latent_size : model.hidden_size;
+}
+
 int64_t expert_capacity(const Model& model, int64_t tokens) {
   // Megatron's order of operations: another order may round a whole product differently.
   const double even =

@@ -60,6 +60,8 @@ std::vector<double> longrope_factors(const std::string& text);
 
 // Returns model.moe_ffn_hidden_size, or the width of a dense layer.
 int64_t expert_ffn_width(const Model& model);
+// Returns the width of the rows of routed experts: model.moe_latent_size, or hidden_size.
+int64_t expert_row_width(const Model& model);
 // Returns the maximum rows per expert from a rank's `tokens`: ceil(tokens * topk / experts * factor), at most
 // `tokens`, because a token goes to an expert once. Requires model.has_capacity().
 int64_t expert_capacity(const Model& model, int64_t tokens);

@@ -112,7 +112,7 @@ Model resolve_function(Model m) {
   const bool dense = any_layer_has(m, &LayerParts::mlp), experts = any_layer_has(m, &LayerParts::experts);
   if (experts) m.moe_ffn_hidden_size = expert_ffn_width(m);  // by default ffn_hidden_size
   if (!dense) m.ffn_hidden_size = 0;
-  if (!dense && m.moe_shared_expert_intermediate_size == 0) m.add_mlp_bias = false;
+  if (!dense && m.moe_shared_expert_intermediate_size == 0 && m.moe_latent_size == 0) m.add_mlp_bias = false;
   if (any_layer_has(m, &LayerParts::mamba)) m.mamba_num_heads = mamba_heads(m);
   else m = reset_keys(m, [](const std::string& name) { return name.starts_with("mamba_"); });
   if (!any_layer_has(m, &LayerParts::attention)) {

@@ -110,6 +110,9 @@ std::vector<AdapterBox> fc1_boxes(const Model& model, int64_t width) {
   return {{"gate_proj", 1, 2 * width, 0, width}, {"up_proj", 1, 2 * width, width, width}};
 }
 
+// The projections before and after the experts.
+constexpr const char* kLatentWords[] = {"fc1_latent_proj", "fc2_latent_proj"};
+
 static std::vector<std::string> attention_words(const Model& model) {
   if (!model.multi_latent_attention) return {"q_proj", "k_proj", "v_proj", "o_proj"};
   if (model.q_lora_rank > 0) return {"q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"};
@@ -127,6 +130,7 @@ std::vector<std::string> adapter_words(const Model& model) {
   };
   if (dense || model.moe_shared_expert_intermediate_size > 0) add_mlp("");
   if (model.has_experts()) add_mlp("experts.");
+  if (model.moe_latent_size > 0) words.insert(words.end(), std::begin(kLatentWords), std::end(kLatentWords));
   return words;
 }
 
@@ -157,7 +161,12 @@ std::optional<AdapterPlace> adapter_place(const Model& model, const std::string&
   const Model& m = model;
   const int64_t heads = m.num_attention_heads;
   if (word == "o_proj") return place("linear_proj", {whole_layer(word, m.hidden_size)});
-  if (word == "down_proj") return place("linear_fc2", {whole_layer(word, m.hidden_size)});
+  if (word == "down_proj") {
+    const int64_t rows = is_routed(module) ? expert_row_width(m) : m.hidden_size;
+    return place("linear_fc2", {whole_layer(word, rows)});
+  }
+  if (word == kLatentWords[0]) return place(kLatentWords[0], {whole_layer(word, m.moe_latent_size)});
+  if (word == kLatentWords[1]) return place(kLatentWords[1], {whole_layer(word, m.hidden_size)});
   if (word == "gate_proj" || word == "up_proj") {
     const bool shared = prefix.find(".shared_experts.") != std::string::npos;
     const int64_t dense_width = is_routed(module) ? expert_ffn_width(m) : ffn_width(m);

@@ -51,7 +51,7 @@ Experts::Experts(const std::string& name, const config::Model& model, const nn::
       rounding2_(context.precision, context.target, {{{at.inner}, {at.inner}, {}}}),
       rows_(nn::activation_spec(model, context.target)) {
   const StackSizes sizes{model.num_moe_experts, config::expert_ffn_width(model), model.gated_linear_unit};
-  const int64_t hidden = model.hidden_size;
+  const int64_t hidden = config::expert_row_width(model);
   const int64_t inner = sizes.gated ? 2 * sizes.width : sizes.width;
   const auto make = [&](const char* tensor, std::vector<int64_t> shape, int cut_dim, nn::Init init) {
     topology::Placement placement;

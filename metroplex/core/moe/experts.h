@@ -72,10 +72,10 @@ struct ExpertRows {
 class Experts {
  public:
   // Parameters are <name>.linear_fc1.weight [E, ffn (x 2 when gated: [gate; up]), h], <name>.linear_fc2.weight [E, h,
-  // ffn] and, with model.add_bias_linear, <name>.linear_fc1.bias [E, ffn (x 2)], <name>.linear_fc2.bias [E, h]. They
-  // use the expert grid, are sharded over ep and etp, and have a region for each expert:
-  // <name>.local_experts.<e>.linear_fc1.weight. Adapters of <word> are <name>.<word>.lora_A.weight [E, rank, in] and
-  // <name>.<word>.lora_B.weight [E, out, rank].
+  // ffn] and, with model.add_bias_linear, <name>.linear_fc1.bias [E, ffn (x 2)], <name>.linear_fc2.bias [E, h]; h is
+  // config::expert_row_width. They use the expert grid, are sharded over ep and etp, and have a region for each
+  // expert: <name>.local_experts.<e>.linear_fc1.weight. Adapters of <word> are <name>.<word>.lora_A.weight [E, rank,
+  // in] and <name>.<word>.lora_B.weight [E, out, rank].
   Experts(const std::string& name, const config::Model& model, const nn::LayerContext& context,
           const ExpertContext& experts);
 

@@ -18,6 +18,17 @@ LoadMeter::Layer* find_meter(const ExpertsLayer& layer, const nn::SegmentContext
   return counts ? &layer.context.meter->layer(layer.spec.layer) : nullptr;
 }
 
+// The names of modules and adapters are those of Megatron and transformers.
+nn::LinearSpec latent_spec(const std::string& layer, const char* word, int64_t in, int64_t out, bool bias) {
+  nn::LinearSpec spec = nn::linear_spec(layer + "." + word, in, out, bias);
+  spec.adapters = {config::whole_layer(word, out)};
+  return spec;
+}
+
+at::Tensor project(std::optional<nn::Linear>& linear, const nn::Input& in, const nn::Microbatch& batch) {
+  return linear ? linear->forward(in, linear->adapter_rows(in, batch)) : in.x;
+}
+
 class RouterSegment final : public nn::Segment {
  public:
   RouterSegment(std::shared_ptr<ExpertsLayer> layer, const config::Model& model, const nn::LayerContext& context)
@@ -133,15 +144,14 @@ class DispatchSegment final : public nn::Segment {
     LoadMeter::Layer* const meter = find_meter(*layer_, context);
     double* const ms = meter != nullptr ? &meter->dispatch_ms : nullptr;
     const LayerValues values = from_values(in, layer_->topk);
-    const at::Tensor& x_sbh = values.input.tensor();
     LayerValues out{.residual = values.residual, .shared_output = values.shared_output};
     out.state = std::make_shared<DispatchState>();
     const bool runs_shared = layer_->shared && !values.shared_output.defined();
     if (runs_shared && !overlaps_) out.shared_output = layer_->shared->forward(values.input.input(), context.batch);
+    const at::Tensor x = project(layer_->to_latent, values.input.input(), context.batch);
     DispatchUnderWay under_way;
     timed(layer_->target, ms, [&] {
-      under_way =
-          layer_->dispatcher->start_dispatch(x_sbh.reshape({-1, x_sbh.size(-1)}), values.routing.probs, values.plan);
+      under_way = layer_->dispatcher->start_dispatch(x.reshape({-1, x.size(-1)}), values.routing.probs, values.plan);
     });
     if (runs_shared && overlaps_) out.shared_output = finish_shared(values, context.batch);
     Dispatched dispatched;
@@ -163,6 +173,7 @@ class DispatchSegment final : public nn::Segment {
     const bool captured = layer_->context.captures_shared_expert;
     if (layer_->shared && !captured) layer_->shared->collect_params(params);
     if (layer_->shared && captured && overlaps_) layer_->shared->collect_finish_params(params);
+    if (layer_->to_latent) layer_->to_latent->collect_params(params);
     if (layer_->context.slots > 0) layer_->experts.collect_params(params);
   }
   nn::SegmentTraits traits() const override {
@@ -256,14 +267,16 @@ class CombineSegment final : public nn::Segment {
     at::Tensor out;
     timed(layer_->target, meter != nullptr ? &meter->combine_ms : nullptr,
           [&] { out = layer_->dispatcher->combine(values.row_output, back); });
-    out = out.view(residual.sizes());
+    out = project(layer_->from_latent, out.view({residual.size(0), residual.size(1), -1}), context.batch);
     if (values.shared_output.defined()) out = at::add(out, values.shared_output);
     if (multiplier_ != 1) out = at::mul(out, multiplier_);
     const nn::SequenceOffset place = nn::sequence_offset(residual, sp_);
     return {nn::kHiddenStates, nn::PendingSum{out, residual, {dropout_, nullptr, place}}};
   }
 
-  void collect_params(std::vector<nn::Param*>&) override {}
+  void collect_params(std::vector<nn::Param*>& params) override {
+    if (layer_->from_latent) layer_->from_latent->collect_params(params);
+  }
   nn::SegmentTraits traits() const override { return {.module = config::CudaGraphModule::moe}; }
 
  private:
@@ -286,6 +299,13 @@ ExpertsLayer::ExpertsLayer(ExpertsLayerSpec its_spec, const config::Model& model
       dispatcher(make_dispatcher({at, its_context.target, model, &experts, spec.layer})) {
   if (model.moe_shared_expert_intermediate_size > 0)
     shared.emplace(spec.name + ".shared_experts", model, its_context);
+  const int64_t latent = model.moe_latent_size, hidden = model.hidden_size;
+  if (latent == 0) return;
+  to_latent.emplace(latent_spec(spec.name, "fc1_latent_proj", hidden, latent, model.mlp_bias()),
+                    nn::LinearSplit::none, its_context);
+  nn::LinearSpec back = latent_spec(spec.name, "fc2_latent_proj", latent, hidden, model.mlp_bias());
+  back.init = nn::Init::scaled_normal;
+  from_latent.emplace(back, nn::LinearSplit::none, its_context);
 }
 
 void add_expert_segments(nn::Block& block, const std::shared_ptr<ExpertsLayer>& layer, const config::Model& model,

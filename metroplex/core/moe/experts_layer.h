@@ -1,6 +1,7 @@
 // The feed-forward half of a layer with experts, as segments of its block: norm and router, shared expert (if graphs
 // contain it, ExpertContext::captures_shared_expert), dispatch plan, dispatch, experts, combine. They pass
-// LayerValues (layer_values.h).
+// LayerValues (layer_values.h). With model.moe_latent_size, dispatch projects the rows that it sends to that width,
+// and combine projects their sums back.
 #pragma once
 
 #include <cstdint>
@@ -16,6 +17,7 @@
 #include "moe/layer_values.h"
 #include "moe/shared_experts.h"
 #include "nn/layer_context.h"
+#include "nn/linear.h"
 #include "nn/norm.h"
 #include "nn/segment.h"
 
@@ -39,6 +41,7 @@ struct ExpertsLayer {
   Experts experts;  // used by the experts segment; with replica slots also by the dispatch segment
   std::unique_ptr<Dispatcher> dispatcher;
   std::optional<SharedExperts> shared;
+  std::optional<nn::Linear> to_latent, from_latent;  // replicated: <name>.fc1_latent_proj and <name>.fc2_latent_proj
 };
 
 void add_expert_segments(nn::Block& block, const std::shared_ptr<ExpertsLayer>& layer, const config::Model& model,

@@ -38,7 +38,7 @@ struct LayerValues {
   ReplicaWeights replicas = {};            // on ranks with replica slots
   CombinePlan back = {};                   // without `table`, which is in `state`
   ExpertRows rows = {};
-  at::Tensor row_output = {};  // [R, h]; partial sums over etp
+  at::Tensor row_output = {};  // [R, expert_row_width]; partial sums over etp
   std::shared_ptr<DispatchState> state = {};
 };
 

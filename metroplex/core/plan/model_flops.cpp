@@ -44,7 +44,8 @@ ModelShape model_shape(const config::Config& config, int64_t padded_vocab_size) 
     shape.experts = ExpertShape{.num_experts = model.num_moe_experts,
                                 .router_topk = model.moe_router_topk,
                                 .ffn_hidden_size = config::expert_ffn_width(model),
-                                .shared_ffn_hidden_size = model.moe_shared_expert_intermediate_size};
+                                .shared_ffn_hidden_size = model.moe_shared_expert_intermediate_size,
+                                .latent_size = model.moe_latent_size};
   }
   if (!model.hybrid_layer_pattern.empty()) {
     shape.mamba =
@@ -98,20 +99,21 @@ double step_flops(const ModelShape& shape, const StepTokens& step) {
                batch = as_double(step.batch_size);
   const double tokens = step.num_tokens.value_or(batch * length);
   const double squares = step.squared_length_sum.value_or(batch * length * length);
-  const auto feed_forward = [&](int64_t width) {
-    return hidden * as_double(width) * (shape.gated_linear_unit ? 3 : 2);
+  const auto feed_forward = [&](double in, int64_t width) {
+    return in * as_double(width) * (shape.gated_linear_unit ? 3 : 2);
   };
   const double mtp = as_double(shape.mtp_num_layers);
   const auto layers = [&](bool LayerParts::*part) { return as_double(shape.count(part)); };
   double sum = layers(&LayerParts::attention) * attention_products(shape, tokens, squares);
-  sum += layers(&LayerParts::mlp) * tokens * feed_forward(shape.ffn_hidden_size);
+  sum += layers(&LayerParts::mlp) * tokens * feed_forward(hidden, shape.ffn_hidden_size);
   if (shape.delta_net) sum += layers(&LayerParts::delta_net) * delta_net_products(shape, *shape.delta_net, tokens);
   if (shape.mamba) sum += layers(&LayerParts::mamba) * tokens * mamba_products(shape, *shape.mamba);
   if (shape.experts) {
     const ExpertShape& experts = *shape.experts;
-    sum +=
-        layers(&LayerParts::experts) * tokens *
-        (feed_forward(experts.ffn_hidden_size * experts.router_topk) + feed_forward(experts.shared_ffn_hidden_size));
+    const double latent = as_double(experts.latent_size), routed = latent > 0 ? latent : hidden;
+    sum += layers(&LayerParts::experts) * tokens *
+           (feed_forward(routed, experts.ffn_hidden_size * experts.router_topk) +
+            feed_forward(hidden, experts.shared_ffn_hidden_size) + 2 * hidden * latent);
   }
   // Like Megatron: each of the three norms counts as one multiply-add per element.
   sum += tokens * mtp * (3 * hidden + 2 * hidden * hidden);
@@ -128,10 +130,11 @@ ModelShape with_all_experts(ModelShape shape) {
 int64_t idle_parameters(const ModelShape& shape) {
   if (!shape.experts) return 0;
   const ExpertShape& expert = *shape.experts;
-  const int64_t first = expert.ffn_hidden_size * (shape.gated_linear_unit ? 2 : 1), hidden = shape.hidden_size;
-  const int64_t biases = shape.linear_bias ? first + hidden : 0;
+  const int64_t first = expert.ffn_hidden_size * (shape.gated_linear_unit ? 2 : 1),
+                width = expert.latent_size > 0 ? expert.latent_size : shape.hidden_size;
+  const int64_t biases = shape.linear_bias ? first + width : 0;
   return shape.count(&LayerParts::experts) * (expert.num_experts - expert.router_topk) *
-         (hidden * (first + expert.ffn_hidden_size) + biases);
+         (width * (first + expert.ffn_hidden_size) + biases);
 }
 
 }  // namespace metroplex::plan

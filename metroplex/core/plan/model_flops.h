@@ -17,6 +17,7 @@ struct ExpertShape {
   int64_t router_topk = 0;
   int64_t ffn_hidden_size = 0;
   int64_t shared_ffn_hidden_size = 0;  // 0: no shared expert
+  int64_t latent_size = 0;             // 0: routed experts have the width of the model
 };
 
 // Multi-head latent attention.

@@ -120,7 +120,8 @@ struct Layer {
     whole("mlp.experts.linear_fc2.weight", base::concat(names.block, ".", names.down, ".weight"), {count, h, f});
   }
   void separate_experts() const {
-    const int64_t f = config::expert_ffn_width(model), h = model.hidden_size, count = model.num_moe_experts;
+    const int64_t f = config::expert_ffn_width(model), h = config::expert_row_width(model),
+                  count = model.num_moe_experts;
     const bool gated = model.gated_linear_unit;
     MappedTensor one{ours + "mlp.experts.linear_fc1.weight", {count, gated ? 2 * f : f, h}, {}},
         two{ours + "mlp.experts.linear_fc2.weight", {count, h, f}, {}};
@@ -132,6 +133,16 @@ struct Layer {
     }
     out.push_back(std::move(one));
     out.push_back(std::move(two));
+  }
+  void latent_projections() const {
+    const int64_t hidden = model.hidden_size, latent = model.moe_latent_size;
+    const auto add = [&](const std::string& name, int64_t rows, int64_t columns) {
+      const std::string our_name = "mlp." + name, their_name = base::concat(names.block, ".", name);
+      whole(our_name + ".weight", their_name + ".weight", {rows, columns});
+      if (model.mlp_bias()) whole(our_name + ".bias", their_name + ".bias", {rows});
+    };
+    add("fc1_latent_proj", latent, hidden);
+    add("fc2_latent_proj", hidden, latent);
   }
   void experts() const {
     const int64_t h = model.hidden_size, count = model.num_moe_experts;
@@ -148,6 +159,7 @@ struct Layer {
     if (interleaved || names.experts == Experts::columns) joined_columns(interleaved);
     else if (names.experts == Experts::rows) joined_rows();
     else separate_experts();
+    if (model.moe_latent_size > 0) latent_projections();
     const int64_t shared = model.moe_shared_expert_intermediate_size;
     if (shared == 0) return;
     mlp("mlp.shared_experts", block + names.shared, shared);

@@ -174,11 +174,16 @@ class Layer {
       add("mlp.router.expert_bias", {count});
       out_.back().kind = "buffer";
     }
-    add_stack("linear_fc1.weight", {count, inner, hidden});
-    add_stack("linear_fc2.weight", {count, hidden, width});
+    const int64_t row_width = config::expert_row_width(model_);
+    add_stack("linear_fc1.weight", {count, inner, row_width});
+    add_stack("linear_fc2.weight", {count, row_width, width});
     if (model_.add_bias_linear) {
       add_stack("linear_fc1.bias", {count, inner});
-      add_stack("linear_fc2.bias", {count, hidden});
+      add_stack("linear_fc2.bias", {count, row_width});
+    }
+    if (model_.moe_latent_size > 0) {
+      add_linear("mlp.fc1_latent_proj", row_width, hidden, model_.mlp_bias());
+      add_linear("mlp.fc2_latent_proj", hidden, row_width, model_.mlp_bias());
     }
     if (model_.moe_shared_expert_intermediate_size == 0) return;
     add_mlp("mlp.shared_experts", model_.moe_shared_expert_intermediate_size);

@@ -41,7 +41,6 @@ constexpr Reason kNotImplemented[] = {
     {"encoder stages of a T5", "--pipeline-model-parallel-split-rank"},
     {"ends a run at each phase and restarts the data count", "--phase-transition-iterations"},
     {"ends or restarts a run at a loss spike", "--check-for-spiky-loss"},
-    {"experts that are narrower than the model", "--moe-latent-size"},
     {"fill-in-the-middle data", "--fim-data"},
     {"format in which gradients are reduced", "--fp32-allreduce"},
     {"format in which gradients of some parameters are accumulated",

@@ -57,7 +57,7 @@ static void add_experts(const ConfigReader& config, Settings& settings) {
   config.require(config.integer("n_shared_experts", 1) == 1, "n_shared_experts", "1");
   set(settings, "moe_shared_expert_intermediate_size", config.integer("moe_shared_expert_intermediate_size", 7688));
   set(settings, "moe_router_topk_scaling_factor", config.number("routed_scaling_factor", 1.0));
-  config.require(!config.has("moe_latent_size"), "moe_latent_size", "experts of the width of the model (null)");
+  set(settings, "moe_latent_size", config.integer_or_null("moe_latent_size", 0));
   add_sigmoid_routing(config, 1, 1, settings);
 }
 
@@ -139,6 +139,7 @@ static Json make_config(const config::Model& m) {
   json["n_shared_experts"] = 1;
   json["moe_shared_expert_intermediate_size"] = std::max<int64_t>(1, m.moe_shared_expert_intermediate_size);
   json["norm_topk_prob"] = normalizes_topk(m);
+  json["moe_latent_size"] = m.moe_latent_size > 0 ? Json(m.moe_latent_size) : Json();
   return json;
 }
 
