@@ -221,17 +221,19 @@ PYTHON
 held
 holds "DoRA begins as the model, and merged and exported DoRA adapters have the loss of their run"
 
-# Each routed expert has its own adapters. Bounds as for LoRA above.
-experts=$repository/tests/vectors/hf/mixtral
-run 0 train --model.from "$experts" "${small[@]}" --peft.lora_rank=2 --train.train_iters=3 --checkpoint.save=routed \
-  --peft.lora_target_modules=experts.gate_proj,experts.up_proj,experts.down_proj --nproc 2 --ep 2
-run 0 convert routed --to peft routed_adapters
-run 0 convert routed --to hf routed_merged --dtype fp32
-python3 - "$(test_loss --load routed)" "$(test_loss --model.from routed_merged)" "$(test_loss --model.from "$experts" --peft.from routed_adapters)" \
-  "$(test_loss --model.from "$experts")" << 'PYTHON'
+# Each routed expert has its own adapters; so have the projections around experts. Bounds as for LoRA above.
+for case in mixtral:experts.gate_proj,experts.up_proj,experts.down_proj nemotron_h_latent:fc1_latent_proj,fc2_latent_proj; do
+  name=${case%%:*} experts=$repository/tests/vectors/hf/${case%%:*}
+  run 0 train --model.from "$experts" "${small[@]}" --peft.lora_rank=2 --train.train_iters=3 --checkpoint.save="$name" \
+    --peft.lora_target_modules="${case#*:}" --nproc 2 --ep 2
+  run 0 convert "$name" --to peft "${name}_adapters"
+  run 0 convert "$name" --to hf "${name}_merged" --dtype fp32
+  python3 - "$(test_loss --load "$name")" "$(test_loss --model.from "${name}_merged")" \
+    "$(test_loss --model.from "$experts" --peft.from "${name}_adapters")" "$(test_loss --model.from "$experts")" << 'PYTHON'
 import sys
 trained, merged, read, base = map(float, sys.argv[1:])
 assert abs(trained - merged) < 1e-5 and trained == read and abs(trained - base) > 0.01, sys.argv
 PYTHON
-held
-holds "adapters of routed experts, merged or read, have the loss of their run"
+  held
+done
+holds "adapters of routed experts and of their projections, merged or read, have the loss of their run"

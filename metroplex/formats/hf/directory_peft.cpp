@@ -72,10 +72,12 @@ std::vector<ExportedTensor> exported_modules(const checkpoint::Reader& run, cons
 void check_words(const checkpoint::Reader& run, const config::Model& model, const std::vector<ExportedTensor>& all) {
   if (!model.has_experts()) return;
   for (const ExportedTensor& tensor : all) {
-    MPX_CHECK(tensor.ours.find(".mlp.") == std::string::npos || config::is_routed(tensor.ours), "hf", "'",
-              run.directory(), "': PEFT would read ", tensor.ours,
+    const bool is_mlp =
+        tensor.ours.find(".mlp.") != std::string::npos && tensor.ours.find("_latent_proj.") == std::string::npos;
+    MPX_CHECK(!is_mlp || config::is_routed(tensor.ours), "hf", "'", run.directory(), "': PEFT would read ",
+              tensor.ours,
               " as an adapter of routed experts; use --to hf to write a model with merged adapters, or train with "
-              "only attention modules or experts.* in peft.lora_target_modules");
+              "only other modules or experts.* in peft.lora_target_modules");
   }
 }
 
