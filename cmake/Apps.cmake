@@ -49,7 +49,7 @@ list(TRANSFORM hf_directories REPLACE "/expected\\.json$" "")
 set(hf_even_heads ${hf_directories})
 list(FILTER hf_even_heads EXCLUDE REGEX "/gpt2_fp16$")  # has 3 heads
 set(hf_experts ${hf_directories})
-list(FILTER hf_experts INCLUDE REGEX "/(mixtral|qwen3_moe|qwen3_next$|qwen3_5_moe|deepseek|gpt_oss|kimi_k2|glm4_moe|ernie4_5_moe|nemotron_h_latent)")  # an even number
+list(FILTER hf_experts INCLUDE REGEX "/(mixtral|qwen3_moe|qwen3_next$|qwen3_5_moe|deepseek|gpt_oss|kimi_k2|glm4_moe|ernie4_5_moe|nemotron_h_latent|minimax$|minimax_factors)")  # an even number
 # hf_parity_test(NAME DIRECTORIES OPTIONS...)
 function(hf_parity_test name directories)
   add_test(NAME hf_parity_${name} COMMAND metroplex_hf_parity ${${directories}} ${ARGN})

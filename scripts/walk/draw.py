@@ -207,6 +207,7 @@ class Drawing(Experts, Positions):
         self.maybe("model.scale_embeddings", "true")
         self.maybe("model.embedding_multiplier", 0.5, 12)
         self.maybe("model.residual_multiplier", 0.2, 2)
+        self.maybe("model.residual_stream_multiplier", 0.5, 2)
         self.maybe("model.logits_scaling", 0.25, 16)
         self.maybe("model.apply_layernorm_1p", "true")
         if not codegeex and not self.experts:
@@ -215,6 +216,11 @@ class Drawing(Experts, Positions):
                 self.maybe("model.pre_norm", "false")
             else:
                 self.maybe("model.parallel_attention_mlp", "true")
+        if self.keys.get("model.pre_norm") != "false":
+            self.maybe("model.apply_residual_connection_post_layernorm", "true")
+        if "model.parallel_attention_mlp" not in self.keys:
+            self.maybe("model.residual_multiplier_mlp", 0.3, 1.5)
+            self.maybe("model.residual_stream_multiplier_mlp", 0.3, 1.5)
         if self.family in ("llama", "mixtral", "qwen3_moe") or self.keys.get("model.gated_linear_unit") == "true":
             self.maybe("model.activation_func_clamp_value", 0.01, 1)
             self.maybe("model.glu_linear_offset", 1, -0.5)
@@ -476,9 +482,19 @@ class Drawing(Experts, Positions):
         self.maybe("model.attention_output_gate", "true")
         if self.hybrid or "model.mtp_num_layers" in self.keys or "model.hybrid_layer_pattern" in self.keys or not self.chance(0.2):
             return
-        self.put("model.experimental_attention_variant", "gated_delta_net")
         self.put("model.linear_attention_freq", "[1]*%d+[0]" % (self.layers - 1) if self.layers > 1 else "[1]")
-        self.delta_net_sizes()
+        if self.lightning_fits() and self.chance(0.5):
+            self.put("model.experimental_attention_variant", "lightning_attention")
+            self.maybe("model.lightning_chunk_size", 1, 3, 8, odds=0.6)
+        else:
+            self.put("model.experimental_attention_variant", "gated_delta_net")
+            self.delta_net_sizes()
+        if "model.parallel_attention_mlp" not in self.keys:
+            self.maybe("model.residual_multiplier_linear", 0.3, 1.5, odds=0.3)
+            self.maybe("model.residual_stream_multiplier_linear", 0.3, 1.5, odds=0.3)
+
+    def lightning_fits(self):
+        return int(self.keys["model.num_attention_heads"]) % (self.tp * self.cp) == 0
 
     def delta_net_sizes(self):
         heads = self.tp * self.cp * self.one(1, 1, 2)
@@ -493,8 +509,11 @@ class Drawing(Experts, Positions):
         excluded = ("model.parallel_attention_mlp", "model.multi_latent_attention", "model.mtp_num_layers")
         if self.hybrid or self.experts or self.family == "codegeex" or any(key in self.keys for key in excluded) or not self.chance(0.15):
             return
-        symbols = [self.one("M", "M", "G", "*", "-") for _ in range(self.layers)]
+        symbols = [self.one("M", "M", "G", "L" if self.lightning_fits() else "G", "*", "-") for _ in range(self.layers)]
         symbols[self.rng.randrange(self.layers)] = "M"
+        if "-" not in symbols:
+            for key in ("model.residual_multiplier_mlp", "model.residual_stream_multiplier_mlp"):
+                self.keys.pop(key, None)
         self.put("model.hybrid_layer_pattern", "".join(symbols))
         if "G" in symbols:
             self.delta_net_sizes()

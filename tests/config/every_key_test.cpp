@@ -55,6 +55,7 @@ TEST(EveryKey, TakesAValueFromYamlAndAnOptionAndIsPrinted) {
                               "softmax",
                               "learnable",
                               "gated_delta_net",
+                              "lightning_attention",
                               "never",
                               "sgd",
                               "optim",

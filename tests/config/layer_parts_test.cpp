@@ -13,6 +13,7 @@ static std::string to_text(const Model& model) {
   for (const LayerParts& parts : layer_parts(model)) {
     for (const auto& [has, symbol] : {std::pair{parts.mamba, 'M'},
                                       {parts.delta_net, 'G'},
+                                      {parts.lightning, 'L'},
                                       {parts.attention, '*'},
                                       {parts.mlp, '-'},
                                       {parts.experts, 'E'}})
@@ -34,8 +35,9 @@ TEST(LayerParts, AreThoseOfThePattern) {
   EXPECT_TRUE(parts_of_layer(model, 2).mamba);
   EXPECT_FALSE(parts_of_layer(model, 1).mamba);
   EXPECT_FALSE(any_layer_has(model, &LayerParts::attention));
-  model.hybrid_layer_pattern = "G*G";
-  EXPECT_EQ(to_text(model), "G * G ");
+  model.hybrid_layer_pattern = "L*G";
+  EXPECT_EQ(to_text(model), "L * G ");
+  EXPECT_TRUE(model.has_lightning());
   EXPECT_TRUE(model.has_delta_net() && !model.has_linear_attention());
   EXPECT_EQ(linear_attention_layers(model), std::vector<bool>(3)) << "those of linear_attention_freq";
   model.hybrid_layer_pattern = "E-MM";
@@ -58,6 +60,30 @@ TEST(LayerParts, MixerMayBeADeltaNet) {
   EXPECT_TRUE(parts_of_layer(model, 4).mlp) << "the top query layer of CodeGeeX is dense";
   model.linear_attention_freq = "x";
   EXPECT_FALSE(any_layer_has(model, &LayerParts::delta_net)) << "the rules report the pattern";
+}
+
+TEST(LayerParts, MixerMayBeLightningAttention) {
+  Model model;
+  model.num_layers = 4;
+  model.experimental_attention_variant = AttentionVariant::lightning_attention, model.linear_attention_freq = "2";
+  EXPECT_EQ(to_text(model), "L- *- L- *- ");
+  EXPECT_TRUE(model.has_linear_attention() && model.has_lightning() && !model.has_delta_net());
+}
+
+TEST(LayerParts, HaveTheirOwnResidualFactors) {
+  Model model;
+  model.residual_stream_multiplier = 2, model.residual_multiplier = 3;
+  const auto factors = [&](const ResidualFactors& each) { return std::pair{each.stream, each.result}; };
+  const LayerParts delta_net{.delta_net = true}, lightning{.lightning = true}, attention{.attention = true};
+  for (const LayerParts& parts : {delta_net, lightning, attention})
+    EXPECT_EQ(factors(mixer_residual(model, parts)), (std::pair{2.0, 3.0}));
+  EXPECT_EQ(factors(mlp_residual(model)), (std::pair{2.0, 3.0}));
+  model.residual_stream_multiplier_linear = 4, model.residual_multiplier_linear = 5;
+  model.residual_stream_multiplier_mlp = 6, model.residual_multiplier_mlp = 7;
+  EXPECT_EQ(factors(mixer_residual(model, delta_net)), (std::pair{4.0, 5.0}));
+  EXPECT_EQ(factors(mixer_residual(model, lightning)), (std::pair{4.0, 5.0}));
+  EXPECT_EQ(factors(mixer_residual(model, attention)), (std::pair{2.0, 3.0}));
+  EXPECT_EQ(factors(mlp_residual(model)), (std::pair{6.0, 7.0}));
 }
 
 TEST(LayerParts, UnsupportedSymbolsAreNamed) {

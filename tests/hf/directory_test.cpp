@@ -225,6 +225,15 @@ TEST(HfConfig, RefusesWhatOurModelsDoNotHave) {
       {"llama4_text", R"({"floor_scale": 0})", "floor_scale is 0"},
       {"llama4_text", R"({"attn_scale": -1})", "attn_scale is -1"},
       {"granite", R"({"residual_multiplier": 0})", "residual_multiplier is 0"},
+      {"minimax", R"({"layer_types": null, "attn_type_list": [0, 2, 1]})", "attn_type_list is [0,2,1]"},
+      {"minimax", R"({"layer_types": ["linear_attention", "sliding_attention", "full_attention"]})", "layer_types"},
+      {"minimax", R"({"mlp_alpha_factor": 0})", "mlp_alpha_factor is 0"},
+      {"minimax", R"({"full_attn_beta_factor": null, "layernorm_full_attention_beta": -1})",
+       "layernorm_full_attention_beta is -1"},
+      {"minimax", R"({"block_size": 0})", "block_size is 0"},
+      {"minimax", R"({"hidden_act": "gelu"})", "hidden_act is \"gelu\""},
+      {"minimax", R"({"postnorm": false})", "postnorm is false"},
+      {"minimax", R"({"shared_intermediate_size": 8})", "shared_intermediate_size is 8"},
       {"qwen3_next", R"({"layer_types": ["linear_attention", "full_attention"]})", "layer_types"},
       {"qwen3_next", R"({"layer_types": ["linear_attention", "sliding_attention", "full_attention"]})",
        "layer_types"},
@@ -336,6 +345,26 @@ TEST(HfConfig, KeysOfOneSortMeanKeysOfOurs) {
       {"minimax_m2",
        R"({"rope_parameters": {"rope_theta": 100}, "rotary_dim": 4})",
        {"rotary_percent=0.3333333333333333"}},
+      {"minimax",
+       R"({"layer_types": null, "linear_attn_alpha_factor": 2, "linear_attn_beta_factor": 3, "mlp_alpha_factor": 4,
+           "mlp_beta_factor": 5, "full_attn_alpha_factor": 6, "full_attn_beta_factor": 7})",
+       {"linear_attention_freq=[0,1,0]", "residual_stream_multiplier_linear=2", "residual_multiplier_linear=3",
+        "residual_stream_multiplier_mlp=4", "residual_multiplier_mlp=5", "residual_stream_multiplier=6",
+        "residual_multiplier=7", "apply_residual_connection_post_layernorm=true", "lightning_chunk_size=8"}},
+      // The keys of MiniMaxAI's own files.
+      {"minimax",
+       R"({"model_type": "minimax_m1", "layer_types": null, "attn_type_list": [0, 1, 0], "block_size": null,
+           "full_attn_alpha_factor": null, "linear_attn_alpha_factor": null, "mlp_alpha_factor": null,
+           "layernorm_full_attention_alpha": 3.5, "layernorm_full_attention_beta": 1.0,
+           "layernorm_linear_attention_alpha": 2.5, "layernorm_linear_attention_beta": 1.0,
+           "layernorm_mlp_alpha": 1.5, "layernorm_mlp_beta": 1.0, "postnorm": true, "rotary_dim": 4,
+           "shared_intermediate_size": 0, "shared_moe_mode": "sigmoid"})",
+       {"linear_attention_freq=[1,0,1]", "residual_stream_multiplier=3.5", "residual_stream_multiplier_linear=2.5",
+        "residual_stream_multiplier_mlp=1.5", "rotary_percent=0.5", "lightning_chunk_size=256",
+        "hf_model_type=minimax"}},
+      {"minimax",
+       R"({"layer_types": ["full_attention", "full_attention", "full_attention"], "hidden_act": "gelu"})",
+       {"linear_attention_freq=", "experimental_attention_variant=", "residual_multiplier_linear="}},
       {"qwen3_next",
        R"({"layer_types": null, "full_attention_interval": 2, "norm_topk_prob": false})",
        {"linear_attention_freq=[1,0,1]", "moe_router_pre_softmax=true"}},
@@ -421,32 +450,6 @@ TEST(HfConfig, KeysOfOneSortMeanKeysOfOurs) {
     one.model.generation_config.clear();
     one.model.hf_model_type.clear();
     EXPECT_EQ(config::differences(one, two), std::vector<std::string>{}) << given.name << " " << given.changes;
-  }
-}
-
-TEST(HfConfig, CodeOfTheDirectoryIsNoted) {
-  const test::Folder folder;
-  Json json = Json::parse(disk.read(test::kHfCases + "qwen3/config.json"));
-  EXPECT_TRUE(directory_notes(disk, test::kHfCases + "qwen3").empty());
-  json["auto_map"] = {{"AutoModelForCausalLM", "modeling.Model"}};
-  std::ofstream(folder.at("config.json")) << json;
-  EXPECT_TRUE(has(directory_notes(disk, folder.path()).at(0), "config.json' has auto_map"));
-}
-
-// As in transformers, which writes no such layers.
-TEST(HfConfig, MissingMultiTokenLayersAreNoted) {
-  const std::string directory = test::kHfCases + "deepseek_v3";
-  const test::Folder folder;
-  std::filesystem::copy(directory, folder.at("d"));
-  std::filesystem::permissions(folder.at("d/config.json"), std::filesystem::perms::owner_all);
-  Json json = Json::parse(disk.read(directory + "/config.json"));
-  for (const int layers : {0, 2}) {
-    json["num_nextn_predict_layers"] = layers;
-    std::ofstream(folder.at("d/config.json")) << json;
-    const std::vector<std::string> notes = directory_notes(disk, folder.at("d"));
-    EXPECT_EQ(notes.size(), layers == 0 ? 0u : 1u);
-    EXPECT_EQ(test::read_hf_model(folder.at("d")).mtp_num_layers, 0);
-    if (!notes.empty()) { EXPECT_TRUE(has(notes[0], "num_nextn_predict_layers = 2: the weight files have no")); }
   }
 }
 

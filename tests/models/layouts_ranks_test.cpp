@@ -124,6 +124,20 @@ std::vector<Variant> variants() {
     delta.model.rotary_percent = 0.5;
     all.push_back(delta);
   }
+  for (const bool documents : {false, true}) {
+    Variant lightning{documents ? "lightning attention, residual of norms with factors, documents"
+                                : "lightning attention, residual of norms with factors",
+                      llama_model(), 0, documents};
+    lightning.model.experimental_attention_variant = config::AttentionVariant::lightning_attention;
+    lightning.model.linear_attention_freq = "[1,0]", lightning.model.lightning_chunk_size = 3;
+    lightning.model.apply_residual_connection_post_layernorm = true;
+    lightning.model.residual_stream_multiplier = 1.7, lightning.model.residual_multiplier = 0.8;
+    lightning.model.residual_stream_multiplier_linear = 1.3, lightning.model.residual_multiplier_linear = 0.9;
+    lightning.model.residual_stream_multiplier_mlp = 0.7, lightning.model.residual_multiplier_mlp = 1.2;
+    lightning.model.add_attention_output_bias = lightning.model.add_mlp_bias = true;
+    lightning.model.hidden_dropout = documents ? 0 : 0.1;
+    all.push_back(lightning);
+  }
   Variant bare{"latent attention alone", llama_model()};
   bare.model.num_query_groups = 0;
   bare.model.multi_latent_attention = true;
@@ -250,9 +264,10 @@ TEST(LayoutsRanks, AChainOfStagesIsTheWholeModel) {
 // Rotary positions of a document are relative to each other, so a document has the same logits at any offset. The
 // tokens of a document are in another chunk: the rounding of nn_test DeltaRule (1e-13 a layer) in two layers. The
 // logits of tokens that see other documents differ by far more.
-TEST(GatedDeltaNet, PackedDocumentsEqualEachAlone) {
+TEST(LinearAttention, PackedDocumentsEqualEachAlone) {
   for (const Variant& variant : variants()) {
-    if (!variant.model.has_delta_net() || !variant.documents) continue;
+    if (!variant.model.has_linear_attention() || !variant.documents) continue;
+    SCOPED_TRACE(variant.name);
     const nn::Blocks blocks = models::build_stage(make_context(variant, {}, false), {0, 2, true, true});
     nn::Microbatch batch = make_batch(variant);
     batch.labels = batch.position_ids = at::Tensor();

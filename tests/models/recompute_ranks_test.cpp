@@ -69,6 +69,12 @@ std::vector<Variant> variants() {
   delta.model.linear_num_value_heads = 8, delta.model.linear_key_head_dim = delta.model.linear_value_head_dim = 6;
   delta.model.attention_output_gate = true;
   all.push_back(delta);
+  Variant lightning{"llama with lightning attention and a residual stream of norms", llama_model()};
+  lightning.model.experimental_attention_variant = config::AttentionVariant::lightning_attention;
+  lightning.model.linear_attention_freq = "2", lightning.model.lightning_chunk_size = 3;
+  lightning.model.apply_residual_connection_post_layernorm = true;
+  lightning.model.residual_stream_multiplier = 1.7;
+  all.push_back(lightning);
   Variant codegeex{"codegeex", gpt_model()};
   codegeex.model.family = "codegeex";
   codegeex.model.hidden_dropout = 0.1;
@@ -170,7 +176,7 @@ int64_t block_bytes(const config::Model& model, const Sizes& size, const Layout&
 TEST(RecomputeRanks, ABlockKeepsTheBytesOfTheFormula) {
   const int64_t s = 8, b = 3;
   for (const Variant& variant : variants()) {
-    if (variant.model.has_delta_net()) continue;  // the formula is that of softmax attention
+    if (variant.model.has_linear_attention()) continue;  // the formula is that of softmax attention
     for (const at::ScalarType dtype : {at::kDouble, at::kFloat, at::kBFloat16}) {
       for (const auto& [tp, sequence_parallel] : {std::pair{1, false}, std::pair{2, false}, std::pair{2, true}}) {
         SCOPED_TRACE(testing::Message() << variant.name << " " << dtype << " tp " << tp << " sp "

@@ -65,7 +65,7 @@ MUTANTS = [
     ("fork_drops_the_branch", "nn/dropout_norm.cpp", "return {dy.defined() ? dy : dh};", "return {dh};", parity("olmo2", "olmo3")),
     ("no_rope_pattern_inverted", "config/experts.cpp", "layers->flip();", "", parity("smollm3")),
     ("norm_after_rope_gradient_unrotated", "nn/attention.cpp", "if (rope_ && norms_after_rope_) rope_->rotate(gradient", "if (false) rope_->rotate(gradient", parity("hunyuan_v1_dense")),
-    ("experts_ignore_the_residual_multiplier", "moe/experts_layer.cpp", "if (multiplier_ != 1) out", "if (false) out", parity("granitemoe")),
+    ("experts_ignore_the_residual_multiplier", "moe/experts_layer.cpp", "nn::PendingSum{residual_.scale(out), residual, {", "nn::PendingSum{out, residual, {", parity("granitemoe")),
     ("logits_are_not_scaled", "models/decoder.cpp", "if (scaling_ != 1) logits", "if (false) logits", parity("granite")),
     ("longrope_factors_always_short", "nn/rope.cpp", "positions > spec_.factors.positions", "false", parity("phi3_long"), "expr"),
     ("keys_scaled_like_queries", "nn/rope.cpp", "const bool queries = what == Of::queries;", "const bool queries = true;", parity("ministral3")),

@@ -86,6 +86,14 @@ TEST(Flops, GatedDeltaNetsAndGatesCountTheirProducts) {
   expect_same(step_flops(shape, {}), step_flops(small(), {}) + 3 * 2 * (linear - attention + 16 * 8 * 8));
 }
 
+TEST(Flops, LightningAttentionCountsItsProducts) {
+  auto shape = small();
+  const double attention = 16 * (8 * 24 + 8 * 8) + 2 * (16.0 * 16 / 2) * 8;
+  shape.layers[0] = {.lightning = true, .mlp = true};
+  // Five projections of 8x8, and two products of each of the 8 channels with a state of 4.
+  expect_same(step_flops(shape, {}), step_flops(small(), {}) + 3 * 2 * (16 * (5 * 8 * 8 + 2 * 8 * 4) - attention));
+}
+
 TEST(Flops, WithoutLayersThereIsOnlyTheHead) {
   auto shape = small();
   shape.layers.clear();

@@ -117,6 +117,17 @@ config::Config delta_net(bool documents) {
   return config;
 }
 
+// Lightning attention, which exchanges rows for heads, and a residual stream of norms.
+config::Config lightning(bool documents) {
+  config::Config config = llama(documents);
+  config::Model& model = config.model;
+  model.num_query_groups = 8;
+  model.experimental_attention_variant = config::AttentionVariant::lightning_attention;
+  model.linear_attention_freq = "[1,0,1,1]", model.lightning_chunk_size = 5;
+  model.apply_residual_connection_post_layernorm = true, model.residual_stream_multiplier = 1.7;
+  return config;
+}
+
 // Multi-token prediction: following tokens are on other ranks. The prediction layers copy the window of the last
 // layer.
 config::Config ahead(bool documents) {
@@ -232,6 +243,7 @@ TEST(ContextParallelEqualsOneRank, WindowsAndCaps) { walk(windows, 60); }
 TEST(ContextParallelEqualsOneRank, ChunksAndScaledQueries) { walk(chunks, 40); }
 TEST(ContextParallelEqualsOneRank, NormsOverAllHeads) { walk(norms, 20); }
 TEST(ContextParallelEqualsOneRank, GatedDeltaNetAndGatedAttention) { walk(delta_net, 30); }
+TEST(ContextParallelEqualsOneRank, LightningAttention) { walk(lightning, 30); }
 TEST(ContextParallelEqualsOneRank, MultiTokenPredictionWithWindows) { walk(ahead, 40); }
 TEST(ContextParallelEqualsOneRank, Experts) { walk(experts, 60); }
 TEST(ContextParallelEqualsOneRank, MambaAndAttention) { walk(hybrid, 60); }

@@ -184,9 +184,19 @@ config::Config delta_llama() {
   return config;
 }
 
+// Lightning attention, with chunks shorter than the prompt and a residual stream of norms.
+config::Config lightning_llama() {
+  config::Config config = randomize(small_llama());
+  config.model.experimental_attention_variant = config::AttentionVariant::lightning_attention;
+  config.model.linear_attention_freq = "2", config.model.lightning_chunk_size = 3;
+  config.model.apply_residual_connection_post_layernorm = true;
+  return config;
+}
+
 TEST(Generate, TheCacheGivesWhatReadingEverythingAgainGives) {
-  for (const config::Config& base : {randomize(small_gpt()), randomize(small_llama()), scaled_llama(),
-                                     longrope_llama(), chunked_llama(), delta_llama(), randomize(small_hybrid())}) {
+  for (const config::Config& base :
+       {randomize(small_gpt()), randomize(small_llama()), scaled_llama(), longrope_llama(), chunked_llama(),
+        delta_llama(), lightning_llama(), randomize(small_hybrid())}) {
     for (const double temperature : {0.0, 1.0}) {
       GenerateOptions options;
       options.max_new_tokens = 16;

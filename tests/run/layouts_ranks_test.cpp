@@ -119,6 +119,19 @@ config::Config delta_net() {
       "optim: {lr: 1.0e-3, weight_decay: 0.1}\n");
 }
 
+// Lightning attention before each third layer; norms are the residual stream, with factors.
+config::Config lightning() {
+  return config::parse(
+      "model: {family: llama, num_layers: 6, hidden_size: 32, num_attention_heads: 8, num_query_groups: 4,"
+      " ffn_hidden_size: 48, vocab_size: 50, make_vocab_size_divisible_by: 8,"
+      " experimental_attention_variant: lightning_attention, linear_attention_freq: 3, lightning_chunk_size: 10,"
+      " apply_residual_connection_post_layernorm: true, residual_stream_multiplier: 1.7, residual_multiplier: 0.8,"
+      " residual_stream_multiplier_linear: 1.3, residual_multiplier_mlp: 1.2, hidden_dropout: 0.1}\n"
+      "train: {seq_length: 24, micro_batch_size: 2}\n"
+      "data: {reset_attention_mask: true}\n"
+      "optim: {lr: 1.0e-3, weight_decay: 0.1}\n");
+}
+
 // Two multi-token prediction layers; the last stage reads the first stage's embedding.
 config::Config ahead() {
   config::Config config = llama();
@@ -132,7 +145,7 @@ config::Config ahead() {
 config::Config hybrid() {
   return config::parse(
       "model: {family: llama, num_layers: 6, hidden_size: 32, num_attention_heads: 4, num_query_groups: 4,"
-      " ffn_hidden_size: 48, vocab_size: 50, make_vocab_size_divisible_by: 8, hybrid_layer_pattern: M-G*M-,"
+      " ffn_hidden_size: 48, vocab_size: 50, make_vocab_size_divisible_by: 8, hybrid_layer_pattern: M-G*ML,"
       " linear_num_key_heads: 4, linear_num_value_heads: 8, linear_key_head_dim: 3, linear_value_head_dim: 5,"
       " mamba_num_groups: 4, mamba_num_heads: 8, mamba_head_dim: 5, mamba_state_dim: 6, mamba_chunk_size: 3,"
       " mamba_dt_min: 0.01, hidden_dropout: 0.1}\n"
@@ -190,6 +203,7 @@ TEST(AnyLayoutEqualsOneRank, NormsAfterLayersAndMultipliers) { walk(norms(), 6, 
 TEST(AnyLayoutEqualsOneRank, ParallelAttentionAndMlp) { walk(parallel(), 6, 4); }
 TEST(AnyLayoutEqualsOneRank, ChunksAndNormsWithoutWeights) { walk(chunks(), 6, 4); }
 TEST(AnyLayoutEqualsOneRank, GatedDeltaNetAndGatedAttention) { walk(delta_net(), 6, 4); }
+TEST(AnyLayoutEqualsOneRank, LightningAttentionAndResidualOfNorms) { walk(lightning(), 6, 4); }
 TEST(AnyLayoutEqualsOneRank, MambaAttentionAndMlp) { walk(hybrid(), 6, 4); }
 TEST(AnyLayoutEqualsOneRank, MultiTokenPrediction) { walk(ahead(), 6, 4); }
 // Prediction layers in a stage before that of the loss: alone, after other layers, on the rank of the loss, with an

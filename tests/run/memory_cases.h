@@ -40,6 +40,10 @@ inline const std::string kDeltaNet =
     ", experimental_attention_variant: gated_delta_net, linear_attention_freq: 2, linear_num_key_heads: 2,"
     " linear_num_value_heads: 4, linear_key_head_dim: 5, linear_value_head_dim: 6, attention_output_gate: true";
 
+inline const std::string kLightning =
+    ", experimental_attention_variant: lightning_attention, linear_attention_freq: 2, lightning_chunk_size: 5,"
+    " apply_residual_connection_post_layernorm: true, residual_stream_multiplier: 1.7";
+
 inline const std::string kParallel =
     ", position_embedding_type: rope, add_norm_bias: false, parallel_attention_mlp: true, qk_layernorm: true";
 
@@ -125,6 +129,13 @@ inline std::vector<MemoryCase> saved_cases() {
        true,
        {1, 1, 1, 2, false},
        kDeltaNet + "}\n" + kBf16 + "parallel: {context_parallel_size: 2}\n"},
+      {"lightning", true, {}, kLightning + "}\n"},
+      {"lightning bf16 tp 2 sp", true, {2, 1, 1, 1, true}, kLightning + "}\n" + kBf16},
+      {"lightning recomputed core and norms",
+       true,
+       {},
+       kLightning + "}\n" +
+           "memory: {recompute_granularity: selective, recompute_modules: [core_attn, layernorm]}\n"},
       {"parallel attention and mlp", false, {}, kParallel + "}\n"},
       {"parallel attention and mlp bf16 tp 2 sp", false, {2, 1, 1, 1, true}, kParallel + "}\n" + kBf16},
       {"norms after layers bf16 tp 2 sp", true, {2, 1, 1, 1, true}, kNorms + "}\n" + kBf16},
@@ -271,6 +282,8 @@ inline std::vector<MemoryCase> peak_cases() {
       {"delta net", true, {}, kDeltaNet + "}\n"},
       {"delta net bf16 tp 2 sp", true, {2, 1, 1, 1, true}, kDeltaNet + "}\n" + kBf16},
       {"delta net recomputed core", true, {}, kDeltaNet + "}\n" + selective_recompute("core_attn")},
+      {"lightning", true, {}, kLightning + "}\n"},
+      {"lightning bf16 tp 2 sp", true, {2, 1, 1, 1, true}, kLightning + "}\n" + kBf16},
       {"norms after layers bf16 tp 2 sp", true, {2, 1, 1, 1, true}, kNorms + "}\n" + kBf16},
       {"hybrid", true, {}, kHybrid + "}\n"},
       {"hybrid bf16 tp 2 sp", true, {2, 1, 1, 1, true}, kHybrid + "}\n" + kBf16},

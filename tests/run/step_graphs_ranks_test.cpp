@@ -124,6 +124,20 @@ TEST(StepGraphs, GatedDeltaNetsHaveTheBitsOfStepsWithoutThem) {
   }
 }
 
+TEST(StepGraphs, LightningAttentionHasTheBitsOfStepsWithoutThem) {
+  for (const int64_t cp : {1, 2}) {
+    SCOPED_TRACE(::testing::Message() << "cp " << cp);
+    const TestLayout layout{1, 2, 1, 2, false};
+    config::Config config = test::small_llama();
+    config.model.experimental_attention_variant = config::AttentionVariant::lightning_attention;
+    config.model.linear_attention_freq = "2", config.model.lightning_chunk_size = 3;
+    config.model.apply_residual_connection_post_layernorm = true, config.model.residual_stream_multiplier = 1.7;
+    config.parallel.context_parallel_size = cp;
+    config = test::cut(config, layout);
+    expect_same_bits(train_steps(with_graphs(config), layout, 4), train_steps(config, layout, 4));
+  }
+}
+
 // The peak of the meter in an eager step equals the size of the pool of its graph.
 TEST(StepGraphs, ThePoolHoldsWhatIsPredicted) {
   const test::WithoutOneDnn without;

@@ -189,14 +189,17 @@ TEST(Zero, MuonOnEveryLayoutAndStageEqualsOneRank) {
   expect_equal_to_one_rank(config, all);
 }
 
-// in_proj is one matrix, of which each rank has rows of several sections.
-TEST(Zero, MuonOfMambaAndDeltaNetsEqualsOneRank) {
+// Each rank has rows of several sections of in_proj.
+TEST(Zero, MuonOfLinearAttentionEqualsOneRank) {
   config::Config delta_net = small_llama();
   delta_net.model.experimental_attention_variant = config::AttentionVariant::gated_delta_net;
   delta_net.model.linear_attention_freq = "2";
   delta_net.model.linear_num_key_heads = 2, delta_net.model.linear_key_head_dim = 5;
   delta_net.model.linear_num_value_heads = 4, delta_net.model.linear_value_head_dim = 3;
-  for (config::Config config : {small_hybrid(), delta_net}) {
+  config::Config lightning = small_llama();
+  lightning.model.experimental_attention_variant = config::AttentionVariant::lightning_attention;
+  lightning.model.linear_attention_freq = "2";
+  for (config::Config config : {small_hybrid(), delta_net, lightning}) {
     config.optim.optimizer = "muon";
     expect_equal_to_one_rank(config,
                              {{{2, 1, 1, 1, true}, 0, 1}, {{2, 2, 1, 2, false}, 1, 1}, {{2, 1, 1, 4, true}, 3, 1}});

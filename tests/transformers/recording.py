@@ -1,6 +1,9 @@
 """Results of transformers in the form of tests/vectors/hf/*/expected.json, for the scripts that record cases."""
 import hashlib
+import json
 
+import torch
+import transformers
 from safetensors.torch import load_file
 
 PROMPT, NEW_TOKENS, SEQUENCES, LENGTH = 6, 12, 2, 24
@@ -28,3 +31,31 @@ def describe_tensor(tensor):
 
 def sums(path):
     return {name: hashlib.sha256(tensor.contiguous().numpy().tobytes()).hexdigest() for name, tensor in load_file(path).items()}
+
+
+def run(model, tokens):
+    out = model(tokens, labels=tokens)
+    return out.logits.detach(), out.loss.item(), torch.autograd.grad(out.loss, list(model.parameters()))
+
+
+def write_case(out, model, seed, split=lambda name, tensor: {name: tensor}, constants=()):
+    """Writes the directory `out` for the model. `split` maps a parameter's name and gradient to those of the files; `constants` are
+    tensors of the files that are no parameters."""
+    model.save_pretrained(out)
+    tokens = torch.randint(3, model.config.vocab_size, (SEQUENCES, LENGTH))
+    prompt = torch.randint(3, model.config.vocab_size, (1, PROMPT))
+    generated = model.generate(prompt, max_new_tokens=NEW_TOKENS, min_new_tokens=NEW_TOKENS, do_sample=False, use_cache=False)
+    logits, loss, gradients = run(model, tokens)
+    stored = {key: tensor for (name, _), gradient in zip(model.named_parameters(), gradients) for key, tensor in split(name, gradient).items()}
+    exact_logits, exact_loss, exact = run(model.double(), tokens)
+    distance = max(((a - b).norm() / b.norm()).item() for a, b in zip(gradients, exact))
+    expected = {
+        "made_with": {"transformers": transformers.__version__, "torch": torch.__version__}, "case": out.name, "seed": seed,
+        "stored_dtype": "float32", "compute_dtype": "float32", "attention": "eager", "input_ids": tokens.tolist(), "loss": number(loss),
+        "logits": describe_logits(logits),
+        "generation": {"prompt": prompt[0].tolist(), "new_tokens": generated[0, PROMPT:].tolist()},
+        "gradients": {name: describe_tensor(gradient) for name, gradient in sorted(stored.items())}, "no_gradient": list(constants),
+        "rounding": {"loss": abs(loss - exact_loss), "logits_max_abs": (logits - exact_logits).abs().max().item(),
+                     "gradients_max_relative_l2": distance},
+        "tensor_sha256": sums(out / "model.safetensors")}
+    (out / "expected.json").write_text(json.dumps(expected) + "\n")

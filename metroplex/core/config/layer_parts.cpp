@@ -38,6 +38,9 @@ std::optional<std::vector<LayerParts>> read_hybrid_layers(const std::string& pat
       case Sublayer::delta_net:
         parts.delta_net = true;
         break;
+      case Sublayer::lightning:
+        parts.lightning = true;
+        break;
       case Sublayer::attention:
         parts.attention = true;
         break;
@@ -63,13 +66,18 @@ std::vector<LayerParts> layer_parts(const Model& model) {
     std::string problem;
     const auto layers = read_hybrid_layers(model.hybrid_layer_pattern, model.num_layers, problem);
     MPX_CHECK(layers.has_value(), "config", "model.hybrid_layer_pattern = ", model.hybrid_layer_pattern,
-              ": must have one symbol per layer, but ", problem, "; write M, G, *, - or E for each layer");
+              ": must have one symbol per layer, but ", problem, "; write M, G, L, *, - or E for each layer");
     return *layers;
   }
   const std::vector<bool> experts = moe_layers(model), linear = linear_attention_layers(model);
+  const bool lightning = model.has_lightning();
   std::vector<LayerParts> layers;
   for (size_t i = 0; i < experts.size(); ++i)
-    layers.push_back({.delta_net = linear[i], .attention = !linear[i], .mlp = !experts[i], .experts = experts[i]});
+    layers.push_back({.delta_net = linear[i] && !lightning,
+                      .lightning = linear[i] && lightning,
+                      .attention = !linear[i],
+                      .mlp = !experts[i],
+                      .experts = experts[i]});
   return layers;
 }
 
@@ -91,6 +99,19 @@ bool any_layer_has(const Model& model, bool LayerParts::*part) {
   if (!has_valid_patterns(model)) return false;
   const std::vector<LayerParts> layers = layer_parts(model);
   return std::any_of(layers.begin(), layers.end(), [&](const LayerParts& layer) { return layer.*part; });
+}
+
+static ResidualFactors residual_factors(const Model& model, double stream, double result) {
+  return {stream > 0 ? stream : model.residual_stream_multiplier, result > 0 ? result : model.residual_multiplier};
+}
+
+ResidualFactors mixer_residual(const Model& m, const LayerParts& parts) {
+  if (!parts.has_linear_attention()) return residual_factors(m, 0, 0);
+  return residual_factors(m, m.residual_stream_multiplier_linear, m.residual_multiplier_linear);
+}
+
+ResidualFactors mlp_residual(const Model& m) {
+  return residual_factors(m, m.residual_stream_multiplier_mlp, m.residual_multiplier_mlp);
 }
 
 int64_t mamba_heads(const Model& model) {

@@ -22,10 +22,12 @@ inline constexpr Word<RopeType> kWords<RopeType>[] = {{RopeType::automatic, "aut
                                                       {RopeType::yarn, "yarn"},
                                                       {RopeType::longrope, "longrope"}};
 
-enum class AttentionVariant { none, gated_delta_net };
+enum class AttentionVariant { none, gated_delta_net, lightning_attention };
 template <>
 inline constexpr Word<AttentionVariant> kWords<AttentionVariant>[] = {
-    {AttentionVariant::none, "none"}, {AttentionVariant::gated_delta_net, "gated_delta_net"}};
+    {AttentionVariant::none, "none"},
+    {AttentionVariant::gated_delta_net, "gated_delta_net"},
+    {AttentionVariant::lightning_attention, "lightning_attention"}};
 
 enum class SoftmaxType { vanilla, off_by_one, learnable };
 template <>
@@ -110,16 +112,25 @@ struct Model {
     return rope_type == RopeType::yarn || (rope_type == RopeType::automatic && multi_latent_attention);
   }
   bool longrope() const { return rope_type == RopeType::longrope; }
-  // Layers of model.linear_attention_freq have gated delta nets. hybrid_layer_pattern may name others.
-  bool has_linear_attention() const { return experimental_attention_variant == AttentionVariant::gated_delta_net; }
-  bool has_delta_net() const { return has_linear_attention() || hybrid_layer_pattern.find('G') != std::string::npos; }
+  // Layers of model.linear_attention_freq have the variant. hybrid_layer_pattern may name others.
+  bool has_linear_attention() const { return experimental_attention_variant != AttentionVariant::none; }
+  bool has_delta_net() const { return has_variant(AttentionVariant::gated_delta_net, 'G'); }
+  bool has_lightning() const { return has_variant(AttentionVariant::lightning_attention, 'L'); }
   bool has_window() const { return window_size >= 0; }
   bool has_local_attention() const { return has_window() || attention_chunk_size > 0; }
   bool output_bias() const { return add_bias_linear || add_attention_output_bias; }
   bool mlp_bias() const { return add_bias_linear || add_mlp_bias; }
   // Whether output projections add their biases themselves, because the complete sum is normalized or scaled.
-  bool needs_whole_sum() const { return sandwich_norm || parallel_attention_mlp || residual_multiplier != 1; }
+  bool needs_whole_sum() const {
+    return sandwich_norm || parallel_attention_mlp || residual_multiplier != 1 || residual_multiplier_linear > 0 ||
+           residual_multiplier_mlp > 0;
+  }
   bool has_capacity() const { return moe_expert_capacity_factor > 0; }
+
+ private:
+  bool has_variant(AttentionVariant variant, char symbol) const {
+    return experimental_attention_variant == variant || hybrid_layer_pattern.find(symbol) != std::string::npos;
+  }
 };
 
 }  // namespace metroplex::config

@@ -87,6 +87,18 @@ void resolve_routing(Model& m) {
   if (m.moe_shared_expert_intermediate_size == 0) m.moe_shared_expert_gate = false;
 }
 
+// A key of linear attention or MLPs that is 0 has the general value.
+void resolve_residual(Model& m, bool linear, bool feeds) {
+  const bool others = any_layer_has(m, &LayerParts::attention) || any_layer_has(m, &LayerParts::mamba);
+  const auto resolve = [&](double& general, double& of_linear, double& of_mlp) {
+    of_linear = !linear ? 0 : of_linear > 0 ? of_linear : general;
+    of_mlp = !feeds ? 0 : of_mlp > 0 ? of_mlp : general;
+    if (!others) general = 1;
+  };
+  resolve(m.residual_multiplier, m.residual_multiplier_linear, m.residual_multiplier_mlp);
+  resolve(m.residual_stream_multiplier, m.residual_stream_multiplier_linear, m.residual_stream_multiplier_mlp);
+}
+
 // Resets the keys for which `belongs` is true to their defaults.
 template <class Belongs>
 Model reset_keys(const Model& m, const Belongs& belongs) {
@@ -115,9 +127,11 @@ Model resolve_function(Model m) {
   if (!dense && m.moe_shared_expert_intermediate_size == 0 && m.moe_latent_size == 0) m.add_mlp_bias = false;
   if (any_layer_has(m, &LayerParts::mamba)) m.mamba_num_heads = mamba_heads(m);
   else m = reset_keys(m, [](const std::string& name) { return name.starts_with("mamba_"); });
+  const bool lightning = any_layer_has(m, &LayerParts::lightning);
+  resolve_residual(m, lightning || any_layer_has(m, &LayerParts::delta_net), dense || experts);
   if (!any_layer_has(m, &LayerParts::attention)) {
-    m.num_attention_heads = m.num_query_groups = m.kv_channels = 1;
-    m.softmax_scale = 0, m.add_qkv_bias = m.add_attention_output_bias = false;
+    m.num_query_groups = 1, m.softmax_scale = 0, m.add_qkv_bias = m.add_attention_output_bias = false;
+    if (!lightning) m.num_attention_heads = m.kv_channels = 1;
   }
   if (experts) {
     resolve_routing(m);

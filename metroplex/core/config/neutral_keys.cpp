@@ -15,6 +15,7 @@ bool is_neutral_key(const std::string& name) {
                                            "init_method_std",
                                            "sharded_initialization",
                                            "mamba_chunk_size",
+                                           "lightning_chunk_size",
                                            "special_token_ids",
                                            "generation_config",
                                            "mtp_loss_scaling_factor",

@@ -6,6 +6,7 @@
 
 #include "config/experts.h"
 #include "config/family.h"
+#include "config/layer_parts.h"
 
 namespace metroplex::config {
 
@@ -238,6 +239,26 @@ void check_layer_parts(Rules& rules) {
                 kUnits, "leave it 0, or turn the gate on");
 }
 
+void check_residual(Rules& rules) {
+  const Model& m = rules.config.model;
+  rules.require(!m.apply_residual_connection_post_layernorm || m.pre_norm,
+                "model.apply_residual_connection_post_layernorm", "true",
+                "needs model.pre_norm: the residual stream is the output of these norms",
+                "turn it off, or turn pre_norm on");
+  const bool linear = any_layer_has(m, &LayerParts::delta_net) || any_layer_has(m, &LayerParts::lightning);
+  const bool feeds = any_layer_has(m, &LayerParts::mlp) || any_layer_has(m, &LayerParts::experts);
+  const auto check = [&](const char* key, double value, bool has_layer, const char* layer) {
+    rules.require(value == 0 || has_layer, key, value, concat("has no effect without ", layer), "leave it 0");
+    rules.require(value == 0 || !m.parallel_attention_mlp, key, value,
+                  "excludes model.parallel_attention_mlp, whose results are added together", "leave it 0");
+  };
+  check("model.residual_multiplier_linear", m.residual_multiplier_linear, linear, "layers with linear attention");
+  check("model.residual_stream_multiplier_linear", m.residual_stream_multiplier_linear, linear,
+        "layers with linear attention");
+  check("model.residual_multiplier_mlp", m.residual_multiplier_mlp, feeds, "an MLP or experts");
+  check("model.residual_stream_multiplier_mlp", m.residual_stream_multiplier_mlp, feeds, "an MLP or experts");
+}
+
 void check_multi_token(Rules& rules) {
   const Model& m = rules.config.model;
   static constexpr const char* kKey = "model.mtp_num_layers";
@@ -271,6 +292,7 @@ void check_attention(Rules& rules) {
   check_qk_norm(rules);
   check_softmax(rules);
   check_layer_parts(rules);
+  check_residual(rules);
   check_multi_token(rules);
 }
 

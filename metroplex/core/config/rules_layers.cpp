@@ -21,7 +21,7 @@ void check_pattern(Rules& rules) {
   std::string problem;
   const bool reads = read_hybrid_layers(m.hybrid_layer_pattern, m.num_layers, problem).has_value();
   rules.require(reads, kPattern, m.hybrid_layer_pattern, "must have one symbol per layer, but " + problem,
-                "write M, G, *, - or E for each layer");
+                "write M, G, L, *, - or E for each layer");
   if (!reads) return;
   const auto excludes = [&](bool holds, const std::string& what, const char* fix) {
     rules.require(holds, kPattern, m.hybrid_layer_pattern, "excludes " + what, fix);
@@ -32,7 +32,7 @@ void check_pattern(Rules& rules) {
   excludes(!m.parallel_attention_mlp, "model.parallel_attention_mlp", "turn it off");
   excludes(m.mtp_num_layers == 0, "model.mtp_num_layers", "set it to 0");
   excludes(!m.has_linear_attention(), "model.experimental_attention_variant",
-           "set it to none, and write G for gated delta nets");
+           "set it to none, and write G or L for linear attention");
   excludes(m.moe_layer_freq == Model().moe_layer_freq, "model.moe_layer_freq: E names the layers with experts",
            "leave moe_layer_freq out");
   rules.require(m.has_experts() == any_layer_has(m, &LayerParts::experts), kPattern, m.hybrid_layer_pattern,

@@ -87,7 +87,7 @@ std::shared_ptr<nn::RopeTable> make_query_scaling(const ModelContext& context) {
   return make_table(scaling, context);
 }
 
-// The residual, and the input of the sublayer in `type`. Without a norm, an fp32 residual is rounded for it.
+// The input of the sublayer in `type`. Without a norm, an fp32 residual is rounded for it.
 static nn::ResidualAndNorm sublayer_input(const nn::Values& in, std::optional<nn::Norm>& norm, at::ScalarType type,
                                           const nn::SavePolicy& saving, const nn::Microbatch& batch) {
   nn::ResidualAndNorm x = nn::residual_and_norm(in.at(nn::kHiddenStates), norm ? &*norm : nullptr, saving, batch);
@@ -107,16 +107,16 @@ AttentionSegment::AttentionSegment(const LayerSpec& spec, const config::Model& m
       norm_(make_norm(model.pre_norm, spec.name + (mamba_ ? ".norm" : ".input_layernorm"), model, context)),
       attention_(nn::make_attention({name_, spec.layer, spec.has_external_query}, model, context, std::move(rope))),
       post_norm_(make_norm(model.sandwich_norm, spec.name + ".post_self_attn_layernorm", model, context)),
-      multiplier_(model.residual_multiplier) {}
+      residual_(model, config::mixer_residual(model, config::parts_of_layer(model, spec.layer))) {}
 
 nn::Values AttentionSegment::forward(const nn::Values& in, nn::SegmentContext& context) {
-  const nn::ResidualAndNorm x = sublayer_input(in, norm_, type_, saving_, context.batch);
+  const nn::ResidualAndNorm x = residual_.connect(sublayer_input(in, norm_, type_, saving_, context.batch));
   const at::Tensor query = has_external_query_ ? in.tensor(kQueries) : at::Tensor();
   at::Tensor attention_out = attention_->forward(x.normed, context.batch, query);
   if (post_norm_) attention_out = nn::normalize(*post_norm_, attention_out, saving_).x;
-  if (multiplier_ != 1) attention_out = at::mul(attention_out, multiplier_);
   const nn::SequenceOffset offset = nn::sequence_offset(x.h, sp_);
-  return {nn::kHiddenStates, nn::PendingSum{attention_out, x.h, {dropout_, attention_->output_bias(), offset}}};
+  return {nn::kHiddenStates,
+          nn::PendingSum{residual_.scale(attention_out), x.h, {dropout_, attention_->output_bias(), offset}}};
 }
 
 void AttentionSegment::collect_params(std::vector<nn::Param*>& params) {
@@ -135,15 +135,14 @@ FeedForwardSegment::FeedForwardSegment(const LayerSpec& spec, const config::Mode
       norm_(make_norm(model.pre_norm, spec.name + ".pre_mlp_layernorm", model, context)),
       mlp_(name_, model, context),
       post_norm_(make_norm(model.sandwich_norm, spec.name + ".post_mlp_layernorm", model, context)),
-      multiplier_(model.residual_multiplier) {}
+      residual_(model, config::mlp_residual(model)) {}
 
 nn::Values FeedForwardSegment::forward(const nn::Values& in, nn::SegmentContext& context) {
-  const nn::ResidualAndNorm x = sublayer_input(in, norm_, type_, saving_, context.batch);
+  const nn::ResidualAndNorm x = residual_.connect(sublayer_input(in, norm_, type_, saving_, context.batch));
   at::Tensor out = mlp_.forward(x.normed, context.batch);
   if (post_norm_) out = nn::normalize(*post_norm_, out, saving_).x;
-  if (multiplier_ != 1) out = at::mul(out, multiplier_);
   const nn::SequenceOffset offset = nn::sequence_offset(x.h, sp_);
-  return {nn::kHiddenStates, nn::PendingSum{out, x.h, {dropout_, mlp_.output_bias(), offset}}};
+  return {nn::kHiddenStates, nn::PendingSum{residual_.scale(out), x.h, {dropout_, mlp_.output_bias(), offset}}};
 }
 
 void FeedForwardSegment::collect_params(std::vector<nn::Param*>& params) {

@@ -1,6 +1,7 @@
 // A transformer layer as a block of two segments: h = x + dropout(attention(norm(x))) and y = h +
-// dropout(mlp(norm(h))). With model.sandwich_norm another norm is applied inside each dropout; with model.pre_norm =
-// false that is the only one. Both segments return their sum pending, so that the following norm fuses it.
+// dropout(mlp(norm(h))), with the factors of nn/residual.h. With model.sandwich_norm another norm is applied inside
+// each dropout; with model.pre_norm = false that is the only one. Both segments return their sum pending, so that the
+// following norm fuses it.
 #pragma once
 
 #include <memory>
@@ -14,6 +15,7 @@
 #include "nn/dropout.h"
 #include "nn/mlp.h"
 #include "nn/norm.h"
+#include "nn/residual.h"
 #include "nn/segment.h"
 
 namespace metroplex::models {
@@ -34,7 +36,7 @@ struct LayerSpec {
 };
 inline constexpr const char* kQueries = "queries";
 
-// The mixer of a layer: attention, or Mamba-2 in the layers that model.hybrid_layer_pattern names.
+// The mixer of a layer: attention, linear attention, or Mamba-2.
 class AttentionSegment final : public nn::Segment {
  public:
   AttentionSegment(const LayerSpec& spec, const config::Model& model, const nn::LayerContext& context,
@@ -57,7 +59,7 @@ class AttentionSegment final : public nn::Segment {
   std::optional<nn::Norm> norm_;
   std::unique_ptr<nn::Attention> attention_;
   std::optional<nn::Norm> post_norm_;
-  double multiplier_;  // of the result
+  nn::Residual residual_;
 };
 
 class FeedForwardSegment final : public nn::Segment {
@@ -77,7 +79,7 @@ class FeedForwardSegment final : public nn::Segment {
   std::optional<nn::Norm> norm_;
   nn::Mlp mlp_;
   std::optional<nn::Norm> post_norm_;
-  double multiplier_;  // of the result
+  nn::Residual residual_;
 };
 
 // The segment of a layer with model.parallel_attention_mlp.

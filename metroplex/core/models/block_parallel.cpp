@@ -5,7 +5,7 @@
 namespace metroplex::models {
 namespace {
 
-// y = x + dropout(multiplier (attention(norm(x)) + mlp(norm(x)))).
+// y = stream x + dropout(result (attention(norm(x)) + mlp(norm(x)))), with the factors of nn/residual.h.
 class ParallelSegment final : public nn::Segment {
  public:
   ParallelSegment(const LayerSpec& spec, const config::Model& model, const nn::LayerContext& context,
@@ -17,16 +17,16 @@ class ParallelSegment final : public nn::Segment {
         norm_(norm_spec(spec.name + ".input_layernorm", model, context), context),
         attention_(nn::make_attention({name_, spec.layer}, model, context, std::move(rope))),
         mlp_(spec.name + ".mlp", model, context),
-        multiplier_(model.residual_multiplier) {}
+        residual_(model, config::mixer_residual(model, {})) {}
   const std::string& name() const override { return name_; }
 
   nn::Values forward(const nn::Values& in, nn::SegmentContext& context) override {
-    const nn::ResidualAndNorm x = nn::residual_and_norm(in.at(nn::kHiddenStates), &norm_, saving_, context.batch);
+    const nn::ResidualAndNorm x =
+        residual_.connect(nn::residual_and_norm(in.at(nn::kHiddenStates), &norm_, saving_, context.batch));
     const nn::ResidualAndNorm readers = nn::fork_sum(x.normed.x);
     const at::Tensor attention_out = attention_->forward({readers.h, x.normed.recomputed}, context.batch);
     const at::Tensor mlp_out = mlp_.forward({readers.normed.x, x.normed.recomputed}, context.batch);
-    at::Tensor out = at::add(attention_out, mlp_out);
-    if (multiplier_ != 1) out = at::mul(out, multiplier_);
+    const at::Tensor out = residual_.scale(at::add(attention_out, mlp_out));
     return {nn::kHiddenStates, nn::PendingSum{out, x.h, {dropout_, nullptr, nn::sequence_offset(x.h, sp_)}}};
   }
 
@@ -44,7 +44,7 @@ class ParallelSegment final : public nn::Segment {
   nn::Norm norm_;
   std::unique_ptr<nn::Attention> attention_;
   nn::Mlp mlp_;
-  double multiplier_;  // of the result
+  nn::Residual residual_;
 };
 
 }  // namespace

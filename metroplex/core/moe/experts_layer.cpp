@@ -8,6 +8,7 @@
 #include "config/experts.h"
 #include "moe/load_meter.h"
 #include "moe/router.h"
+#include "nn/residual.h"
 
 namespace metroplex::moe {
 namespace {
@@ -36,11 +37,13 @@ class RouterSegment final : public nn::Segment {
         name_(layer_->spec.name + ".router"),
         saving_(context.saving),
         norm_(layer_->spec.norm, context),
+        residual_(model, config::mlp_residual(model)),
         router_(name_, layer_->spec.layer, model, context, layer_->context) {}
   const std::string& name() const override { return name_; }
 
   nn::Values forward(const nn::Values& in, nn::SegmentContext& context) override {
-    const nn::ResidualAndNorm x = nn::residual_and_norm(in.at(nn::kHiddenStates), &norm_, saving_, context.batch);
+    const nn::ResidualAndNorm x =
+        residual_.connect(nn::residual_and_norm(in.at(nn::kHiddenStates), &norm_, saving_, context.batch));
     const Routing routing = router_.forward(x.normed, context);
     return to_values({.residual = x.h, .input = x.normed, .routing = routing});
   }
@@ -58,6 +61,7 @@ class RouterSegment final : public nn::Segment {
   std::string name_;
   nn::SavePolicy saving_;
   nn::Norm norm_;
+  nn::Residual residual_;
   Router router_;
 };
 
@@ -255,7 +259,7 @@ class CombineSegment final : public nn::Segment {
         name_(layer_->spec.name + ".combine"),
         sp_(context.sp),
         dropout_{context.seed, layer_->spec.layer, nn::RandomSite::mlp_output, model.hidden_dropout, context.target},
-        multiplier_(model.residual_multiplier) {}
+        residual_(model, config::mlp_residual(model)) {}
   const std::string& name() const override { return name_; }
 
   nn::Values forward(const nn::Values& in, nn::SegmentContext& context) override {
@@ -269,9 +273,8 @@ class CombineSegment final : public nn::Segment {
           [&] { out = layer_->dispatcher->combine(values.row_output, back); });
     out = project(layer_->from_latent, out.view({residual.size(0), residual.size(1), -1}), context.batch);
     if (values.shared_output.defined()) out = at::add(out, values.shared_output);
-    if (multiplier_ != 1) out = at::mul(out, multiplier_);
     const nn::SequenceOffset place = nn::sequence_offset(residual, sp_);
-    return {nn::kHiddenStates, nn::PendingSum{out, residual, {dropout_, nullptr, place}}};
+    return {nn::kHiddenStates, nn::PendingSum{residual_.scale(out), residual, {dropout_, nullptr, place}}};
   }
 
   void collect_params(std::vector<nn::Param*>& params) override {
@@ -284,7 +287,7 @@ class CombineSegment final : public nn::Segment {
   std::string name_;
   comm::Group sp_;
   nn::DropoutKey dropout_;
-  double multiplier_;  // of the result
+  nn::Residual residual_;
 };
 
 }  // namespace

@@ -13,6 +13,7 @@
 #include "nn/gated_delta_net.h"
 #include "nn/kv_cache.h"
 #include "nn/latent_attention.h"
+#include "nn/lightning_attention.h"
 #include "nn/mamba2.h"
 #include "nn/param_init.h"
 #include "nn/wide.h"
@@ -97,6 +98,7 @@ std::unique_ptr<Attention> make_attention(const AttentionSpec& spec, const confi
                                           const LayerContext& context, std::shared_ptr<RopeTable> rope) {
   const config::LayerParts parts = config::parts_of_layer(model, spec.layer);
   if (parts.delta_net) return std::make_unique<GatedDeltaNet>(spec, model, context);
+  if (parts.lightning) return std::make_unique<LightningAttention>(spec, model, context);
   if (parts.mamba) return std::make_unique<Mamba2>(spec, model, context);
   if (model.multi_latent_attention) return std::make_unique<LatentAttention>(spec, model, context, std::move(rope));
   return std::make_unique<SelfAttention>(spec, model, context, std::move(rope));

@@ -62,12 +62,6 @@ ShortConvolutionSpec convolution_spec(const AttentionSpec& spec, const config::M
           .bias = model.mamba_conv_bias};
 }
 
-// Returns BatchDocuments::ids of the s rows of this call, which are the last ones in generation.
-at::Tensor row_documents(const Microbatch& batch, int64_t s) {
-  const at::Tensor& ids = batch.documents.ids;
-  return ids.defined() ? ids.narrow(1, ids.size(1) - s, s) : ids;
-}
-
 }  // namespace
 
 Mamba2::Mamba2(const AttentionSpec& spec, const config::Model& model, const LayerContext& context)
@@ -132,12 +126,9 @@ at::Tensor Mamba2::run(const at::Tensor& fused, const Microbatch& batch) {
     const at::NoGradGuard no_grad;
     const Projected projected = split(fused.detach());
     KvCache::Recurrent* const cache = batch.cache != nullptr ? &batch.cache->recurrent[layer_] : nullptr;
-    Convolved convolved = convolve(projected.rest, batch, cache != nullptr ? &cache->inputs : nullptr);
-    if (cache != nullptr) convolved.in.state = cache->state;
-    const StateSpaceResult result = convolved.in.state.defined() ? recurrent_state_space(convolved.in)
-                                                                 : chunked_state_space(convolved.in, chunk_);
-    if (cache != nullptr) cache->state = result.state;
-    y = at::addcmul(result.y, convolved.in.x, convolved.d).flatten(2).to(fused.scalar_type());
+    const Convolved convolved = convolve(projected.rest, batch, cache != nullptr ? &cache->inputs : nullptr);
+    y = apply_state_space(convolved.in, chunk_, cache);
+    y = at::addcmul(y, convolved.in.x, convolved.d).flatten(2).to(fused.scalar_type());
     y = results_.to_rows(y, batch);
     out = norm_.apply(y, projected.z);
   }

@@ -97,6 +97,11 @@ at::Tensor make_sample_counters(int64_t step, const at::Tensor& numbers) {
   return counters;
 }
 
+at::Tensor row_documents(const Microbatch& batch, int64_t s) {
+  const at::Tensor& ids = batch.documents.ids;
+  return ids.defined() ? ids.narrow(1, ids.size(1) - s, s) : ids;
+}
+
 at::Tensor select_rows(const at::Tensor& x, int64_t dim, const at::Tensor& rows) {
   if (!x.is_meta()) return x.index_select(dim, rows);
   std::vector<int64_t> sizes = x.sizes().vec();

@@ -138,6 +138,9 @@ at::Tensor make_sample_counters(int64_t step, const at::Tensor& numbers);
 // sequence.
 Positions sequence_positions(const Microbatch& batch);
 
+// Returns BatchDocuments::ids of the s rows of a call, which are the last ones in generation.
+at::Tensor row_documents(const Microbatch& batch, int64_t s);
+
 // x.index_select(dim, rows), also on the meta device, where libtorch does not implement it.
 at::Tensor select_rows(const at::Tensor& x, int64_t dim, const at::Tensor& rows);
 

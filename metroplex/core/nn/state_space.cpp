@@ -126,6 +126,13 @@ StateSpaceResult chunked_state_space(const StateSpaceInputs& in, int64_t chunk) 
   return {chunks.layout.join(y), chunks.states.back()};
 }
 
+at::Tensor apply_state_space(StateSpaceInputs in, int64_t chunk, KvCache::Recurrent* cache) {
+  if (cache != nullptr) in.state = cache->state;
+  const StateSpaceResult result = in.state.defined() ? recurrent_state_space(in) : chunked_state_space(in, chunk);
+  if (cache != nullptr) cache->state = result.state;
+  return result.y;
+}
+
 StateSpaceGradients chunked_state_space_backward(const at::Tensor& dy_sbhp, const StateSpaceInputs& in,
                                                  int64_t chunk) {
   const Chunks chunks(in, chunk);

@@ -9,6 +9,8 @@
 
 #include <cstdint>
 
+#include "nn/kv_cache.h"
+
 namespace metroplex::nn {
 
 struct StateSpaceInputs {
@@ -29,6 +31,9 @@ struct StateSpaceResult {
 StateSpaceResult recurrent_state_space(const StateSpaceInputs& in);
 // Chunks of at most `chunk` rows. Needs memory for b h s chunk elements.
 StateSpaceResult chunked_state_space(const StateSpaceInputs& in, int64_t chunk);
+// Returns y. Continues the state of `cache` row by row if it has one, else computes chunks; stores the state after
+// the last row. `cache` may be null.
+at::Tensor apply_state_space(StateSpaceInputs in, int64_t chunk, KvCache::Recurrent* cache);
 
 struct StateSpaceGradients {
   at::Tensor x, dt, a, b, c;

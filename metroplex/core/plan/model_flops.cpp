@@ -87,6 +87,13 @@ static double delta_net_products(const ModelShape& shape, const DeltaNetShape& n
                    as_double(net.conv_kernel_dim) * (2 * keys + values) + 4 * values * as_double(net.value_head_dim));
 }
 
+// The state of a head and its result are one product of [kv_channels, kv_channels] per token each.
+static double lightning_products(const ModelShape& shape) {
+  const double hidden = as_double(shape.hidden_size), channels = as_double(shape.kv_channels),
+               inner = as_double(shape.num_attention_heads) * channels;
+  return 5 * hidden * inner + 2 * inner * channels;
+}
+
 // Like Megatron: seven operations per state value. Megatron assumes an inner width of 2 hidden_size.
 static double mamba_products(const ModelShape& shape, const MambaShape& sizes) {
   const double hidden = as_double(shape.hidden_size), inner = as_double(sizes.heads * sizes.head_dim);
@@ -107,6 +114,7 @@ double step_flops(const ModelShape& shape, const StepTokens& step) {
   double sum = layers(&LayerParts::attention) * attention_products(shape, tokens, squares);
   sum += layers(&LayerParts::mlp) * tokens * feed_forward(hidden, shape.ffn_hidden_size);
   if (shape.delta_net) sum += layers(&LayerParts::delta_net) * delta_net_products(shape, *shape.delta_net, tokens);
+  sum += layers(&LayerParts::lightning) * tokens * lightning_products(shape);
   if (shape.mamba) sum += layers(&LayerParts::mamba) * tokens * mamba_products(shape, *shape.mamba);
   if (shape.experts) {
     const ExpertShape& experts = *shape.experts;

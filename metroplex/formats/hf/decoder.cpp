@@ -230,6 +230,19 @@ struct Layer {
     add("out_norm.weight", "norm.weight", {m.linear_value_head_dim});
     add("out_proj.weight", "out_proj.weight", {m.hidden_size, values});
   }
+  // [q, k, v of each head; gates] here, separate tensors there.
+  void lightning() const {
+    const int64_t hidden = model.hidden_size, width = num_heads(model) * head_dim_size(model);
+    const std::string attention = names.attention + ".";
+    out.push_back(
+        {ours + "self_attention.in_proj.weight",
+         {4 * width, hidden},
+         {rows_part(theirs + attention + "qkv_proj.weight", {3 * width, hidden}, {0, 0}, {3 * width, hidden}, 0),
+          rows_part(theirs + attention + "output_gate.weight", {width, hidden}, {3 * width, 0}, {width, hidden},
+                    0)}});
+    whole("self_attention.out_norm.weight", attention + "norm.weight", {width});
+    whole("self_attention.out_proj.weight", attention + "out_proj.weight", {hidden, width});
+  }
   void attention() const {
     if (model.multi_latent_attention) return latent_attention();
     const int64_t h = model.hidden_size, d = head_dim_size(model);
@@ -266,6 +279,7 @@ struct Layer {
     if (mixes && model.pre_norm) norm(parts.mamba ? "norm" : "input_layernorm", names.input_norm, h);
     if (parts.mamba) mamba();
     if (parts.delta_net) delta_net();
+    if (parts.lightning) lightning();
     if (parts.attention) attention();
     if (mixes && model.sandwich_norm) norm("post_self_attn_layernorm", names.attention_norm, h);
     if (feeds && model.pre_norm && !model.parallel_attention_mlp) norm("pre_mlp_layernorm", names.mlp_input_norm, h);

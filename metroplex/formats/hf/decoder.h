@@ -14,8 +14,9 @@ namespace metroplex::hf {
 // families/
 extern const Family kArcee, kCohere2, kDeepseekV2, kDeepseekV3, kErnie45, kErnie45Moe, kGemma, kGemma2, kGemma3,
     kGlm4, kGlm4Moe, kGpt2, kGptOss, kGranite, kGraniteMoe, kHunYuanDense, kHunYuanMoe, kKimiK2, kLlama, kLlama4,
-    kMamba2, kMiniMaxM2, kMinistral3, kMistral, kMixtral, kNemotron, kNemotronH, kOlmo2, kOlmo3, kPhi3, kQwen2,
-    kQwen2Moe, kQwen3, kQwen35, kQwen35Moe, kQwen3Moe, kQwen3Next, kSeedOss, kSmolLm3, kStarcoder2;
+    kMamba2, kMiniMax, kMiniMaxM1, kMiniMaxM2, kMiniMaxText01, kMinistral3, kMistral, kMixtral, kNemotron, kNemotronH,
+    kOlmo2, kOlmo3, kPhi3, kQwen2, kQwen2Moe, kQwen3, kQwen35, kQwen35Moe, kQwen3Moe, kQwen3Next, kSeedOss, kSmolLm3,
+    kStarcoder2;
 
 // Sets a key of section model; replaces an earlier value.
 template <class Value>

@@ -8,6 +8,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -78,8 +79,12 @@ class Source final : public checkpoint::TensorSource {
   files::Dtype value_dtype(const MappedTensor& tensor) const;
   bool is_rounded(const MappedTensor& tensor) const;  // to value_dtype
   void check_numbers(const config::Model& model) const;
-  // `unwanted`: tensors that may be missing. `unread`: name prefixes of stored tensors that are ignored.
-  void check(const std::vector<MappedTensor>& unwanted, const std::vector<std::string>& unread) const;
+  // `unwanted`: tensors that may be missing. `unread`: name prefixes of stored tensors that are ignored. `constants`:
+  // stored tensors without a mapping.
+  void check(const std::vector<MappedTensor>& unwanted, const std::vector<std::string>& unread,
+             const std::set<std::string>& constants) const;
+  // Returns the names of the family's constants, after a comparison with those in the directory.
+  std::set<std::string> check_constants(const Family& family, const config::Model& model);
   void check_part(const TensorPart& part, const TensorPart& first, std::vector<std::string>& problems) const;
   void check_codes(const std::string& name, const QuantizedForm& form, std::vector<std::string>& problems) const;
   void check_tied();

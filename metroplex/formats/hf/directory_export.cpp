@@ -24,6 +24,7 @@ struct HfTensor {
   };
   std::vector<Piece> pieces;
   std::optional<QuantizedForm> form = std::nullopt;  // then `info` is that of the codes
+  const Constant* constant = nullptr;                // then there are no pieces
 
   std::vector<files::TensorInfo> written() const {
     if (!form) return {info};
@@ -114,8 +115,23 @@ bool is_contiguous(const HfTensor& theirs) {
   return part.base == 0 && static_cast<uint64_t>(stride) == theirs.elements();
 }
 
+// In the dtype of the other weights.
+void add_constants(const std::vector<Constant>& constants, checkpoint::TensorSource& run,
+                   std::optional<files::Dtype> wanted, std::vector<HfTensor>& all) {
+  const files::Dtype dtype = wanted.value_or(find_form(run, kEmbedding, "weight").dtype);
+  for (const Constant& constant : constants) {
+    const std::vector<uint64_t> shape(constant.shape.begin(), constant.shape.end());
+    all.push_back({{constant.name, dtype, shape}, files::Dtype::kF32, "", {}, std::nullopt, &constant});
+  }
+}
+
 std::vector<std::byte> pack_bytes(const HfTensor& theirs, const std::vector<MappedTensor>& mapped,
                                   checkpoint::TensorSource& run) {
+  if (theirs.constant != nullptr) {
+    const std::vector<float> values = theirs.constant->values();
+    const auto* const bytes = reinterpret_cast<const std::byte*>(values.data());
+    return {bytes, bytes + values.size() * sizeof(float)};
+  }
   const auto width = static_cast<int64_t>(files::dtype_bits(theirs.stored) / 8);
   std::vector<std::byte> whole(theirs.elements() * static_cast<uint64_t>(width)), box;
   const bool direct = is_contiguous(theirs);
@@ -172,9 +188,18 @@ std::string shard_name(size_t index, size_t count) {
   return name;
 }
 
-void write_weights(files::FileSystem& disk, checkpoint::TensorSource& run, const std::vector<MappedTensor>& mapped,
-                   const Forms& forms, const std::string& directory, const ExportOptions& options) {
-  const std::vector<HfTensor> all = map_to_hf(mapped, run, options.dtype, forms);
+// The tensors of a directory.
+struct Mapping {
+  std::vector<MappedTensor> tensors;
+  Forms forms;
+  std::vector<Constant> constants;
+};
+
+void write_weights(files::FileSystem& disk, checkpoint::TensorSource& run, const Mapping& mapping,
+                   const std::string& directory, const ExportOptions& options) {
+  const std::vector<MappedTensor>& mapped = mapping.tensors;
+  std::vector<HfTensor> all = map_to_hf(mapped, run, options.dtype, mapping.forms);
+  add_constants(mapping.constants, run, options.dtype, all);
   std::map<std::string, const HfTensor*> by_name;
   for (const HfTensor& tensor : all) {
     for (const files::TensorInfo& info : tensor.written()) by_name[info.name] = &tensor;
@@ -214,14 +239,14 @@ void write_files(files::FileSystem& disk, checkpoint::TensorSource& weights, con
                  const std::vector<checkpoint::SideFile>& tokenizer, const std::string& part,
                  const ExportOptions& options) {
   const Family& family = family_for(model);
-  std::vector<MappedTensor> mapped = family.tensors(model);
+  Mapping mapping{family.tensors(model), {}, {}};
+  if (family.constants != nullptr) mapping.constants = family.constants(model);
   Json config = family.config(model);
-  Forms forms;
   if (!options.quantization.empty()) {
-    config["quantization_config"] = export_quantization(options.quantization, mapped);
-    forms = quantize_parts(config["quantization_config"], family, mapped);
+    config["quantization_config"] = export_quantization(options.quantization, mapping.tensors);
+    mapping.forms = quantize_parts(config["quantization_config"], family, mapping.tensors);
   }
-  write_weights(disk, weights, mapped, forms, part, options);
+  write_weights(disk, weights, mapping, part, options);
   config["architectures"] = {family.architecture};
   config["model_type"] = family.model_type;
   config["dtype"] = torch_name(options.dtype.value_or(find_form(weights, kEmbedding, "weight").dtype));

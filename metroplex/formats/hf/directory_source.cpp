@@ -1,6 +1,7 @@
 #include "hf/directory.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <set>
 
@@ -233,7 +234,7 @@ Source::Source(files::FileSystem& disk, const std::string& directory, const conf
     unread.push_back(multi_token_prefix(model.num_layers + i));
   grow_vocabulary();
   map_quantized();
-  check(unwanted, unread);
+  check(unwanted, unread, check_constants(family, model));
   if (model.tied()) check_tied();
   add_tensors();
 }
@@ -307,9 +308,10 @@ void Source::list_tensors(const TextPart& text) {
   }
 }
 
-void Source::check(const std::vector<MappedTensor>& unwanted, const std::vector<std::string>& unread) const {
+void Source::check(const std::vector<MappedTensor>& unwanted, const std::vector<std::string>& unread,
+                   const std::set<std::string>& constants) const {
   std::vector<std::string> problems;
-  std::set<std::string> wanted;
+  std::set<std::string> wanted = constants;
   bool lacks_ahead = false;
   for (const MappedTensor& tensor : mapped_) {
     for (const TensorPart& part : tensor.parts) {
@@ -337,6 +339,34 @@ void Source::check(const std::vector<MappedTensor>& unwanted, const std::vector<
             lacks_ahead ? "\nmodel.mtp_num_layers needs layers that the directory does not have: set it to 0, or "
                           "initialize them with checkpoint.load_except = mtp.*"
                         : "\ncorrect config.json, or copy all weight files of the model");
+}
+
+// With rounding unit u, an exponent x has a relative error of 2 u, so that exp(-x) has an error of 2 u x exp(-x) < u,
+// plus u for its own rounding. Another program may round one more intermediate value.
+std::set<std::string> Source::check_constants(const Family& family, const config::Model& model) {
+  std::set<std::string> names;
+  if (family.constants == nullptr) return names;
+  for (const Constant& constant : family.constants(model)) {
+    names.insert(constant.name);
+    const auto found = stored_.find(constant.name);
+    if (found == stored_.end()) continue;
+    const files::TensorInfo& info = found->second.info;
+    MPX_CHECK(files::is_float(info.dtype) && Dims(info.shape.begin(), info.shape.end()) == constant.shape,
+              "checkpoint", "'", directory(), "': ", constant.name, " is ", files::dtype_name(info.dtype),
+              " of shape ", dims_text(info.shape), ", but config.json requires ",
+              checkpoint::describe_shape(constant.shape), "; correct config.json, or remove the tensor");
+    const std::vector<float> values = constant.values();
+    std::vector<float> stored(values.size());
+    files::convert_elements(info.dtype, tensor_data(constant.name), files::Dtype::kF32,
+                            reinterpret_cast<std::byte*>(stored.data()), stored.size());
+    const int bits = info.dtype == files::Dtype::kBF16 ? 8 : info.dtype == files::Dtype::kF16 ? 11 : 24;
+    const float allowed = std::ldexp(4.0F, -bits);
+    for (size_t i = 0; i < values.size(); ++i)
+      MPX_CHECK(std::abs(stored[i] - values[i]) <= allowed, "checkpoint", "'", directory(), "': element ", i, " of ",
+                constant.name, " is ", stored[i], ", but config.json determines ", values[i],
+                "; correct config.json, or remove the tensor");
+  }
+  return names;
 }
 
 void Source::check_part(const TensorPart& part, const TensorPart& first, std::vector<std::string>& problems) const {

@@ -7,11 +7,13 @@ namespace metroplex::hf {
 
 // A model is exported as the first family in this list that can represent it.
 static constexpr const Family* kFamilies[] = {
-    &kGpt2,       &kLlama,      &kMistral,    &kQwen2,     &kQwen3,        &kMixtral,    &kQwen3Moe,   &kQwen2Moe,
-    &kDeepseekV2, &kDeepseekV3, &kKimiK2,     &kGptOss,    &kGemma,        &kGemma2,     &kGemma3,     &kSeedOss,
-    &kArcee,      &kNemotron,   &kStarcoder2, &kErnie45,   &kGlm4,         &kGlm4Moe,    &kSmolLm3,    &kGranite,
-    &kGraniteMoe, &kOlmo2,      &kOlmo3,      &kMiniMaxM2, &kHunYuanDense, &kHunYuanMoe, &kErnie45Moe, &kMinistral3,
-    &kPhi3,       &kCohere2,    &kQwen3Next,  &kQwen35,    &kQwen35Moe,    &kMamba2,     &kNemotronH,  &kLlama4};
+    &kGpt2,         &kLlama,      &kMistral,    &kQwen2,      &kQwen3,      &kMixtral, &kQwen3Moe,
+    &kQwen2Moe,     &kDeepseekV2, &kDeepseekV3, &kKimiK2,     &kGptOss,     &kGemma,   &kGemma2,
+    &kGemma3,       &kSeedOss,    &kArcee,      &kNemotron,   &kStarcoder2, &kErnie45, &kGlm4,
+    &kGlm4Moe,      &kSmolLm3,    &kGranite,    &kGraniteMoe, &kOlmo2,      &kOlmo3,   &kMiniMaxM2,
+    &kHunYuanDense, &kHunYuanMoe, &kErnie45Moe, &kMinistral3, &kPhi3,       &kCohere2, &kQwen3Next,
+    &kQwen35,       &kQwen35Moe,  &kMamba2,     &kNemotronH,  &kLlama4,     &kMiniMax, &kMiniMaxText01,
+    &kMiniMaxM1};
 
 std::vector<std::string> family_names() {
   std::vector<std::string> names;

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -38,6 +39,14 @@ struct MappedTensor {
   std::string kind = "weight";  // or "buffer", which has no gradient
 };
 
+// A tensor of a directory that the model does not have, because config.json determines its values, in [0, 1]. Exports
+// contain it. In imports it may be missing, and is compared.
+struct Constant {
+  std::string name;
+  Dims shape;
+  std::function<std::vector<float>()> values;
+};
+
 struct Family {
   const char* model_type;  // as in config.json
   const char* architecture;
@@ -50,6 +59,8 @@ struct Family {
   Json (*config)(const config::Model& model);
   const char* written_as = nullptr;  // model_type of exports, if it is another one
   bool multi_token = false;          // directories may have multi-token prediction layers (num_nextn_predict_layers)
+  // Null: there are no constants.
+  std::vector<Constant> (*constants)(const config::Model& model) = nullptr;
 };
 
 // Returns the settings of a config.json. Throws base::Error("hf") for a key that the family does not read.

@@ -49,7 +49,7 @@ void check_model(const std::string& common, const config::Config& config, const 
   const config::Family* const family = config::find_family(config.model.family);
   MPX_CHECK(family == nullptr || !family->top_query, "checkpoint", "model.family = ", config.model.family,
             ": Megatron-LM's GPTModel has no such last layer", kFix);
-  MPX_CHECK(!config.model.has_delta_net() && config.model.hybrid_layer_pattern.empty(), "checkpoint",
+  MPX_CHECK(!config.model.has_linear_attention() && config.model.hybrid_layer_pattern.empty(), "checkpoint",
             "model.hybrid_layer_pattern = ", config.model.hybrid_layer_pattern,
             ", model.experimental_attention_variant = ", config.model.experimental_attention_variant.text(),
             ": Megatron-LM's GPTModel has other layers", kFix);

@@ -28,7 +28,7 @@ config::Model one_layer(config::Model model) {
   const bool has_window = holds_for_most(config::window_layers(model));
   model.num_layers = 1;
   model.moe_layer_freq = "1";
-  if (model.has_delta_net()) model.linear_attention_freq = "[1]";
+  if (model.has_linear_attention()) model.linear_attention_freq = "[1]";
   model.mtp_num_layers = 0;
   model.window_attn_skip_freq.clear();
   model.no_rope_freq.clear();

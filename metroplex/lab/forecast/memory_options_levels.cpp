@@ -55,7 +55,8 @@ bool recomputable(const config::Model& m, const std::string& module) {
     return any && m.moe_shared_expert_intermediate_size > 0 && !m.moe_shared_expert_overlap;
   if (module == "mlp" || module == "activation") return config::any_layer_has(m, &LayerParts::mlp);
   if (module == "core_attn")
-    return config::any_layer_has(m, &LayerParts::attention) || config::any_layer_has(m, &LayerParts::delta_net);
+    return config::any_layer_has(m, &LayerParts::attention) || config::any_layer_has(m, &LayerParts::delta_net) ||
+           config::any_layer_has(m, &LayerParts::lightning);
   return true;
 }
 
