@@ -189,7 +189,7 @@ TEST(Zero, MuonOnEveryLayoutAndStageEqualsOneRank) {
   expect_equal_to_one_rank(config, all);
 }
 
-// Each rank has rows of several sections of in_proj.
+// in_proj is one matrix, of which each rank has rows of several sections.
 TEST(Zero, MuonOfLinearAttentionEqualsOneRank) {
   config::Config delta_net = small_llama();
   delta_net.model.experimental_attention_variant = config::AttentionVariant::gated_delta_net;

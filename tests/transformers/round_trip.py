@@ -169,7 +169,7 @@ def quantized_as_torch(name, rejected, work):
     """Codes and scales of --quantization fp8 are those that torch computes from the main parameters. Families that store
     all experts of a layer as one tensor have no such form."""
     whole = load_file(work / "out" / "model.safetensors")
-    rejected = rejected or any(value.dim() == 3 and not key.endswith("conv1d.weight") for key, value in whole.items())
+    rejected = rejected or any(value.dim() == 3 and not key.endswith(("conv1d.weight", "_decay", "slope_rate")) for key, value in whole.items())
     command = [programs / "metroplex", "convert", work / "run", "--to", "hf", work / "fp8", "--quantization", "fp8"]
     if rejected:
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)

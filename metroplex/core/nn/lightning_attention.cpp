@@ -21,15 +21,10 @@ int64_t width(const config::Model& model, int64_t tp) {
 }
 
 LinearSpec in_projection(const AttentionSpec& spec, const config::Model& model) {
-  const int64_t all = width(model, 1), d = head_counts(model, 1).head_dim;
+  const int64_t all = width(model, 1);
   LinearSpec out = linear_spec(spec.name + ".in_proj", model.hidden_size, 4 * all, /*bias=*/false);
   out.sections = {3 * all, all};
-  for (int64_t begin = 0; begin < 3 * all; begin += d) {
-    static constexpr const char* kNames[] = {"q", "k", "v"};
-    const char* const name = kNames[begin / d % 3];
-    out.regions.push_back({"head" + std::to_string(begin / (3 * d)) + "." + name, 0, begin, d, name});
-  }
-  out.regions.push_back({"gate", 0, 3 * all, all, "gate"});
+  out.regions = {{"qkv", 0, 0, 3 * all}, {"gate", 0, 3 * all, all}};
   return out;
 }
 
