@@ -1,12 +1,15 @@
-// Tensors of a directory that config.json determines.
+// MiniMax: the constants of its directories, and the config.json of the published models.
 #include <gtest/gtest.h>
+
+#include <functional>
+#include <numeric>
 
 #include "hf/directories.h"
 #include "hf/directory.h"
 #include "support/error_of.h"
 #include "support/folder.h"
 
-namespace metroplex::hf::constants_test {
+namespace metroplex::hf::minimax_test {
 namespace {
 
 using test::catch_error;
@@ -44,5 +47,31 @@ TEST(HfConstants, AreThoseOfTheConfig) {
   EXPECT_EQ(catch_error([&] { Source(disk, folder.at("half"), model); }), "") << "missing";
 }
 
+// The published config.json of MiniMax-M1, whose sizes are those of MiniMax-Text-01: 456 billion parameters in 80
+// layers, of which every eighth has softmax attention (arXiv 2501.08313, section 2).
+TEST(MiniMax, PublishedConfigHasItsParameters) {
+  Json json = Json::parse(R"({
+      "model_type": "minimax_m1", "hidden_size": 6144, "num_hidden_layers": 80, "num_attention_heads": 64,
+      "num_key_value_heads": 8, "head_dim": 128, "intermediate_size": 9216, "vocab_size": 200064,
+      "num_local_experts": 32, "num_experts_per_tok": 2, "max_position_embeddings": 10240000, "rotary_dim": 64,
+      "rope_theta": 10000000, "rms_norm_eps": 1e-05, "hidden_act": "silu", "tie_word_embeddings": false,
+      "layernorm_full_attention_alpha": 3.5565588200778455, "layernorm_full_attention_beta": 1.0,
+      "layernorm_linear_attention_alpha": 3.5565588200778455, "layernorm_linear_attention_beta": 1.0,
+      "layernorm_mlp_alpha": 3.5565588200778455, "layernorm_mlp_beta": 1.0, "postnorm": true,
+      "shared_intermediate_size": 0, "shared_moe_mode": "sigmoid", "sliding_window": null, "attention_dropout": 0.0,
+      "initializer_range": 0.02, "output_router_logits": false, "router_aux_loss_coef": 0.001,
+      "router_jitter_noise": 0.0, "use_cache": true, "bos_token_id": null, "eos_token_id": null})");
+  for (int layer = 0; layer < 80; ++layer) json["attn_type_list"].push_back(layer % 8 == 7 ? 1 : 0);
+  const Family& family = find_family("minimax_m1");
+  const config::Model model = config::resolved(config::load("", read_config(family, json)), 1).model;
+  EXPECT_EQ(model.rotary_percent, 0.5);
+  EXPECT_EQ(std::string(family_for(model).model_type), "minimax");
+  int64_t parameters = 0;
+  for (const MappedTensor& tensor : family.tensors(model))
+    parameters += std::accumulate(tensor.shape.begin(), tensor.shape.end(), int64_t{1}, std::multiplies<>());
+  EXPECT_EQ(parameters / 1'000'000'000, 456);
+  EXPECT_EQ(family.constants(model).size(), 4u * 70);
+}
+
 }  // namespace
-}  // namespace metroplex::hf::constants_test
+}  // namespace metroplex::hf::minimax_test
