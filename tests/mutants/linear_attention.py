@@ -40,7 +40,7 @@ MUTANTS = [
     ("residual_of_norms_loses_a_gradient", "nn/residual.cpp", "x.h = readers.h.to(x.h.scalar_type());", "x.h = readers.h.detach().to(x.h.scalar_type());", "metroplex_hf_parity minimax"),
     ("residual_is_the_input_of_the_norm", "nn/residual.cpp", "if (continues_norm_)", "if (false)", "metroplex_hf_parity minimax"),
     ("residual_stream_has_no_factor", "nn/residual.cpp", "if (factors_.stream != 1)", "if (false)", "metroplex_hf_parity minimax_factors"),
-    ("linear_attention_has_general_factors", "config/layer_parts.cpp", "if (!parts.has_linear_attention())", "if (true)", "config_test"),
+    ("linear_attention_has_general_factors", "config/layer_parts.cpp", "if (!parts.has_linear_attention())", "if (parts.has_mixer())", "config_test"),
     ("families_must_read_any_model", "hf/family_represents.cpp", "    return false;  // the family", "    throw;  // the family", "hf_test MiniMax*"),
     ("constants_are_not_compared", "hf/directory_source.cpp", "std::abs(stored[i] - values[i]) <= allowed", "true", "hf_test", "expr"),
     ("decays_of_keys_begin_one_later", "hf/families/minimax.cpp", "return chunk - row - 1;", "return chunk - row;", "metroplex_hf_parity minimax"),
