@@ -77,6 +77,7 @@ CONTRADICTIONS = [
     (1, {"memory.distribute_saved_activations": "true"}, "memory.distribute_saved_activations"),
     (1, {"memory.offload_activations": "host"}, "memory.offload_activations"),
     (1, {"memory.offload_directory": "/tmp"}, "memory.offload_directory"),
+    (1, {"memory.loss_chunk_tokens": "1000000"}, "memory.loss_chunk_tokens"),
     (1, {"data.mock_data": None}, "data.data_path"),
     (1, {"data.data_path": "somewhere"}, "data.data_path"),
     (1, {"data.split": "1,-1"}, "data.split"),

@@ -462,6 +462,9 @@ class Drawing(Experts, Positions):
                     names.append("shared_experts")
             self.put("memory.recompute_modules", ",".join(sorted(self.rng.sample(names, self.rng.randint(1, 2)))))
         self.maybe("memory.offload_activations", "file", odds=0.08)
+        tokens = self.seq * int(self.keys["train.micro_batch_size"]) // self.cp
+        if tokens > 1:
+            self.maybe("memory.loss_chunk_tokens", 1, tokens // 2, tokens - 1, odds=0.2)
 
     def multi_token(self):
         keys = self.keys

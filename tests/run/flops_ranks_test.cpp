@@ -56,6 +56,13 @@ double attention(const config::Config& config) {
          static_cast<double>(config.train.seq_length * config.train.seq_length);
 }
 
+// The product of the output layer in one forward on one rank.
+double head(const config::Config& config) {
+  const config::Model& m = config.model;
+  return 2.0 * static_cast<double>(config.train.global_batch_size * config.train.seq_length * m.hidden_size *
+                                   config::padded_vocab_size(kVocab, m.make_vocab_size_divisible_by, 1));
+}
+
 config::Config fused(config::Config config) {
   config.model.attention_dropout = 0;
   return config;
@@ -80,11 +87,17 @@ TEST(FlopsRanks, WhatIsMadeAgainCountsAgain) {
   full.memory.recompute_granularity = "full";
   full.memory.recompute_method = "uniform";
   full.memory.recompute_num_layers = 1;
-  const config::Model& m = full.model;
-  const double head = 2.0 * static_cast<double>(full.train.global_batch_size * full.train.seq_length * m.hidden_size *
-                                                config::padded_vocab_size(kVocab, m.make_vocab_size_divisible_by, 1));
-  const double layers = formula(full, {}) / 3 - head;
+  const double layers = formula(full, {}) / 3 - head(full);
   EXPECT_EQ(recorded(full, {}), formula(full, {}) + layers + attention(full) / 2);
+}
+
+// The formula, from which MFU follows, counts the logits of the loss once.
+TEST(FlopsRanks, LossChunksComputeLogitsAgain) {
+  config::Config config = fused(small_gpt());
+  const double at_once = formula(config, {});
+  config.memory.loss_chunk_tokens = 5;
+  EXPECT_EQ(formula(config, {}), at_once);
+  EXPECT_EQ(recorded(config, {}), at_once + attention(config) / 2 + head(config));
 }
 
 // These types use oneDNN, fp32 gradients, and copies that are added.

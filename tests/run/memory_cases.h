@@ -68,7 +68,9 @@ inline config::Config saved_config(const MemoryCase& test_case) {
   return cut(config, test_case.cut);
 }
 
-// Partly trained layers, and layers with adapters.
+inline const std::string kLossChunks = "memory.loss_chunk_tokens=7";
+
+// Partly trained layers, layers with adapters, and other losses.
 inline std::vector<MemoryCase> with_parts(std::vector<MemoryCase> cases) {
   const std::vector<MemoryCase> parts = {
       {"frozen", true, {}, "", 50, {"train.freeze=*.mlp.*,embedding.*"}},
@@ -85,6 +87,15 @@ inline std::vector<MemoryCase> with_parts(std::vector<MemoryCase> cases) {
        {1, 1, 1, 2, false},
        kLatent + ", q_lora_rank: 12}\npeft: {lora_rank: 4}\n" + zero("optim_grads_params") +
            selective_recompute("mlp")},
+      {"loss by chunks", true, {}, ", final_logit_softcapping: 1, logits_scaling: 2}\n", 50, {kLossChunks}},
+      {"loss by chunks bf16 tp 2 sp", true, {2, 1, 1, 1, true}, kBf16, 50, {kLossChunks}},
+      {"loss by chunks, deferred head, pp 2",
+       false,
+       {1, 2, 1, 1, false},
+       kBf16 + schedule("zb_h1"),
+       50,
+       {kLossChunks, "parallel.defer_embedding_wgrad_compute=true"}},
+      {"loss by chunks, ahead", true, {2, 1, 1, 1, false}, ", mtp_num_layers: 1}\n" + kBf16, 50, {kLossChunks}},
       {"ahead", true, {}, ", mtp_num_layers: 2}\n"},
       {"ahead bf16 tp 2 pp 2 sp", true, {2, 2, 1, 1, true}, ", mtp_num_layers: 1}\n" + kBf16},
       {"ahead before the stage of the loss, bf16 pp 4",

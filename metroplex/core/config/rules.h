@@ -86,6 +86,7 @@ void check_precision(Rules& rules);
 void check_sharding(Rules& rules);
 void check_recompute(Rules& rules);
 void check_offload(Rules& rules);
+void check_loss_chunks(Rules& rules);
 void check_data(Rules& rules);
 void check_checkpoint(Rules& rules);
 void check_paths(Rules& rules);

@@ -121,4 +121,16 @@ void check_offload(Rules& rules) {
                 "leave it empty or use file");
 }
 
+// A chunk with all tokens of a rank would compute the whole logits twice.
+void check_loss_chunks(Rules& rules) {
+  const Config& config = rules.config;
+  const int64_t tokens = config.memory.loss_chunk_tokens,
+                most = config.train.micro_batch_size * config.train.seq_length / config.parallel.cp();
+  rules.require(tokens == 0 || tokens < most, "memory.loss_chunk_tokens", tokens,
+                concat("must be less than the ", most,
+                       " tokens of a rank (train.micro_batch_size * train.seq_length / "
+                       "parallel.context_parallel_size)"),
+                "lower it, or use 0");
+}
+
 }  // namespace metroplex::config

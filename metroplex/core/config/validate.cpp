@@ -91,6 +91,7 @@ std::vector<Violation> violations(const Config& config, int64_t world_size, Use 
                            check_sharding,
                            check_recompute,
                            check_offload,
+                           check_loss_chunks,
                            check_data,
                            check_checkpoint,
                            check_paths,

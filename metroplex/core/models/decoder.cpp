@@ -34,19 +34,17 @@ std::shared_ptr<nn::Param> make_word_embeddings(const ModelContext& context) {
   return word_embeddings;
 }
 
-// Returns cap tanh(x / cap). Saves a copy of the result, because the loss overwrites the result with its gradient.
-at::Tensor apply_softcap(const at::Tensor& x, double cap, const nn::SavePolicy& saving) {
-  at::Tensor share, out;
+// Saves a copy of the result, because the loss overwrites the result with its gradient.
+at::Tensor cap_logits(const at::Tensor& x, double cap, const nn::SavePolicy& saving) {
+  nn::SoftCap out;
   {
     const at::NoGradGuard no_grad;
-    share = (x.detach() / cap).tanh_();
-    out = share * cap;
+    out = nn::apply_softcap(x, cap);
   }
-  if (!at::GradMode::is_enabled()) return out;
-  return nn::attach(out, {x}, [saved_share = saving.keep(share)](const at::Tensor& dy) -> nn::Gradients {
+  if (!at::GradMode::is_enabled()) return out.capped;
+  return nn::attach(out.capped, {x}, [saved_share = saving.keep(out.share)](const at::Tensor& dy) -> nn::Gradients {
     const at::NoGradGuard no_grad;
-    const at::Tensor y = saved_share.get();
-    return {dy * (1 - y * y)};
+    return {nn::softcap_gradient(dy, saved_share.get())};
   });
 }
 
@@ -118,19 +116,34 @@ HeadSegment::HeadSegment(const ModelContext& context, std::shared_ptr<nn::Param>
       saving_(context.saving),
       output_(std::move(weight), context) {
   if (final_norm) norm_.emplace(norm_spec("decoder.final_layernorm", context.model, context), context);
+  if (context.loss_chunk_tokens == 0) return;
+  chunks_.emplace(output_.weight(), loss_, context);
+  chunks_->tokens = context.loss_chunk_tokens;
+  chunks_->divisor = scaling_, chunks_->softcap = softcap_;
+}
+
+nn::Input HeadSegment::normalize_input(const at::Tensor& x) { return norm_ ? nn::normalize(*norm_, x, saving_) : x; }
+
+at::Tensor HeadSegment::compute_logits(const at::Tensor& x) {
+  at::Tensor logits = output_.forward(normalize_input(x));
+  if (scaling_ != 1) logits = at::div(logits, scaling_);
+  return softcap_ > 0 ? cap_logits(logits, softcap_, saving_) : logits;
+}
+
+at::Tensor HeadSegment::compute_losses(const at::Tensor& x, const at::Tensor& labels) {
+  if (chunks_) return chunks_->forward(normalize_input(x), labels.t().contiguous());
+  const at::Tensor logits = compute_logits(x);
+  return nn::vocab_parallel_cross_entropy(logits, labels.t().contiguous(), loss_);
 }
 
 nn::Values HeadSegment::forward(const nn::Values& in, nn::SegmentContext& context) {
   const nn::Microbatch& batch = context.batch;
   const at::Tensor& x_sbh = in.tensor(nn::kHiddenStates);
-  at::Tensor logits = output_.forward(norm_ ? nn::normalize(*norm_, x_sbh, saving_) : x_sbh);
-  if (scaling_ != 1) logits = at::div(logits, scaling_);
-  if (softcap_ > 0) logits = apply_softcap(logits, softcap_, saving_);
   if (!batch.labels.defined()) {
     const at::NoGradGuard no_grad;
-    return {nn::kLogits, comm::all_gather(logits, -1, tp_).narrow(-1, 0, loss_.vocab_size)};
+    return {nn::kLogits, comm::all_gather(compute_logits(x_sbh), -1, tp_).narrow(-1, 0, loss_.vocab_size)};
   }
-  const at::Tensor losses = nn::vocab_parallel_cross_entropy(logits, batch.labels.t().contiguous(), loss_);
+  const at::Tensor losses = compute_losses(x_sbh, batch.labels);
   const at::Tensor mask = batch.loss_mask.defined() ? batch.loss_mask.t()
                                                     : at::ones(losses.sizes(), losses.options().requires_grad(false));
   return {nn::kLoss, nn::masked_sum(losses, mask)};

@@ -45,6 +45,10 @@ class HeadSegment final : public nn::Segment {
   nn::SegmentTraits traits() const override { return {.defers_weights = defers_weights_}; }
 
  private:
+  nn::Input normalize_input(const at::Tensor& x);
+  at::Tensor compute_logits(const at::Tensor& x);
+  at::Tensor compute_losses(const at::Tensor& x, const at::Tensor& labels);
+
   std::string name_ = "head";
   bool defers_weights_;
   comm::Group tp_;
@@ -54,6 +58,7 @@ class HeadSegment final : public nn::Segment {
   nn::SavePolicy saving_;
   std::optional<nn::Norm> norm_;
   nn::Linear output_;
+  std::optional<nn::LossChunks> chunks_;  // memory.loss_chunk_tokens > 0
 };
 
 // Returns batch.position_ids, or the positions of the batch's rows in the sequence.

@@ -38,6 +38,7 @@ struct ModelContext : nn::LayerContext {
   int64_t vocab_size = 0;  // unpadded
   int64_t positions = 0;   // rotary table length for training; 0: model.max_position_embeddings
   double label_smoothing = 0;
+  int64_t loss_chunk_tokens = 0;          // memory.loss_chunk_tokens
   bool head_defers_weights = false;       // parallel.defer_embedding_wgrad_compute
   moe::ExpertContext experts;             // only if the model has experts
   bool fp32_residual_connection = false;  // the residual stream is fp32 although dtype is half

@@ -9,6 +9,9 @@
 
 #include "comm/group.h"
 #include "device/launch_point.h"
+#include "nn/layer_context.h"
+#include "nn/param.h"
+#include "nn/saved.h"
 #include "nn/vocabulary.h"
 
 namespace metroplex::nn {
@@ -28,6 +31,41 @@ struct CrossEntropySpec {
 // validates tokens.
 at::Tensor vocab_parallel_cross_entropy(const at::Tensor& logits, const at::Tensor& targets,
                                         const CrossEntropySpec& spec);
+
+// Soft cap of logits: `capped` = cap * share, share = tanh(x / cap). The gradient of x is dy (1 - share^2).
+struct SoftCap {
+  at::Tensor share, capped;
+};
+SoftCap apply_softcap(const at::Tensor& x, double cap);
+at::Tensor softcap_gradient(const at::Tensor& dy, const at::Tensor& share);
+
+// The output layer and the cross entropy of its logits for a few rows at a time, so that the logits never exist as a
+// whole. Backward computes the logits of each chunk again, from the saved input.
+class LossChunks {
+ public:
+  // `weight` [local rows of the vocabulary, h] must outlive the object.
+  LossChunks(Param& weight, CrossEntropySpec spec, const LayerContext& context);
+
+  int64_t tokens = 0;               // memory.loss_chunk_tokens; the last chunk may be smaller
+  double divisor = 1, softcap = 0;  // of the logits; softcap 0: none
+
+  // Returns the losses [s, b] that vocab_parallel_cross_entropy() returns for the logits of `in`. in.x: [s, b, h],
+  // with sequence parallelism [s/tp, b, h]; targets [s, b].
+  at::Tensor forward(const Input& in, const at::Tensor& targets) const;
+
+ private:
+  struct Logits {
+    at::Tensor logits, share;  // share: SoftCap::share
+  };
+  struct SavedRows;
+  Logits make_logits(const at::Tensor& rows) const;
+  void backward_chunks(const SavedRows& saved, const at::Tensor& dx, at::Tensor* main_grad, bool adds) const;
+
+  Param& weight_;
+  CrossEntropySpec spec_;
+  comm::Group sp_, tp_reduce_;
+  SavePolicy saving_;
+};
 
 // Returns the scalar sum of mask * loss over all tokens, both [s, b]. The sum is computed in fp64 and returned in the
 // type of the losses.

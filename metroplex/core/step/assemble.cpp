@@ -60,6 +60,7 @@ models::ModelContext model_context(const ProcessContext& process, const RankMode
   context.vocab_size = process.vocab_size;
   context.positions = process.config.train.seq_length;
   context.label_smoothing = config.train.label_smoothing;
+  context.loss_chunk_tokens = config.memory.loss_chunk_tokens;
   context.head_defers_weights = config.parallel.defer_embedding_wgrad_compute;
   nn::set_tensor_parallel(context, process.groups().tp, config.parallel.sequence_parallel);
   context.cp = process.groups().cp;
