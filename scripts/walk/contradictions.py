@@ -48,6 +48,7 @@ CONTRADICTIONS = [
     (1, {"optim.weight_decay_incr_style": "linear"}, "optim.start_weight_decay"),
     (1, {"optim.override_opt_param_scheduler": "true", "optim.use_checkpoint_opt_param_scheduler": "true"}, "optim.override_opt_param_scheduler"),
     (1, {"optim.main_params_dtype": "bf16"}, "optim.main_params_dtype"),
+    (1, {"precision.output_logit_dtype": "fp32"}, "precision.output_logit_dtype"),
     (1, {"optim.store_param_remainders": "true"}, "optim.store_param_remainders"),
     (1, {"optim.optimizer": "sgd", "optim.exp_avg_dtype": "bf16"}, "optim.exp_avg_dtype"),
     (1, {"optim.optimizer": "muon", "optim.optimizer_cpu_offload": "true"}, "optim.optimizer_cpu_offload"),

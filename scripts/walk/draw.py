@@ -343,6 +343,7 @@ class Drawing(Experts, Positions):
             self.put("precision.params_dtype", dtype)
         if dtype in ("bf16", "fp16"):
             self.maybe("precision.fp32_residual_connection", "true", odds=0.25)
+            self.maybe("precision.output_logit_dtype", "fp32", odds=0.25)
             self.maybe("precision.main_grads_dtype", "params", "fp32", odds=0.25)
         if dtype == "fp16":
             self.put("precision.initial_loss_scale", self.one(1, 65536, 2**24, 2**32))

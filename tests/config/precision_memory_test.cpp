@@ -33,6 +33,7 @@ static const std::vector<std::vector<std::string>>& allowed() {
                            zero3 = "parallel.data_parallel_sharding_strategy=optim_grads_params";
   static const std::vector<std::vector<std::string>> kCases = {
       {bf16, "precision.fp32_residual_connection=true"},
+      {bf16, "precision.output_logit_dtype=fp32"},
       {bf16, "precision.main_grads_dtype=params"},
       {bf16, "precision.loss_scale=128"},
       {fp16},

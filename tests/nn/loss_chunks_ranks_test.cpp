@@ -1,5 +1,6 @@
 // The head's loss by chunks against the head's loss at once: forward and gradients in float64.
 #include "config/config.h"
+#include "nn/embedding.h"
 #include "nn/linear.h"
 #include "nn/loss.h"
 #include "nn/tools.h"

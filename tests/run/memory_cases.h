@@ -69,6 +69,7 @@ inline config::Config saved_config(const MemoryCase& test_case) {
 }
 
 inline const std::string kLossChunks = "memory.loss_chunk_tokens=7";
+inline const std::string kFp32Logits = "precision.output_logit_dtype=fp32";
 
 // Partly trained layers, layers with adapters, and other losses.
 inline std::vector<MemoryCase> with_parts(std::vector<MemoryCase> cases) {
@@ -96,6 +97,19 @@ inline std::vector<MemoryCase> with_parts(std::vector<MemoryCase> cases) {
        50,
        {kLossChunks, "parallel.defer_embedding_wgrad_compute=true"}},
       {"loss by chunks, ahead", true, {2, 1, 1, 1, false}, ", mtp_num_layers: 1}\n" + kBf16, 50, {kLossChunks}},
+      {"fp32 logits bf16 tp 2 sp", true, {2, 1, 1, 1, true}, kBf16, 50, {kFp32Logits}},
+      {"fp32 logits bf16 capped by chunks",
+       true,
+       {},
+       ", final_logit_softcapping: 1, logits_scaling: 2}\n" + kBf16,
+       50,
+       {kFp32Logits, kLossChunks}},
+      {"fp32 logits fp16 ahead pp 2",
+       true,
+       {1, 2, 1, 1, false},
+       ", mtp_num_layers: 1}\nprecision: {params_dtype: fp16}\n",
+       50,
+       {kFp32Logits}},
       {"ahead", true, {}, ", mtp_num_layers: 2}\n"},
       {"ahead bf16 tp 2 pp 2 sp", true, {2, 2, 1, 1, true}, ", mtp_num_layers: 1}\n" + kBf16},
       {"ahead before the stage of the loss, bf16 pp 4",

@@ -301,5 +301,23 @@ TEST(NotFinite, TheMicrobatchIsNamedWithVirtualStagesToo) {
   expect_words(message, {"linear_fc1.weight", "microbatch 2", "rank 2"}, "vpp 2");
 }
 
+// Stages and overlap change no bit of a loss, and chunks only the order of sums: 2^-20 allows 16 roundings in fp32.
+// 16-bit logits of size 1 and more change the loss by far more.
+TEST(OutputLogits, Fp32OnEveryLayout) {
+  for (const char* dtype : {"bf16", "fp16"}) {
+    config::Config config = in(dtype, small_llama());
+    config.precision.initial_loss_scale = 1;
+    config.model.init_method_std = 0.5;
+    const double rounded = run(config, {}, 1).outcomes[0].loss;
+    config.precision.output_logit_dtype = "fp32";
+    const double loss = run(config, {}, 1).outcomes[0].loss;
+    EXPECT_GT(std::abs(loss - rounded), loss * 0x1p-18);
+    for (const TestLayout& layout : {TestLayout{1, 2, 1, 1, false}, TestLayout{1, 2, 2, 1, false}})
+      EXPECT_EQ(run(config, layout, 1).outcomes[0].loss, loss);
+    config.memory.loss_chunk_tokens = 5;
+    EXPECT_NEAR(run(config, {}, 1).outcomes[0].loss, loss, loss * 0x1p-20);
+  }
+}
+
 }  // namespace
 }  // namespace metroplex::test::precision_ranks_test

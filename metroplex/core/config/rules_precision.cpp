@@ -31,6 +31,9 @@ void check_precision(Rules& rules) {
   rules.require(!precision.fp32_residual_connection || precision.half(), "precision.fp32_residual_connection", "true",
                 "needs half-precision activations, but " + format_name(precision),
                 "turn it off, or use bf16 or fp16");
+  rules.require(precision.output_logit_dtype == OutputLogitDtype::params || precision.half(),
+                "precision.output_logit_dtype", precision.output_logit_dtype,
+                "is for half-precision parameters, but " + format_name(precision), "use params");
   rules.require(precision.main_grads_dtype != MainGradsDtype::fp32 || precision.params_dtype != ParamsDtype::fp64,
                 "precision.main_grads_dtype", precision.main_grads_dtype,
                 "would round the gradients of " + format_name(precision), "use auto");

@@ -72,6 +72,7 @@ Config in_double_precision(const Config& config) {
   const Optim optim;
   settings.precision.params_dtype = ParamsDtype::fp64;
   settings.precision.fp32_residual_connection = false;
+  settings.precision.output_logit_dtype = OutputLogitDtype::params;
   settings.precision.main_grads_dtype = MainGradsDtype::automatic;
   settings.precision.loss_scale = 0;
   settings.precision.check_for_nan_in_grad = settings.train.check_for_nan_in_loss = true;

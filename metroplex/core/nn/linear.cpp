@@ -134,6 +134,7 @@ Linear::Linear(std::shared_ptr<Param> weight, const LayerContext& context)
       tp_reduce_(context.tp_reduce),
       target_(context.target),
       saving_(context.saving),
+      wide_output_(context.precision.output_logit_dtype == config::OutputLogitDtype::fp32),
       weight_(std::move(weight)) {}
 
 AdapterRows Linear::adapter_rows(const Input& in, const Microbatch& batch) const {
@@ -144,6 +145,7 @@ AdapterRows Linear::adapter_rows(const Input& in, const Microbatch& batch) const
 }
 
 at::Tensor Linear::output(const at::Tensor& x, const at::Tensor& bias, bool trains) const {
+  if (wide_output_) return wide_linear_product(target_, x, weight_->data.t());
   const at::Tensor rounded = rounding_.round(x, Operand::input, SumOver::columns, {}, trains),
                    matrix = rounding_.round(weight_->data, Operand::weight, SumOver::columns, {}, trains).t();
   const at::Tensor same_type = bias.defined() ? bias.to(rounded.scalar_type()) : bias;
@@ -181,8 +183,9 @@ at::Tensor Linear::forward(const Input& in, const AdapterRows& rows) {
   if (!trains) return out;
   const AdaptersSaved adapters_saved{rows, adapters_.keep(adapted)};
   const Saved saved = keeps_input() ? saving_.keep(in) : Saved();
-  return attach(out, {in.x}, [this, saved, adapters_saved](const at::Tensor& dy_local) -> Gradients {
+  return attach(out, {in.x}, [this, saved, adapters_saved](const at::Tensor& dout) -> Gradients {
     const at::NoGradGuard no_grad;
+    const at::Tensor dy_local = wide_output_ ? dout.to(weight_->scalar_type()) : dout;
     const bool gathers = split_ == LinearSplit::output;
     const at::Tensor dy = adapters_.unscale_gradients(
         split_ == LinearSplit::input ? comm::all_gather(dy_local, 0, sp_) : dy_local, adapters_saved.values);

@@ -54,7 +54,7 @@ class Linear {
  public:
   Linear(const LinearSpec& spec, LinearSplit split, const LayerContext& context);
   // Uses an existing weight [local rows, in], split by output features, without bias: the output layer, possibly tied
-  // to the word embedding.
+  // to the word embedding. With fp32 logits, backward rounds their gradient to the weight's type, as in Megatron.
   Linear(std::shared_ptr<Param> weight, const LayerContext& context);
 
   at::Tensor forward(const Input& in, const AdapterRows& rows = {});
@@ -80,6 +80,7 @@ class Linear {
   SavePolicy saving_;
   bool skip_bias_add_ = false;
   OperandRounding rounding_;
+  bool wide_output_ = false;  // precision.output_logit_dtype: fp32
   std::shared_ptr<Param> weight_, bias_;
   Adapters adapters_;
 };

@@ -142,6 +142,7 @@ at::Tensor softcap_gradient(const at::Tensor& dy, const at::Tensor& share) { ret
 LossChunks::LossChunks(Param& weight, CrossEntropySpec spec, const LayerContext& context)
     : weight_(weight),
       spec_(std::move(spec)),
+      wide_logits_(context.precision.output_logit_dtype == config::OutputLogitDtype::fp32),
       sp_(context.sp),
       tp_reduce_(context.tp_reduce),
       saving_(context.saving) {}
@@ -151,7 +152,10 @@ struct LossChunks::SavedRows {
 };
 
 LossChunks::Logits LossChunks::make_logits(const at::Tensor& rows) const {
-  Logits out{linear_product(spec_.target, rows, weight_.data.t()), {}};
+  const at::Tensor matrix = weight_.data.t();
+  Logits out{
+      wide_logits_ ? wide_linear_product(spec_.target, rows, matrix) : linear_product(spec_.target, rows, matrix),
+      {}};
   if (divisor != 1) out.logits.div_(divisor);
   if (softcap > 0) {
     const SoftCap capped = apply_softcap(out.logits, softcap);
@@ -208,6 +212,7 @@ void LossChunks::backward_chunks(const SavedRows& saved, const at::Tensor& dx, a
     write_logit_gradient(dlogits, chunk(saved.local_targets), {chunk(saved.logsumexp), chunk(saved.dloss)}, spec_);
     if (share.defined()) dlogits = softcap_gradient(dlogits, share);
     if (divisor != 1) dlogits.div_(divisor);
+    dlogits = dlogits.to(weight_.scalar_type());
     if (dx.defined()) chunk(dx.flatten(0, 1)).copy_(linear_product(spec_.target, dlogits, weight_.data));
     if (main_grad != nullptr)
       put_linear_weight_gradient(spec_.target, *main_grad, dlogits, chunk(x), adds || begin > 0);

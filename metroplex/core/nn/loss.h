@@ -63,6 +63,7 @@ class LossChunks {
 
   Param& weight_;
   CrossEntropySpec spec_;
+  bool wide_logits_;  // precision.output_logit_dtype: fp32
   comm::Group sp_, tp_reduce_;
   SavePolicy saving_;
 };

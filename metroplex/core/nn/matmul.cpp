@@ -156,6 +156,32 @@ at::Tensor linear_product(const device::Target& target, const at::Tensor& x, con
   return out;
 }
 
+// libtorch's half products have fp32 results on GPUs only. The CPU widens x, and the matrix by blocks of its columns.
+at::Tensor wide_linear_product(const device::Target& target, const at::Tensor& x, const at::Tensor& matrix) {
+  if (!is_half(x)) return linear_product(target, x, matrix);
+  constexpr int64_t kBytes = int64_t{8} << 20;
+  std::vector<int64_t> sizes = x.sizes().vec();
+  sizes.back() = matrix.size(1);
+  const at::Tensor out = at::empty(sizes, x.options().dtype(at::kFloat)), a = flatten_rows(x);
+  at::Tensor rows = out.view({-1, matrix.size(1)});
+  if (target.gpu()) {
+    if (!target.meta) at::mm_out(rows, a, matrix, at::kFloat);
+    device::issued(target, {"mm", {&a, &matrix}, {&rows}, {}, product_flops(a, matrix)});
+    return out;
+  }
+  const at::Tensor left = a.to(at::kFloat);
+  const int64_t column = std::max<int64_t>(1, matrix.size(0) * static_cast<int64_t>(sizeof(float)));
+  const int64_t columns = std::max<int64_t>(1, kBytes / column);
+  for (int64_t begin = 0; begin < matrix.size(1); begin += columns) {
+    const int64_t n = std::min(columns, matrix.size(1) - begin);
+    const at::Tensor right = matrix.narrow(1, begin, n).to(at::kFloat);
+    at::Tensor block = rows.narrow(1, begin, n);
+    at::mm_out(block, left, right);
+    device::issued(target, {"mm", {&left, &right}, {&block}, {}, product_flops(left, right)});
+  }
+  return out;
+}
+
 void put_product(const device::Target& target, const at::Tensor& gradient, const at::Tensor& product, bool adds) {
   if (!needs_widening(gradient, product) || !(adds || target.gpu())) {
     adds ? gradient.add_(product) : gradient.copy_(product);

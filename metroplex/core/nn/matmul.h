@@ -12,6 +12,8 @@ namespace metroplex::nn {
 // [out, in], forward passes weight.t(), and the input gradient is the product of dy and weight.
 at::Tensor linear_product(const device::Target& target, const at::Tensor& x, const at::Tensor& matrix,
                           const at::Tensor& bias = {});
+// Returns the product of half types in fp32, not rounded to their type; other types as linear_product().
+at::Tensor wide_linear_product(const device::Target& target, const at::Tensor& x, const at::Tensor& matrix);
 // gradient [out, in] += dy^T x over all leading dimensions; overwrites if `adds` is false. Accumulates in the
 // precision of `gradient` if the device supports it.
 void put_linear_weight_gradient(const device::Target& target, at::Tensor& gradient, const at::Tensor& dy,

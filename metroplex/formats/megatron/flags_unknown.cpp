@@ -45,7 +45,6 @@ constexpr Reason kNotImplemented[] = {
     {"format in which gradients are reduced", "--fp32-allreduce"},
     {"format in which gradients of some parameters are accumulated",
      "--ddp-param-name-patterns-for-fp32-local-accumulation"},
-    {"format of the logits", "--output-logit-dtype"},
     {"gates the output of attention", "--head-wise-attn-gate"},
     {"end-of-document id, which affects masks and losses", "--null-tokenizer-eod-id"},
     {"instruction-tuning data", "--finetune-hf-dataset --sft --use-varlen-dataset"},

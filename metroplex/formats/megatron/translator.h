@@ -56,6 +56,7 @@ class Translator {
   // Other keys (translator_flags.cpp).
   void precision();
   void fsdp_gradients();
+  void logits();
   void optimizer();
   void optimizer_state();
   void wsd_decay();

@@ -35,6 +35,7 @@ Arguments Translator::run() {
   biases();
   activation();
   precision();
+  logits();
   optimizer();
   optimizer_state();
   wsd_decay();
@@ -153,6 +154,18 @@ void Translator::fsdp_gradients() {
             format, ": expected fp32, auto or the format of the parameters");
   const bool rounds = own != "fp32" && format != "fp32";
   derive(std::string("precision.main_grads_dtype=") + (rounds ? "params" : "fp32"), "", kFlag);
+}
+
+// Logits of fp32 parameters are fp32 anyway.
+void Translator::logits() {
+  if (!later("logit_dtype")) return;
+  const std::string& format = pending_keys_["logit_dtype"];
+  const std::string flag = "--output-logit-dtype " + format;
+  MPX_CHECK(format == "fp32" || format == "bf16", "config", "Megatron arguments: ", flag, ": expected bf16 or fp32");
+  MPX_CHECK(format == "fp32" || later("bf16") || !whole_, "config", "Megatron arguments: ", flag,
+            ": rounds the logits of parameters in another format; add --bf16, or use fp32");
+  if (whole_ && !later("bf16") && !later("fp16")) return ignore(flag, "without --bf16 or --fp16");
+  derive("precision.output_logit_dtype=$", format == "fp32" ? "fp32" : "params", "--output-logit-dtype");
 }
 
 // dist_muon is the old spelling of muon with --use-distributed-optimizer.
