@@ -30,6 +30,7 @@ CONTRADICTIONS = [
     (2, {"parallel.pipeline_model_parallel_size": "2", "parallel.pipeline_model_parallel_layout": "Ett|tL"}, "parallel.pipeline_model_parallel_layout"),
     (1, {"parallel.num_distributed_optimizer_instances": "2"}, "parallel.num_distributed_optimizer_instances"),
     (1, {"parallel.align_param_gather": "true"}, "parallel.align_param_gather"),
+    (1, {"parallel.reduce_scatter_with_fp32_accumulation": "true", "parallel.data_parallel_sharding_strategy": "optim"}, "parallel.reduce_scatter_with_fp32_accumulation"),
     (2, {"train.global_batch_size": "3"}, "train.global_batch_size"),
     (1, {"train.step_batch_size_schedule": "1000:8"}, "train.step_batch_size_schedule"),
     (1, {"train.step_batch_size_schedule": "0:8", "train.rampup_batch_size": "1 1 8"}, "train.rampup_batch_size"),

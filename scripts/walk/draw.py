@@ -345,6 +345,8 @@ class Drawing(Experts, Positions):
             self.maybe("precision.fp32_residual_connection", "true", odds=0.25)
             self.maybe("precision.output_logit_dtype", "fp32", odds=0.25)
             self.maybe("precision.main_grads_dtype", "params", "fp32", odds=0.25)
+            if self.keys.get("precision.main_grads_dtype") == "params" and self.sharding != "no_shard":
+                self.maybe("parallel.reduce_scatter_with_fp32_accumulation", "true", odds=0.5)
         if dtype == "fp16":
             self.put("precision.initial_loss_scale", self.one(1, 65536, 2**24, 2**32))
             self.maybe("precision.loss_scale_window", 1, 2, odds=0.4)

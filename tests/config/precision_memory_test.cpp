@@ -34,6 +34,7 @@ static const std::vector<std::vector<std::string>>& allowed() {
   static const std::vector<std::vector<std::string>> kCases = {
       {bf16, "precision.fp32_residual_connection=true"},
       {bf16, "precision.output_logit_dtype=fp32"},
+      {fp16, zero3, "precision.main_grads_dtype=params", "parallel.reduce_scatter_with_fp32_accumulation=true"},
       {bf16, "precision.main_grads_dtype=params"},
       {bf16, "precision.loss_scale=128"},
       {fp16},

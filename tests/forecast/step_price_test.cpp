@@ -78,5 +78,44 @@ TEST(TracedRun, SumsFamiliesOfAllStages) {
   }
 }
 
+struct Traffic {
+  int64_t bytes = 0, calls = 0, sums = 0;  // of the operation; sums: kernels that add received shards
+};
+
+Traffic traced_traffic(const config::Config& config, const std::string& operation) {
+  const forecast::TracedRun run =
+      forecast::trace_run({.config = config::resolved(config, 2), .world_size = 2, .vocab_size = 300});
+  Traffic traffic;
+  const auto add = [&](const std::vector<IslandTrace>& regions) {
+    for (const IslandTrace& region : regions) {
+      for (const replay::TraceOperation& one : region.operations) {
+        if (one.name == operation && one.group == "dp-cp") traffic.bytes += one.bytes, ++traffic.calls;
+        if (one.name == "add_elements") ++traffic.sums;
+      }
+    }
+  };
+  for (const replay::TracedAction& action : run.traces[0].actions) add(action.regions);
+  add(run.traces[0].after);
+  return traffic;
+}
+
+// The exchange of the shards and their additions are part of the predicted step. Each reduction of two ranks adds one
+// shard to the other.
+TEST(TracedRun, CountsSumsOfHalfGradients) {
+  for (const char* strategy : {"optim", "optim_grads", "optim_grads_params"}) {
+    config::Config config = small_config(2, 2);
+    config.precision.params_dtype = "bf16";
+    config.precision.main_grads_dtype = "params";
+    config.parallel.data_parallel_sharding_strategy = strategy;
+    const Traffic rounded = traced_traffic(config, "reduce_scatter");
+    config.parallel.reduce_scatter_with_fp32_accumulation = true;
+    const Traffic summed = traced_traffic(config, "all_to_all");
+    EXPECT_GT(rounded.bytes, 0) << strategy;
+    EXPECT_EQ(summed.bytes, rounded.bytes) << strategy;
+    EXPECT_EQ(summed.calls, rounded.calls) << strategy;
+    EXPECT_EQ(summed.sums - rounded.sums, summed.calls) << strategy;
+  }
+}
+
 }  // namespace
 }  // namespace metroplex::test::step_price_test

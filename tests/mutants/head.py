@@ -1,6 +1,7 @@
 """Mutants of the output layer, its loss, and sums of half gradients: rows as in drawn.py."""
 
 CHUNKS = "nn_test LossChunks*"
+SUMS = "distributed_test Fp32Sums*"
 
 MUTANTS = [
     # The loss by chunks.
@@ -19,4 +20,15 @@ MUTANTS = [
     ("heads_ignore_the_format_of_logits", "step/assemble.cpp", "context.precision = config.precision;", "", "run_test OutputLogits*", "stmt"),
     ("fp32_models_take_fp32_logits", "config/rules_precision.cpp", "precision.output_logit_dtype == OutputLogitDtype::params || precision.half()", "true", "config_test Refusals*", "expr"),
     ("flag_of_logits_in_their_own_format", "megatron/translator_flags.cpp", 'format == "fp32" ? "fp32" : "params"', '"params"', "megatron_test MegatronFlags*", "expr"),
+    # Sums of half gradients in fp32.
+    ("sums_lack_the_first_rank", "distributed/grad_buffer.cpp", "                    rank > 0);", "                    rank > 1);", SUMS),
+    ("sums_of_one_shard", "distributed/grad_buffer.cpp", "pending_.received.narrow(0, rank * own.numel(), own.numel())", "pending_.received.narrow(0, 0, own.numel())", SUMS, "expr"),
+    ("last_sums_are_not_awaited", "distributed/grad_buffer.cpp", "bucket.handle.wait();\n  finish_reduce();", "bucket.handle.wait();", SUMS),
+    ("sums_of_two_buckets_at_a_time", "distributed/grad_buffer.cpp", "  if (options_.fp32_sums) {\n    finish_reduce();\n", "  if (options_.fp32_sums) {\n", SUMS),
+    ("families_sum_in_half", "distributed/families.cpp", "parallel.reduce_scatter_with_fp32_accumulation && half", "false && half", "run_test Fp32Sums*; forecast_test TracedRun*"),
+    ("buffers_of_sums_are_not_predicted", "forecast/trace.cpp", "      if (options.fp32_sums)\n        transient.buffers", "      if (false)\n        transient.buffers", "run_test MemoryRanks*:PeakMemoryRanks*"),
+    ("sums_after_the_last_action_take_nothing", "replay/rank_trace_replay.cpp", "peaks_.most = std::max(peaks_.most, now() + buckets_.at_end());", "", "replay_test TraceReplay*", "stmt"),
+    ("sums_leave_with_their_bucket", "replay/rank_trace_replay.cpp", "family.trace.bytes[*full] + buffers", "family.trace.bytes[*full]", "replay_test TraceReplay*", "expr"),
+    ("sums_without_sharding", "config/rules_memory.cpp", "rules.require(config.parallel.sharding().any(), kKey", "rules.require(true, kKey", "config_test Refusals*"),
+    ("flag_of_sums_with_fp32_gradients", "megatron/translator_flags.cpp", "if (whole_ && !half) return ignore", "if (false) return ignore", "megatron_test MegatronFlags*"),
 ]

@@ -99,6 +99,37 @@ TEST(TraceReplay, ABucketPassesWhileItsGradientsCome) {
   EXPECT_EQ(overlapped.most, 30 + 20 + 200);
 }
 
+// The reduction of a transient bucket of 100 bytes needs 60 more. With overlap both exist until the next one leaves.
+TEST(TraceReplay, AReductionHasBuffers) {
+  replay::RankTrace trace = make_trace(1);
+  trace.transient = {{{100}, {{0}}, {60}}};
+  trace.chunks[0].forward.regions[0].steps[0] = {30, 30, TraceStep::End::nothing, 0};
+  trace.chunks[0].backward.regions[0].steps = {{20, 20, TraceStep::End::opens, 0}, {-50, 0, TraceStep::End::used, 0}};
+  const replay::ReplayPeaks alone = replay::replay_trace(trace, one_f_one_b(1, 3), 0);
+  EXPECT_EQ(alone.gradient_buckets, 100);
+  EXPECT_EQ(alone.most, 160) << "after the activations are freed";
+  trace.overlaps = true;
+  const replay::ReplayPeaks overlapped = replay::replay_trace(trace, one_f_one_b(1, 3), 0);
+  EXPECT_EQ(overlapped.gradient_buckets, 260);
+  EXPECT_EQ(overlapped.most, 30 + 20 + 260);
+}
+
+// A permanent bucket is reduced once: with its last gradient, or after the last action.
+TEST(TraceReplay, APermanentBucketHasBuffersOnce) {
+  replay::RankTrace trace = make_trace(1);
+  trace.transient = {{{0}, {{0}}, {60}, true}};
+  trace.chunks[0].forward.regions[0].steps[0] = {30, 30, TraceStep::End::nothing, 0};
+  trace.chunks[0].backward.regions[0].steps = {
+      {0, 0, TraceStep::End::opens, 0}, {-10, 0, TraceStep::End::used, 0}, {-20, 0, TraceStep::End::nothing, 0}};
+  const replay::ReplayPeaks alone = replay::replay_trace(trace, one_f_one_b(1, 3), 0);
+  EXPECT_EQ(alone.gradient_buckets, 0);
+  EXPECT_EQ(alone.most, 60);
+  trace.overlaps = true;
+  const replay::ReplayPeaks overlapped = replay::replay_trace(trace, one_f_one_b(1, 3), 0);
+  EXPECT_EQ(overlapped.gradient_buckets, 60);
+  EXPECT_EQ(overlapped.most, 20 + 60);
+}
+
 // Two gradients per bucket, the second one of another parameter: the bucket leaves with the last one.
 TEST(TraceReplay, ABucketWaitsForAllItsParameters) {
   replay::RankTrace trace = make_trace(1);

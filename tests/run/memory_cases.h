@@ -69,6 +69,8 @@ inline config::Config saved_config(const MemoryCase& test_case) {
 }
 
 inline const std::string kLossChunks = "memory.loss_chunk_tokens=7";
+inline const std::string kFp32Sums = "parallel.reduce_scatter_with_fp32_accumulation=true";
+inline const std::string kHalfGradients = "precision: {params_dtype: bf16, main_grads_dtype: params}\n";
 inline const std::string kFp32Logits = "precision.output_logit_dtype=fp32";
 
 // Partly trained layers, layers with adapters, and other losses.
@@ -110,6 +112,37 @@ inline std::vector<MemoryCase> with_parts(std::vector<MemoryCase> cases) {
        ", mtp_num_layers: 1}\nprecision: {params_dtype: fp16}\n",
        50,
        {kFp32Logits}},
+      {"fp32 sums zero 1 dp 4", false, {1, 1, 1, 4, false}, kHalfGradients + zero("optim"), 50, {kFp32Sums}},
+      {"fp32 sums zero 1 dp 2 pp 2, one after another",
+       true,
+       {1, 2, 1, 2, false},
+       kHalfGradients + zero("optim"),
+       50,
+       {kFp32Sums, "parallel.overlap_grad_reduce=false"}},
+      {"fp32 sums zero 2 dp 2 pp 2 vpp 2",
+       true,
+       {1, 2, 2, 2, false},
+       kHalfGradients + zero("optim_grads"),
+       50,
+       {kFp32Sums}},
+      {"fp32 sums zero 2 instances, one after another",
+       true,
+       {1, 1, 1, 4, false},
+       kHalfGradients + zero("optim_grads"),
+       50,
+       {kFp32Sums, "parallel.overlap_grad_reduce=false", "parallel.num_distributed_optimizer_instances=2"}},
+      {"fp32 sums zero 3 dp 4",
+       true,
+       {1, 1, 1, 4, false},
+       kHalfGradients + zero("optim_grads_params"),
+       50,
+       {kFp32Sums}},
+      {"fp32 sums zb_h1 zero 1 dp 2 pp 2",
+       false,
+       {1, 2, 1, 2, false},
+       kHalfGradients + "parallel: {pipeline_schedule: zb_h1, data_parallel_sharding_strategy: optim}\n",
+       50,
+       {kFp32Sums}},
       {"ahead", true, {}, ", mtp_num_layers: 2}\n"},
       {"ahead bf16 tp 2 pp 2 sp", true, {2, 2, 1, 1, true}, ", mtp_num_layers: 1}\n" + kBf16},
       {"ahead before the stage of the loss, bf16 pp 4",

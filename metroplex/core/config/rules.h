@@ -84,6 +84,7 @@ void check_optim(Rules& rules);
 void check_optimizer_state(Rules& rules);
 void check_precision(Rules& rules);
 void check_sharding(Rules& rules);
+void check_gradient_sums(Rules& rules);
 void check_recompute(Rules& rules);
 void check_offload(Rules& rules);
 void check_loss_chunks(Rules& rules);

@@ -28,6 +28,20 @@ void check_sharding(Rules& rules) {
       "turn it off");
 }
 
+void check_gradient_sums(Rules& rules) {
+  const Config& config = rules.config;
+  static constexpr const char *kKey = "parallel.reduce_scatter_with_fp32_accumulation", *kOff = "or turn it off";
+  if (!config.parallel.reduce_scatter_with_fp32_accumulation) return;
+  rules.require(config.parallel.sharding().any(), kKey, "true",
+                "needs a reduce-scatter, but parallel.data_parallel_sharding_strategy = no_shard has an all-reduce",
+                concat("use optim, optim_grads or optim_grads_params, ", kOff));
+  const Precision& precision = config.precision;
+  rules.require(precision.half() && precision.main_grads_dtype == MainGradsDtype::params, kKey, "true",
+                concat("needs half-precision gradients, but precision.params_dtype = ", precision.params_dtype,
+                       " and precision.main_grads_dtype = ", precision.main_grads_dtype),
+                concat("use bf16 or fp16 with precision.main_grads_dtype = params, ", kOff));
+}
+
 // Returns the layers of the largest model chunk under the pipeline keys; 0 if they do not divide.
 static int64_t largest_chunk(const Config& config) {
   const Parallel& parallel = config.parallel;

@@ -89,6 +89,7 @@ std::vector<Violation> violations(const Config& config, int64_t world_size, Use 
                            check_precision,
                            check_low_precision,
                            check_sharding,
+                           check_gradient_sums,
                            check_recompute,
                            check_offload,
                            check_loss_chunks,

@@ -74,6 +74,7 @@ Config in_double_precision(const Config& config) {
   settings.precision.fp32_residual_connection = false;
   settings.precision.output_logit_dtype = OutputLogitDtype::params;
   settings.precision.main_grads_dtype = MainGradsDtype::automatic;
+  settings.parallel.reduce_scatter_with_fp32_accumulation = false;
   settings.precision.loss_scale = 0;
   settings.precision.check_for_nan_in_grad = settings.train.check_for_nan_in_loss = true;
   settings.optim.main_params_dtype = optim.main_params_dtype;

@@ -106,7 +106,8 @@ config::Sharding family_sharding(const ParamFamily& family, const FamilyOptions&
   return family.data_parallel.shard.size() == 1 ? config::Sharding() : options.sharding;
 }
 
-void make_buffers(ParamFamily& family, const FamilyOptions& options, std::vector<size_t> units) {
+void make_buffers(ParamFamily& family, const FamilyOptions& options, std::vector<size_t> units,
+                  const device::Target& target) {
   const config::Parallel& parallel = *options.parallel;
   const config::Sharding sharding = family_sharding(family, options);
   const auto layout = make_layout(family, sharding, options, std::move(units));
@@ -126,6 +127,10 @@ void make_buffers(ParamFamily& family, const FamilyOptions& options, std::vector
   gradients.device = options.device;
   gradients.overlap = parallel.overlap_grad_reduce;
   gradients.transient_buckets = sharding.transient_gradients();
+  const bool half = gradients.dtype == at::kHalf || gradients.dtype == at::kBFloat16;
+  gradients.fp32_sums =
+      parallel.reduce_scatter_with_fp32_accumulation && half && family.data_parallel.shard.size() > 1;
+  gradients.target = target;
   family.gradients = std::make_unique<GradBuffer>(layout, family.data_parallel, gradients);
   family.slices = own_shards(*family.values, *family.gradients);
 }
@@ -160,7 +165,7 @@ ParamFamilies::ParamFamilies(const comm::World& world, const std::vector<nn::Par
       }
       continue;
     }
-    make_buffers(family, options, count_unit_params(family, params, options.units));
+    make_buffers(family, options, count_unit_params(family, params, options.units), world.target());
   }
 }
 

@@ -1,10 +1,12 @@
 #include "distributed/grad_buffer.h"
 
+#include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
 
 #include "base/error.h"
+#include "nn/matmul.h"
 
 namespace metroplex::distributed {
 
@@ -64,6 +66,16 @@ void GradBuffer::detach_params() {
   for (nn::Param* param : layout_->params()) param->main_grad = at::zeros(param->local_shape, tensor_options());
 }
 
+int64_t GradBuffer::transient_bytes() const {
+  const auto size = [](const at::Tensor& tensor) {
+    return tensor.defined() ? static_cast<int64_t>(tensor.nbytes()) : 0;
+  };
+  int64_t bytes = size(pending_.received) + size(pending_.sums);
+  if (!options_.transient_buckets) return bytes;
+  for (const Bucket& bucket : buckets_) bytes += size(bucket.data);
+  return bytes + size(pending_.data);
+}
+
 at::Tensor GradBuffer::own_shard(size_t b) const {
   return options_.transient_buckets ? layout_->own_shard(storage_, b)
                                     : layout_->bucket_own_shard(buckets_[b].data, b);
@@ -110,7 +122,12 @@ void GradBuffer::reduce(size_t b) {
   }
   for (const size_t i : layout_->buckets()[b].params) layout_->params()[i]->zero_uninitialized();
   bucket.reduced = true;
-  if (dp_.shard.size() > 1) {
+  if (options_.fp32_sums) {
+    finish_reduce();
+    pending_.bucket = b;
+    pending_.data = bucket.data;
+    start_sums(b, bucket.data);
+  } else if (dp_.shard.size() > 1) {
     bucket.handle =
         comm::reduce_scatter_into_async(layout_->bucket_own_shard(bucket.data, b), bucket.data, dp_.shard);
   } else {
@@ -127,18 +144,38 @@ void GradBuffer::start_reduce(size_t b) {
   pending_.bucket = b;
   pending_.data = std::move(buckets_[b].data);
   for (const size_t i : layout_->buckets()[b].params) layout_->params()[i]->main_grad = at::Tensor();
-  if (dp_.shard.size() > 1) {
+  if (options_.fp32_sums) {
+    start_sums(b, pending_.data);
+  } else if (dp_.shard.size() > 1) {
     pending_.handle =
         comm::reduce_scatter_into_async(layout_->bucket_own_shard(pending_.data, b), pending_.data, dp_.shard);
   }
   if (!filling_.leaving()) finish_reduce();
 }
 
+void GradBuffer::start_sums(size_t bucket, const at::Tensor& data) {
+  const int64_t own = layout_->buckets()[bucket].own_size;
+  const std::vector<int64_t> splits(static_cast<size_t>(dp_.shard.size()), own);
+  pending_.sums = at::empty({own}, tensor_options().dtype(at::kFloat));
+  comm::Exchange exchange = comm::all_to_all_async(data, splits, splits, dp_.shard);
+  pending_.received = exchange.out;
+  pending_.handle = std::move(exchange.handle);
+}
+
+void GradBuffer::finish_sums(const at::Tensor& own) {
+  for (int rank = 0; rank < dp_.shard.size(); ++rank)
+    nn::put_product(options_.target, pending_.sums, pending_.received.narrow(0, rank * own.numel(), own.numel()),
+                    rank > 0);
+  own.copy_(pending_.sums);
+}
+
 void GradBuffer::finish_reduce() {
   if (!pending_.data.defined()) return;
   pending_.handle.wait();
-  layout_->own_shard(storage_, pending_.bucket).add_(layout_->bucket_own_shard(pending_.data, pending_.bucket));
-  pending_.data = at::Tensor();
+  const at::Tensor own = layout_->bucket_own_shard(pending_.data, pending_.bucket);
+  if (options_.fp32_sums) finish_sums(own);
+  if (options_.transient_buckets) layout_->own_shard(storage_, pending_.bucket).add_(own);
+  pending_ = {};
 }
 
 void GradBuffer::reduce_over_replicas() {
@@ -170,6 +207,7 @@ void GradBuffer::finish() {
     if (!buckets_[b].reduced) reduce(b);
   }
   for (Bucket& bucket : buckets_) bucket.handle.wait();
+  finish_reduce();
   if (dp_.shard.size() > 1) reduce_over_replicas();
 }
 

@@ -15,6 +15,7 @@
 
 #include "comm/collectives.h"
 #include "comm/group.h"
+#include "device/launch_point.h"
 #include "nn/param.h"
 #include "distributed/flat_layout.h"
 #include "plan/buckets.h"
@@ -34,6 +35,10 @@ struct GradBufferOptions {
   at::Device device = at::kCPU;
   bool overlap = true;             // reduce each bucket as soon as it is complete; else all in finish()
   bool transient_buckets = false;  // ZeRO-2 and ZeRO-3
+  // Half gradients: an all-to-all replaces the reduce-scatter. Each rank adds the received shards in fp32, in the
+  // order of the ranks, and rounds the sum once. At most one reduction is in flight, because it needs buffers.
+  bool fp32_sums = false;
+  device::Target target = {};  // of the additions for fp32_sums
 };
 
 class GradBuffer {
@@ -63,14 +68,8 @@ class GradBuffer {
   const GradBufferOptions& options() const { return options_; }
   // The permanent memory: all buckets, or the own shards with transient buckets.
   const at::Tensor& storage() const { return storage_; }
-  // Size of the transient buckets that are being filled or reduced.
-  int64_t transient_bytes() const {
-    int64_t bytes = pending_.data.defined() ? static_cast<int64_t>(pending_.data.nbytes()) : 0;
-    for (const Bucket& bucket : buckets_) {
-      if (options_.transient_buckets && bucket.data.defined()) bytes += static_cast<int64_t>(bucket.data.nbytes());
-    }
-    return bytes;
-  }
+  // Size of the transient buckets that are being filled or reduced, and of the buffers for fp32_sums.
+  int64_t transient_bytes() const;
 
  private:
   struct Bucket {
@@ -87,6 +86,8 @@ class GradBuffer {
   void count_use(size_t param);
   void reduce(size_t bucket);
   void start_reduce(size_t bucket);
+  void start_sums(size_t bucket, const at::Tensor& data);
+  void finish_sums(const at::Tensor& own);
   void finish_reduce();
   void reduce_over_replicas();
 
@@ -98,12 +99,13 @@ class GradBuffer {
   plan::FillingBuckets filling_;
   std::vector<at::Tensor> own_gradients_;
   std::vector<int64_t> remaining_uses_;  // per parameter, in this step
-  // Transient buckets: the bucket whose reduction is in flight. New gradients for it go into a newly allocated
-  // bucket.
+  // Transient buckets or fp32_sums: the bucket whose reduction is in flight. New gradients for a transient bucket go
+  // into a newly allocated one.
   struct PendingReduce {
     size_t bucket = 0;
     at::Tensor data;
     comm::Handle handle;
+    at::Tensor received, sums;  // fp32_sums: this rank's shards from all ranks [bucket elements], their sum in fp32
   } pending_;
   bool in_step_ = false;
 };

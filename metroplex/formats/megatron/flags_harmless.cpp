@@ -176,8 +176,8 @@ constexpr FlagGroup kGroups[] = {
      "--retro-return-doc-ids --retro-workdir= --swin-backbone-type= --titles-data-path= --use-one-sent-docs "
      "--vision-backbone-type= --vision-pretraining --vision-pretraining-type="},
     {"rounding, or another generator of the same distribution",
-     "--ddp-average-in-collective --ddp-reduce-scatter-with-fp32-accumulation "
-     "--disable-bf16-reduced-precision-matmul --muon-fp32-matmul-prec= --no-gradient-reduce-div-fusion "
+     "--ddp-average-in-collective --disable-bf16-reduced-precision-matmul --muon-fp32-matmul-prec= "
+     "--no-gradient-reduce-div-fusion "
      "--te-rng-tracker"},
     {"read only with --ckpt-convert-format", "--ckpt-convert-save="},
     {"read only with --dynamic-context-parallel or --sequence-packing-scheduler",

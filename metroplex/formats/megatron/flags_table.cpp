@@ -249,6 +249,7 @@ static const std::vector<Row>& precision_rows() {
       {"--grad-reduce-in-bf16", kNone, "grads_in_bf16=true"},
       {"--main-grads-dtype", kOne, "main_grads_dtype=$"},
       {"--output-logit-dtype", kOne, "logit_dtype=$"},
+      {"--ddp-reduce-scatter-with-fp32-accumulation", kNone, "fp32_sums=true"},
       {"--megatron-fsdp-main-grads-dtype", kOne, "fsdp_grads_dtype=$"},
       {"--loss-scale", kOne, "precision.loss_scale=$"},
       {"--initial-loss-scale", kOne, "precision.initial_loss_scale=$"},

@@ -63,6 +63,7 @@ class Translator {
   std::string zero_strategy();
   std::string torch_strategy() const { return later("fsdp2_keeps_weights") ? "optim_grads" : "optim_grads_params"; }
   void sharding();
+  void gradient_sums();
   void recompute();
   void recomputed_layers();
   void evaluation();

@@ -41,6 +41,7 @@ Arguments Translator::run() {
   wsd_decay();
   attention_mask();
   sharding();
+  gradient_sums();
   recompute();
   experts();
   hybrid_layers();
@@ -269,6 +270,16 @@ void Translator::sharding() {
   const bool on = !later("align_param_gather") || pending_keys_["align_param_gather"] == "true";
   if (whole_ && gathers && on && config::virtual_stages(parallel) > 1)
     derive("parallel.align_param_gather=true", "", "");
+}
+
+void Translator::gradient_sums() {
+  static constexpr const char* kFlag = "--ddp-reduce-scatter-with-fp32-accumulation";
+  if (!later("fp32_sums")) return;
+  const config::Config config = draft();
+  const bool half = config.precision.half() && config.precision.main_grads_dtype == config::MainGradsDtype::params;
+  if (whole_ && !half) return ignore(kFlag, "with fp32 gradients");
+  if (whole_ && !config.parallel.sharding().any()) return ignore(kFlag, "without --use-distributed-optimizer");
+  derive("parallel.reduce_scatter_with_fp32_accumulation=true", "", kFlag);
 }
 
 void Translator::recompute() {

@@ -37,7 +37,9 @@ MemoryReport::MemoryReport(step::Assembly& assembly, device::MemoryMeter& meter)
   MPX_ASSERT(assembly_.optimization.optimizer != nullptr, "a forward-only assembly has no training step");
   assembly_.model.executor->observers().add(kReportListener,
                                             [this](const plan::Action& action, double) { after_action(action); });
-  if (!assembly_.model.sharding.transient_gradients()) return;
+  if (!assembly_.model.sharding.transient_gradients() &&
+      !assembly_.process.config.parallel.reduce_scatter_with_fp32_accumulation)
+    return;
   for (const auto& stage : assembly_.model.stages) stage->add_observer(kReportListener, *sampler_);
   for (nn::Param* param : assembly_.model.params) param->on_use.add(kReportListener, [this] { sample(); });
 }
@@ -76,6 +78,7 @@ void MemoryReport::begin_step() {
 
 void MemoryReport::after_action(const plan::Action& action) {
   if (!begun_) return;
+  sample();
   const int64_t now = rest(), added = plan::is_p2p(action.kind) ? 0 : now - last_;
   last_ = now;
   if (at_ == actions_.size()) actions_.push_back({added, assembly_.model.executor->border_bytes()});

@@ -87,15 +87,20 @@ class Tracer final : public nn::StageObserver {
   int64_t border_ = 0, gathered_ = 0;
 };
 
-std::vector<replay::TransientFamily> transient_families(const step::RankModel& model) {
+std::vector<replay::TransientFamily> transient_families(const step::RankModel& model, const TraceRecorder& recorder) {
   std::vector<replay::TransientFamily> all;
   for (const distributed::ParamFamily& family : model.families.all()) {
     if (!family.gradients) continue;
     const distributed::GradBufferOptions& options = family.gradients->options();
-    if (!options.transient_buckets) continue;
+    if (!options.transient_buckets && !options.fp32_sums) continue;
     replay::TransientFamily& transient = all.emplace_back();
+    transient.permanent = !options.transient_buckets;
     for (const distributed::FlatBucket& bucket : family.gradients->layout().buckets()) {
-      transient.bytes.push_back((bucket.end - bucket.begin) * static_cast<int64_t>(c10::elementSize(options.dtype)));
+      const int64_t bytes = (bucket.end - bucket.begin) * static_cast<int64_t>(c10::elementSize(options.dtype));
+      transient.bytes.push_back(transient.permanent ? 0 : bytes);
+      if (options.fp32_sums)
+        transient.buffers.push_back(recorder.rounded(bytes) +
+                                    recorder.rounded(bucket.own_size * static_cast<int64_t>(sizeof(float))));
       std::vector<size_t>& params = transient.buckets.emplace_back();
       for (const size_t i : bucket.params) {
         const auto at = std::find(model.params.begin(), model.params.end(), family.gradients->layout().params()[i]);
@@ -207,7 +212,7 @@ replay::RankTrace trace_rank(const RankRequest& request) {
   // Buffers of background saves are not allocated during tracing.
   out.host += step::copy_bytes(assembly->process, assembly->model, assembly->optimization);
   out.libraries = library_bytes(request);
-  out.transient = transient_families(assembly->model);
+  out.transient = transient_families(assembly->model, recorder);
   out.overlaps = config.parallel.overlap_grad_reduce;
   for (const nn::Param* param : assembly->model.params)
     out.params.push_back({param->name, param->local_shape, param->uses_per_microbatch});

@@ -20,7 +20,7 @@ struct MemoryUse {
   int64_t main_parameters = 0;  // or the 16-bit remainders that extend bf16 parameters to fp32
   int64_t moments = 0;
   int64_t activations = 0;    // with border tensors: maximum between two actions
-  int64_t communication = 0;  // maximum of gathered units (ZeRO-3) and transient gradient buckets (ZeRO-2 and 3)
+  int64_t communication = 0;  // maximum of gathered units (ZeRO-3) and of RankTrace::transient
   int64_t graphs = 0;         // of partially captured layers: GraphMemory
   int64_t workspace = 0;      // the peak minus the others, or 0 if they do not peak at the same time
   // optim.optimizer_cpu_offload: main parameters and moments, which are counted only here, and the buffers of the
@@ -42,7 +42,7 @@ struct MemoryPrediction {
   int64_t libraries = 0;              // part of the peak: RankTrace::libraries
   int64_t borders = 0;                // part of activations: tensors between stages
   int64_t gathered = 0;               // part of communication: ZeRO-3
-  int64_t gradient_buckets = 0;       // part of communication: ZeRO-2 and 3
+  int64_t gradient_buckets = 0;       // part of communication: RankTrace::transient
   int64_t graph_pools = 0;            // part of graphs
   std::vector<ReplayMoment> moments;  // segments of a step, in order
 };

@@ -87,10 +87,13 @@ struct TraceParam {
   int64_t numel() const;
 };
 
-// Transient gradient buckets (ZeRO-2 and 3) of one parameter family.
+// Gradient buckets of one parameter family that are transient (ZeRO-2 and 3), or whose reductions need buffers
+// (parallel.reduce_scatter_with_fp32_accumulation).
 struct TransientFamily {
-  std::vector<int64_t> bytes;                // of each bucket
+  std::vector<int64_t> bytes;                // of each bucket; 0 if permanent
   std::vector<std::vector<size_t>> buckets;  // indices into RankTrace::params
+  std::vector<int64_t> buffers = {};         // of each bucket's reduction; empty: none
+  bool permanent = false;                    // reduced once per step
 };
 
 struct RankTrace {
@@ -121,7 +124,7 @@ struct ReplayMoment {
 struct ReplayPeaks {
   int64_t activations = 0, borders = 0;  // after the action with their largest sum
   int64_t gathered = 0;                  // ZeRO-3 maximum
-  int64_t gradient_buckets = 0;          // ZeRO-2 and 3 maximum
+  int64_t gradient_buckets = 0;          // maximum of RankTrace::transient
   int64_t most = 0;                      // overall maximum, including the update
   std::vector<ReplayMoment> moments;
 };

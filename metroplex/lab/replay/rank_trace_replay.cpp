@@ -15,7 +15,8 @@ namespace {
 
 class TransientBytes {
  public:
-  explicit TransientBytes(const RankTrace& trace) : place_(trace.params.size()) {
+  TransientBytes(const RankTrace& trace, int num_microbatches)
+      : place_(trace.params.size()), overlaps_(trace.overlaps) {
     for (const TransientFamily& family : trace.transient) {
       std::vector<std::vector<size_t>> buckets;
       std::vector<int64_t> uses;
@@ -27,26 +28,37 @@ class TransientBytes {
           uses.push_back(trace.params[param].uses_per_microbatch);
         }
       }
-      families_.push_back(
-          {family.bytes, plan::FillingBuckets(std::move(buckets), std::move(uses), trace.overlaps), 0});
+      families_.push_back({family, plan::FillingBuckets(std::move(buckets), std::move(uses), trace.overlaps), 0});
+      families_.back().filling.begin(family.permanent ? num_microbatches : 1);
     }
   }
 
   void open(size_t param) {
     if (!place_[param]) return;
     Family& family = families_[place_[param]->family];
-    if (const auto bucket = family.filling.open(place_[param]->index)) held_ += family.bytes[*bucket];
+    if (const auto bucket = family.filling.open(place_[param]->index)) held_ += family.trace.bytes[*bucket];
     most_ = std::max(most_, held_);
   }
-  void use(size_t param) {
-    if (!place_[param]) return;
+  // Returns the maximum during the call.
+  int64_t use(size_t param) {
+    if (!place_[param]) return held_;
     Family& family = families_[place_[param]->family];
     const auto full = family.filling.use(place_[param]->index);
-    if (!full) return;
-    held_ -= std::exchange(family.leaving, family.filling.leaving() ? family.bytes[*full] : 0);
-    if (!family.filling.leaving()) held_ -= family.bytes[*full];
+    if (!full) return held_;
+    const int64_t buffers = family.trace.buffers.empty() ? 0 : family.trace.buffers[*full];
+    if (family.trace.permanent && !overlaps_) {
+      at_end_ = std::max(at_end_, buffers);
+      return held_;
+    }
+    held_ += buffers - std::exchange(family.leaving, family.trace.bytes[*full] + buffers);
+    const int64_t during = held_;
+    if (!family.filling.leaving()) held_ -= std::exchange(family.leaving, 0);
+    most_ = std::max(most_, held_);
+    return during;
   }
   int64_t held() const { return held_; }
+  // Buffers of permanent buckets that are reduced after the last action.
+  int64_t at_end() const { return at_end_; }
   int64_t most() const { return most_; }
 
  private:
@@ -54,13 +66,14 @@ class TransientBytes {
     size_t family, index;
   };
   struct Family {
-    std::vector<int64_t> bytes;
+    TransientFamily trace;
     plan::FillingBuckets filling;
-    int64_t leaving;
+    int64_t leaving;  // bytes of the bucket in reduction
   };
   std::vector<std::optional<Place>> place_;  // by parameter; none if its bucket is persistent
   std::vector<Family> families_;
-  int64_t held_ = 0, most_ = 0;
+  bool overlaps_;
+  int64_t held_ = 0, most_ = 0, at_end_ = 0;
 };
 
 struct P2pCall {
@@ -77,7 +90,7 @@ class TraceReplay {
         table_(table),
         placement_(table.placement()),
         rank_(pp_rank),
-        buckets_(trace) {}
+        buckets_(trace, table.num_microbatches) {}
 
   ReplayPeaks run() {
     const std::vector<plan::Action>& actions = table_.ranks.at(static_cast<size_t>(rank_));
@@ -103,6 +116,7 @@ class TraceReplay {
       i = end;
     }
     borders_.finish();
+    peaks_.most = std::max(peaks_.most, now() + buckets_.at_end());
     region(trace_.update, now() - buckets_.held());
     peaks_.gradient_buckets = buckets_.most();
     return peaks_;
@@ -125,8 +139,8 @@ class TraceReplay {
       held += step.net;
       const int64_t buckets = buckets_.held();
       if (step.end == TraceStep::End::opens) buckets_.open(step.param);
-      most = std::max(most, held + buckets_.held() - buckets);
-      if (step.end == TraceStep::End::used) buckets_.use(step.param);
+      const int64_t during = step.end == TraceStep::End::used ? buckets_.use(step.param) : buckets_.held();
+      most = std::max(most, held + during - buckets);
       held += buckets_.held() - buckets;
     }
     if (what.block >= 0) peaks_.moments.push_back({at_, what.block, what.backward, most - before_, before_});
