@@ -347,6 +347,8 @@ class Drawing(Experts, Positions):
             self.maybe("precision.main_grads_dtype", "params", "fp32", odds=0.25)
             if self.keys.get("precision.main_grads_dtype") == "params" and self.sharding != "no_shard":
                 self.maybe("parallel.reduce_scatter_with_fp32_accumulation", "true", odds=0.5)
+        if self.chance(0.15):
+            self.low_precision()
         if dtype == "fp16":
             self.put("precision.initial_loss_scale", self.one(1, 65536, 2**24, 2**32))
             self.maybe("precision.loss_scale_window", 1, 2, odds=0.4)
@@ -357,6 +359,21 @@ class Drawing(Experts, Positions):
         self.maybe("precision.check_for_nan_in_grad", "false", odds=0.05)
         self.maybe("precision.check_for_large_grads", "true")
         self.maybe("precision.grad_norm_skip_threshold", 1e-3, 0.5, 1e9, odds=0.08)
+
+    def low_precision(self):
+        self.put("precision.fp8_format", self.one("e4m3", "hybrid"))
+        # Shards of these small models are seldom whole blocks.
+        recipes = ("delayed", "tensorwise") if self.tp > 1 else ("delayed", "tensorwise", "blockwise", "mxfp8")
+        recipe = self.one(*recipes)
+        self.put("precision.fp8_recipe", recipe)
+        if recipe == "delayed":
+            self.maybe("precision.fp8_margin", 1, odds=0.3)
+            self.maybe("precision.fp8_amax_history_len", 2, 16, odds=0.5)
+            self.maybe("precision.fp8_amax_compute_algo", "max", odds=0.5)
+        if int(self.keys["model.num_layers"]) > 3 and self.chance(0.3):
+            self.put("precision.first_last_layers_bf16", "true")
+            self.maybe("precision.num_layers_at_start_in_bf16", 0, 2, odds=0.5)
+            self.maybe("precision.num_layers_at_end_in_bf16", 0, odds=0.5)
 
     def optim(self):
         name = self.one("adam", "adam", "adam", "sgd", "lion", "muon")

@@ -17,6 +17,17 @@ TEST(Memory, AnUnknownModuleIsAnsweredWithTheNearestName) {
   EXPECT_NE(fix("experts_and_routers").find("use one of these"), std::string::npos);
 }
 
+// As Megatron's is_first_last_bf16_layer: prediction layers, numbered after the others, are not last layers.
+TEST(LowPrecision, LayersAtBothEndsAreExcluded) {
+  Precision precision;
+  precision.fp8_format = Fp8Format::hybrid;
+  EXPECT_TRUE(precision.of_layer(0, 8).rounds_operands());
+  precision.first_last_layers_bf16 = true;
+  precision.num_layers_at_start_in_bf16 = 2;
+  for (const int64_t layer : {0, 1, 7}) EXPECT_FALSE(precision.of_layer(layer, 8).rounds_operands()) << layer;
+  for (const int64_t layer : {2, 6, 8, 9}) EXPECT_TRUE(precision.of_layer(layer, 8).rounds_operands()) << layer;
+}
+
 TEST(Precision, SeveralWrongFormatsAreToldAtOnce) {
   const std::string all = described(
       violations(good({"optim.store_param_remainders=true", "optim.optimizer=muon", "memory.offload_activations=host",

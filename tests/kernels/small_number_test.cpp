@@ -1,5 +1,5 @@
-// Rounding to 8-bit formats against libtorch's float8 types and files/small_float, and blocks with a
-// common factor against a plain version.
+// Rounding to 8-bit formats against libtorch's float8 types, and blocks with a common factor against a plain
+// version.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
@@ -10,7 +10,6 @@
 #include <random>
 #include <vector>
 
-#include "files/small_float.h"
 #include "kernels/round_blocks.h"
 
 namespace metroplex::kernels::small_number_test {
@@ -72,19 +71,20 @@ struct Case {
   std::vector<int64_t> counts;  // empty: equal groups
 };
 
-// The same by definition: for every value, the block that contains it, its factor by frexp, the nearest code by
-// files/small_float or by a search.
+// The same by definition: for every value, the block that contains it, its factor by frexp, the nearest value
+// by division.
 double nearest(double x, SmallNumber number) {
-  if (number == SmallNumber::e4m3) return files::e4m3_value(files::e4m3_code(x));
-  const double magnitude = std::min(std::fabs(x), 57344.0);
-  const double unit = std::ldexp(1.0, std::max(std::ilogb(std::max(magnitude, 0x1p-100)), -14) - 2);
+  const bool e4m3 = number == SmallNumber::e4m3;
+  const double magnitude = std::min(std::fabs(x), e4m3 ? 448.0 : 57344.0);
+  const int exponent = std::max(std::ilogb(std::max(magnitude, 0x1p-100)), e4m3 ? -6 : -14);
+  const double unit = std::ldexp(1.0, exponent - (e4m3 ? 3 : 2));
   return std::copysign(std::nearbyint(magnitude / unit) * unit, x);
 }
 
-double largest_of(SmallNumber number) { return number == SmallNumber::e4m3 ? 448 : 57344; }
+double largest_value(SmallNumber number) { return number == SmallNumber::e4m3 ? 448 : 57344; }
 
 double plain_value(double x, double block, const RoundShape& shape) {
-  const double largest = largest_of(shape.number);
+  const double largest = largest_value(shape.number);
   if (block == 0) return x;
   if (shape.factor == BlockFactor::fp32)
     return nearest(x * (largest / block), shape.number) * (1 / (largest / block));
@@ -94,27 +94,28 @@ double plain_value(double x, double block, const RoundShape& shape) {
   return std::ldexp(nearest(std::ldexp(x, exponent - 1), shape.number), 1 - exponent);
 }
 
-std::vector<double> plain_blocks(const std::vector<double>& x, const Case& c) {
-  const RoundShape& shape = c.shape;
+std::vector<double> plain_blocks(const std::vector<double>& x, const Case& given) {
+  const RoundShape& shape = given.shape;
   std::vector<double> out = x;
   int64_t begin = 0;
-  for (int64_t g = 0; g < shape.groups; ++g) {
-    const int64_t count = c.counts.empty() ? shape.rows / shape.groups : c.counts[static_cast<size_t>(g)];
+  for (int64_t group = 0; group < shape.groups; ++group) {
+    const int64_t count = given.counts.empty() ? shape.rows / shape.groups : given.counts[static_cast<size_t>(group)];
     const int64_t end = begin + count;
-    const auto largest = [&](int64_t r0, int64_t r1, int64_t c0, int64_t c1) {
+    const auto largest = [&](int64_t first, int64_t last, int64_t left, int64_t right) {
       double most = 0;
-      for (int64_t r = r0; r < r1; ++r)
-        for (int64_t k = c0; k < c1; ++k)
-          most = std::max(most, std::fabs(x[static_cast<size_t>(r * shape.columns + k)]));
+      for (int64_t row = first; row < last; ++row)
+        for (int64_t column = left; column < right; ++column)
+          most = std::max(most, std::fabs(x[static_cast<size_t>(row * shape.columns + column)]));
       return most;
     };
     const int64_t rows = shape.block_rows > 0 ? shape.block_rows : std::max<int64_t>(1, count);
-    for (int64_t r = begin; r < end; ++r) {
-      for (int64_t k = 0; k < shape.columns; ++k) {
-        const int64_t r0 = begin + (r - begin) / rows * rows, c0 = k / shape.column_step() * shape.column_step();
+    for (int64_t row = begin; row < end; ++row) {
+      for (int64_t column = 0; column < shape.columns; ++column) {
+        const int64_t first = begin + (row - begin) / rows * rows,
+                      left = column / shape.column_step() * shape.column_step();
         const double block =
-            largest(r0, std::min(end, r0 + rows), c0, std::min(shape.columns, c0 + shape.column_step()));
-        const auto i = static_cast<size_t>(r * shape.columns + k);
+            largest(first, std::min(end, first + rows), left, std::min(shape.columns, left + shape.column_step()));
+        const auto i = static_cast<size_t>(row * shape.columns + column);
         out[i] = plain_value(x[i], block, shape);
       }
     }
@@ -148,28 +149,29 @@ std::vector<double> random_values(size_t n) {
 }
 
 TEST(RoundBlocks, EqualThePlainVersionInDouble) {
-  for (const Case& c : cases()) {
-    const std::vector<double> x = random_values(static_cast<size_t>(c.shape.rows * c.shape.columns));
-    std::vector<double> out(x.size(), -7), magnitudes(static_cast<size_t>(c.shape.groups), -1);
-    const int64_t* const counts = c.counts.empty() ? nullptr : c.counts.data();
-    largest_magnitudes(magnitudes.data(), x.data(), counts, c.shape);
-    round_blocks(out.data(), x.data(), magnitudes.data(), counts, c.shape);
-    const std::vector<double> want = plain_blocks(x, c);
-    int64_t rows = c.shape.rows;
+  for (const Case& given : cases()) {
+    const std::vector<double> x = random_values(static_cast<size_t>(given.shape.rows * given.shape.columns));
+    std::vector<double> out(x.size(), -7), magnitudes(static_cast<size_t>(given.shape.groups), -1);
+    const int64_t* const counts = given.counts.empty() ? nullptr : given.counts.data();
+    largest_magnitudes(magnitudes.data(), x.data(), counts, given.shape);
+    round_blocks(out.data(), x.data(), magnitudes.data(), counts, given.shape);
+    const std::vector<double> want = plain_blocks(x, given);
+    int64_t rows = given.shape.rows;
     if (counts != nullptr) rows = 17 + 40 + 20;
     for (size_t i = 0; i < out.size(); ++i) {
-      const bool counted = static_cast<int64_t>(i) < rows * c.shape.columns;
+      const bool counted = static_cast<int64_t>(i) < rows * given.shape.columns;
       ASSERT_EQ(out[i], counted ? want[i] : -7)
-          << i << " of blocks " << c.shape.block_rows << " x " << c.shape.block_columns << " "
-          << static_cast<int>(c.shape.number) << static_cast<int>(c.shape.factor) << " in " << c.shape.groups;
+          << i << " of blocks " << given.shape.block_rows << " x " << given.shape.block_columns << " "
+          << static_cast<int>(given.shape.number) << static_cast<int>(given.shape.factor) << " in "
+          << given.shape.groups;
     }
   }
 }
 
 // Every type of input gives the values that its exact float values give.
 template <class T>
-void expect_type(const Case& c) {
-  const std::vector<double> values = random_values(static_cast<size_t>(c.shape.rows * c.shape.columns));
+void expect_type(const Case& given) {
+  const std::vector<double> values = random_values(static_cast<size_t>(given.shape.rows * given.shape.columns));
   std::vector<T> x;
   std::vector<float> exact;
   for (const double value : values) {
@@ -177,19 +179,19 @@ void expect_type(const Case& c) {
     exact.push_back(load(x.back()));
   }
   const auto run = [&](const auto& from) {
-    std::vector<float> out(exact.size()), magnitudes(static_cast<size_t>(c.shape.groups));
-    const int64_t* const counts = c.counts.empty() ? nullptr : c.counts.data();
-    largest_magnitudes(magnitudes.data(), from.data(), counts, c.shape);
-    round_blocks(out.data(), from.data(), magnitudes.data(), counts, c.shape);
+    std::vector<float> out(exact.size()), magnitudes(static_cast<size_t>(given.shape.groups));
+    const int64_t* const counts = given.counts.empty() ? nullptr : given.counts.data();
+    largest_magnitudes(magnitudes.data(), from.data(), counts, given.shape);
+    round_blocks(out.data(), from.data(), magnitudes.data(), counts, given.shape);
     return out;
   };
   ASSERT_EQ(run(x), run(exact));
 }
 
 TEST(RoundBlocks, HalfTypesAreReadExactly) {
-  for (const Case& c : cases()) {
-    expect_type<Bf16>(c);
-    expect_type<F16>(c);
+  for (const Case& given : cases()) {
+    expect_type<Bf16>(given);
+    expect_type<F16>(given);
   }
 }
 

@@ -242,7 +242,7 @@ MUTANTS = [
     ("drawn_last_problem_of_a_save", "run/saving.cpp", 'outcome.problem += (outcome.problem.empty() ? "" : "\\n") + problem;', "outcome.problem = problem;", "run_test BackgroundSaves*:TrainingState*", "stmt"),
     ("drawn_failed_save_stays_current", "run/run_saves.cpp", "if (iteration_ == iteration) iteration_ = -1;", "", "run_test BackgroundSaves*; apps/full_disk_test.sh", "stmt"),
     ("drawn_own_save_decides", "run/run_saves.cpp", "all_ranks_true(!background_->in_flight(), run_.world())", "!background_->in_flight()", "run_test BackgroundSaves*", "expr"),
-    ("drawn_frozen_bias_moves", "step/freezing.cpp", "for (nn::Buffer* buffer : model.buffers) buffer->frozen = !config::trains(process.config, buffer->name);", "", "run_test Freezing*", "stmt"),
+    ("drawn_frozen_bias_moves", "step/freezing.cpp", "buffer->frozen = !buffer->is_statistic && !config::trains(process.config, buffer->name);", "buffer->frozen = false;", "run_test Freezing*", "stmt"),
     ("drawn_trace_of_the_first_source", "run/expert_loads.cpp", "experts.experts.index() * e", "experts.experts.index() * 0", "run_test ExpertLoads*", "expr"),
     ("drawn_holders_times_etp", "run/expert_loads.cpp", "model_.experts->tp_dp_cp.size() / head_.etp", "model_.experts->tp_dp_cp.size()", "run_test ExpertLoads*:ExpertsRanks*", "expr"),
     ("drawn_shared_gradient_of_the_first", "step/sharing.cpp", "for (size_t i = 1; i < mine.size(); ++i) mine[i]->gradient.copy_(sum);", "", "run_test Sharing*:SharedGradients*", "stmt"),

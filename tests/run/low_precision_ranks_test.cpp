@@ -10,6 +10,7 @@
 
 #include "config/load.h"
 #include "run/run_layouts.h"
+#include "run/support.h"
 
 namespace metroplex::run::low_precision_ranks_test {
 namespace {
@@ -97,6 +98,31 @@ TEST(LowPrecision, DelayedOfExpertsEqualsOneRank) {
                 {{"expert_model_parallel_size=4", kTp2, kSp, "expert_tensor_parallel_size=1"}, 4},
                 {{"expert_model_parallel_size=2", kTp2, kSp, kEtp2}, 4},
                 {{kPp2, kCp2, "expert_model_parallel_size=2", "data_parallel_sharding_strategy=optim_grads"}, 8}});
+}
+
+// The scales of frozen layers follow their operands, too.
+TEST(LowPrecision, FrozenLayersUpdateTheirScales) {
+  const std::vector<std::string> keys{"precision.fp8_format=hybrid", "train.trainable=*layers.3.*"};
+  const config::Config config = for_ranks(config::parse(kDense, keys), 1);
+  comm::run_threads(1, topology::RankGrid(1, config.parallel), {}, [&](const comm::World& world) {
+    const auto assembly = step::assemble(config, world, kVocab);
+    ASSERT_EQ(assembly->model.buffers.size(), 16u);  // four linear layers in each of four layers
+    test::step_at(*assembly, 0);
+    for (const nn::Buffer* buffer : assembly->model.buffers)
+      EXPECT_GT(buffer->data.select(0, 0).select(0, 0).item<double>(), 0) << buffer->name;
+  });
+}
+
+TEST(LowPrecision, FirstAndLastLayersStayUnrounded) {
+  const std::vector<std::string> keys{"precision.fp8_format=hybrid", "precision.first_last_layers_bf16=true",
+                                      "precision.num_layers_at_end_in_bf16=2"};
+  const config::Config config = for_ranks(config::parse(kDense, keys), 1);
+  comm::run_threads(1, topology::RankGrid(1, config.parallel), {}, [&](const comm::World& world) {
+    const auto assembly = step::assemble(config, world, kVocab);
+    ASSERT_EQ(assembly->model.buffers.size(), 4u);
+    for (const nn::Buffer* buffer : assembly->model.buffers)
+      EXPECT_NE(buffer->name.find("layers.1."), std::string::npos) << buffer->name;
+  });
 }
 
 }  // namespace

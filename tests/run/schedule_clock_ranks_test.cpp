@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "clock/virtual_clock.h"
+#include "config/derived.h"
 #include "replay/timeline.h"
 #include "run/support.h"
 

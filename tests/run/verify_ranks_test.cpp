@@ -143,6 +143,36 @@ TEST(Verify, NamesWhatDependsOnTheLayoutByWhatItMeans) {
   EXPECT_EQ(found(1, 1, 2), "");
 }
 
+TEST(Verify, NamesRoundingThatDependsOnTheLayout) {
+  config::Config config = small_gpt();
+  config.precision.fp8_format = config::Fp8Format::hybrid;
+  config.train.seq_length = 64, config.train.micro_batch_size = 1;
+  const auto found = [&](const char* recipe, int64_t tp, int64_t cp, int64_t world) {
+    config.precision.fp8_recipe = config::Choice<config::Fp8Recipe>(recipe);
+    config.parallel.tensor_model_parallel_size = config.parallel.expert_tensor_parallel_size = tp;
+    config.parallel.context_parallel_size = cp;
+    std::string rules;
+    for (const std::string& line : verify::layout_dependent(config, world))
+      rules += line.substr(line.find(": ") + 2, 6) + "|";
+    return rules;
+  };
+  EXPECT_EQ(found("delayed", 2, 2, 4), "");
+  EXPECT_EQ(found("delayed", 2, 1, 4), "gradie|");
+  EXPECT_EQ(found("mxfp8", 2, 1, 4), "");
+  EXPECT_EQ(found("mxfp8", 2, 1, 6), "gradie|");
+  EXPECT_EQ(found("mxfp8", 1, 2, 2), "blocks|");  // of 16 rows
+  EXPECT_EQ(found("tensorwise", 1, 2, 2), "");
+  config.train.calculate_per_token_loss = true, config.train.micro_batch_size = 2;
+  EXPECT_EQ(found("mxfp8", 1, 2, 6), "");
+  EXPECT_EQ(found("delayed", 1, 1, 2), "");
+  config.model.num_moe_experts = 4;
+  EXPECT_EQ(found("tensorwise", 2, 1, 2), "");
+  EXPECT_EQ(found("mxfp8", 1, 2, 2), "the ro|");
+  config.parallel.expert_model_parallel_size = 2;
+  EXPECT_EQ(found("tensorwise", 1, 1, 2), "the ro|");
+  EXPECT_EQ(found("delayed", 1, 1, 2), "");
+}
+
 TEST(Verify, NamesForcedChoicesThatRanksMakeForThemselves) {
   config::Config config = small_gpt();
   config.model.num_moe_experts = 4;

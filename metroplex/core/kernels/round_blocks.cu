@@ -20,7 +20,7 @@ __device__ GroupRows rows_of_group(const int64_t* counts, const RoundShape& shap
 }
 
 template <class W>
-__device__ W magnitude_of(W x) {
+__device__ W absolute(W x) {
   return x < 0 ? -x : x;
 }
 
@@ -32,7 +32,7 @@ __global__ void __launch_bounds__(kThreads)
   Wide<T> largest = 0;
   const int64_t end = rows.end * shape.columns, stride = int64_t{gridDim.x} * kThreads;
   for (int64_t i = rows.begin * shape.columns + int64_t{blockIdx.x} * kThreads + threadIdx.x; i < end; i += stride)
-    largest = Max{}(largest, magnitude_of(load(x[i])));
+    largest = Max{}(largest, absolute(load(x[i])));
   largest = block_reduce(largest, Max{});
   if (threadIdx.x == 0) parts[int64_t{blockIdx.y} * kMagnitudeParts + blockIdx.x] = largest;
 }
@@ -68,7 +68,7 @@ __global__ void __launch_bounds__(kThreads)
       W largest = shape.whole_groups() ? magnitudes[group] : W(0);
       if (!shape.whole_groups()) {
         for (int64_t i = threadIdx.x; i < rows * columns; i += kThreads)
-          largest = Max{}(largest, magnitude_of(load(x[(row + i / columns) * shape.columns + column + i % columns])));
+          largest = Max{}(largest, absolute(load(x[(row + i / columns) * shape.columns + column + i % columns])));
         largest = block_reduce(largest, Max{});
       }
       const CodeFactors<W> by = code_factors(largest, shape.number, shape.factor);

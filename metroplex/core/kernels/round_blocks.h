@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "kernels/half.h"
 #include "kernels/small_number.h"
 
 struct CUstream_st;

@@ -22,7 +22,7 @@ MPX_INLINE Wide<T> row_maximum(const T* __restrict x, int64_t n, Wide<T> so_far)
   Wide<T> lanes[kLanes] = {};
   int64_t i = 0;
   for (; i + kLanes <= n; i += kLanes)
-    for (int64_t l = 0; l < kLanes; ++l) lanes[l] = larger(lanes[l], load(x[i + l]));
+    for (int64_t lane = 0; lane < kLanes; ++lane) lanes[lane] = larger(lanes[lane], load(x[i + lane]));
   for (; i < n; ++i) lanes[0] = larger(lanes[0], load(x[i]));
   for (const Wide<T> lane : lanes) so_far = so_far < lane ? lane : so_far;
   return so_far;
@@ -96,9 +96,10 @@ struct Blocks {
         round_columns(to, from, encode.data(), decode.data(), form, columns);
         continue;
       }
-      for (size_t b = 0; b < encode.size(); ++b) {
-        const int64_t first = static_cast<int64_t>(b) * step;
-        round_row(to + first, from + first, {encode[b], decode[b]}, form, std::min(step, columns - first));
+      for (size_t block_index = 0; block_index < encode.size(); ++block_index) {
+        const int64_t first = static_cast<int64_t>(block_index) * step;
+        round_row(to + first, from + first, {encode[block_index], decode[block_index]}, form,
+                  std::min(step, columns - first));
       }
     }
   }
@@ -112,9 +113,9 @@ struct Blocks {
         maxima_of_columns(maxima.data(), from, columns);
         continue;
       }
-      for (size_t b = 0; b < maxima.size(); ++b) {
-        const int64_t first = static_cast<int64_t>(b) * step;
-        maxima[b] = maximum_of_row(from + first, std::min(step, columns - first), maxima[b]);
+      for (size_t block_index = 0; block_index < maxima.size(); ++block_index) {
+        const int64_t first = static_cast<int64_t>(block_index) * step;
+        maxima[block_index] = maximum_of_row(from + first, std::min(step, columns - first), maxima[block_index]);
       }
     }
     return maxima;
@@ -123,9 +124,9 @@ struct Blocks {
   void round(const RowBlock& block) const {
     std::vector<W> encode = shape.whole_groups() ? std::vector<W>{magnitudes[block.group]} : block_magnitudes(block);
     std::vector<W> decode(encode.size());
-    for (size_t b = 0; b < encode.size(); ++b) {
-      const CodeFactors<W> factors = code_factors(encode[b], shape.number, shape.factor);
-      encode[b] = factors.encode, decode[b] = factors.decode;
+    for (size_t block_index = 0; block_index < encode.size(); ++block_index) {
+      const CodeFactors<W> factors = code_factors(encode[block_index], shape.number, shape.factor);
+      encode[block_index] = factors.encode, decode[block_index] = factors.decode;
     }
     round_rows(block, encode, decode);
   }

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "kernels/half.h"
+#include "kernels/vector_math.h"
 
 namespace metroplex::kernels {
 

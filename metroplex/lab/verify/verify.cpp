@@ -110,6 +110,28 @@ void find_expert_settings(const config::Config& config, int64_t world_size, std:
   }
 }
 
+// Products in low precision: blocks of values, and gradients before they are summed over the ranks, that depend on
+// the layout.
+void find_rounding_settings(const config::Config& config, int64_t world_size, std::vector<std::string>& found) {
+  const config::Precision& precision = config.precision;
+  if (!precision.rounds_operands()) return;
+  const int64_t dp = config::data_parallel_size(config.parallel, world_size), cp = config.parallel.cp(),
+                block = precision.operand_block(), etp = config.parallel.etp();
+  const auto add = [&](const std::string& text) { found.push_back(precision.recipe_text() + ": " + text); };
+  if (!config.train.calculate_per_token_loss && dp > 1 && (precision.delays_scales() || (dp & (dp - 1)) != 0)) {
+    add(base::concat("gradients are divided by the microbatches of a rank, whose number depends on dp = ", dp,
+                     "; set train.calculate_per_token_loss"));
+  }
+  const int64_t rows = config.train.seq_length * config.train.micro_batch_size / (2 * cp);
+  if (block > 0 && (config.parallel.hybrid_context_parallel || (cp > 1 && rows % block != 0))) {
+    add(base::concat("blocks of ", block, " tokens end at other tokens with parallel.context_parallel_size = ", cp,
+                     "; choose lengths whose parts are multiples of ", block));
+  }
+  const bool shares_rows = config.parallel.ep() > 1 || cp > 1 || config.parallel.tp() != etp;
+  if (config.model.has_experts() && !precision.delays_scales() && shares_rows)
+    add("the rows of an expert on a rank depend on the layout; use delayed");
+}
+
 // Returns the parameter whose gradient is zero in exact arithmetic, with the keys that cause it; empty if there is
 // none. A softmax over one key is always 1. A term added to every key leaves the softmax unchanged, unless rotary
 // positions or a norm follow.
@@ -218,6 +240,7 @@ std::vector<std::string> dropped_settings(const config::Config& original, const 
 std::vector<std::string> layout_dependent(const config::Config& config, int64_t world_size) {
   std::vector<std::string> found;
   if (config.model.has_experts()) find_expert_settings(config, world_size, found);
+  find_rounding_settings(config, world_size, found);
   const std::string noise = parameter_without_gradient(config.model);
   const config::OptimizerTraits* optimizer = config::find_optimizer(config.optim.optimizer);
   // Splitting by pp alone is bitwise identical.

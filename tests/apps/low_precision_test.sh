@@ -1,0 +1,46 @@
+#!/usr/bin/env bash
+# Training with products in 8 bits: resuming, histories of delayed scales in checkpoints, flags of launch scripts.
+. "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+make_corpus
+bits=(--precision.params_dtype=bf16 --precision.fp8_format=hybrid)
+short=(--train.train_iters=6 --checkpoint.save_interval=3)
+
+# resumes NAME OPTION...: steps 4 to 6 after a resume have the bits of an uninterrupted run.
+resumes() {
+  local name=$1
+  shift
+  run 0 train "${tiny[@]}" "${bits[@]}" "${short[@]}" "$@" --checkpoint.save="$name" --train.metrics_file="$name.jsonl"
+  run 0 train "${tiny[@]}" "${bits[@]}" "${short[@]}" "$@" --checkpoint.load="$name" --checkpoint.ckpt_step=3 \
+    --checkpoint.save="$name.resumed" --train.metrics_file="$name.resumed.jsonl"
+  same_end "$name" "$name.resumed"
+  holds "a resumed run with $name has the same bits"
+}
+resumes delayed --precision.fp8_amax_history_len=4 --precision.fp8_amax_compute_algo=max
+resumes mxfp8 --precision.fp8_recipe=mxfp8
+
+run 0 train "${tiny[@]}" --precision.params_dtype=bf16 "${short[@]}" --checkpoint.save=other1 --checkpoint.load=delayed --checkpoint.ckpt_step=3
+prints 'loaded checkpoint'
+holds "a run without low precision ignores the histories"
+run 0 train "${tiny[@]}" "${bits[@]}" "${short[@]}" --checkpoint.save=other2 --checkpoint.load=delayed --checkpoint.ckpt_step=3
+warns 'no scales of precision.fp8_recipe = delayed'
+holds "a history of another length starts anew"
+run 0 train "${tiny[@]}" "${bits[@]}" "${short[@]}" --checkpoint.save=other3 --checkpoint.load=mxfp8 --checkpoint.ckpt_step=3
+warns 'no scales of precision.fp8_recipe = delayed'
+holds "a checkpoint without histories starts them"
+
+run 0 train "${tiny[@]}" "${bits[@]}" "${short[@]}" --checkpoint.save=ends --precision.first_last_layers_bf16=true \
+  --model.num_layers=4
+run 0 inspect ends/iter_0000003
+[ "$(grep -c operand_magnitudes "$work/out")" = 8 ] || fail "not all layers but the first and last have histories"
+holds "only layers in low precision have histories"
+
+run 0 train "${tiny[@]}" --bf16 --fp8-format hybrid --fp8-recipe tensorwise --train.train_iters=2
+holds "flags of launch scripts"
+run 2 train "${tiny[@]}" --bf16 --fp8-format hybrid --fp8-recipe mxfp9
+warns 'mxfp8'
+run 2 train "${tiny[@]}" --bf16 --fp4-format e2m1
+warns 'products in fp4'
+run 2 train "${tiny[@]}" "${bits[@]}" --precision.fp8_recipe=blockwise --run.nproc=2 \
+  --parallel.tensor_model_parallel_size=2
+warns 'decoder.layers.0.*: a rank.s shard has .* features, but blocks of precision.fp8_recipe = blockwise have 128'
+holds "errors name the flag or the layer"

@@ -1,0 +1,28 @@
+"""Mutants of products in low precision: rows as in table.py."""
+
+MUTANTS = [
+    ("small_numbers_do_not_saturate", "kernels/small_number.h", "const W limited = magnitude < largest ? magnitude : largest;", "const W limited = magnitude;", "kernels_test SmallNumber*", "stmt"),
+    ("small_subnormals_are_normal", "kernels/small_number.h", "(own > least ? own : least) + shift", "own + shift", "kernels_test SmallNumber*", "expr"),
+    ("small_numbers_lose_the_sign_of_zero", "kernels/small_number.h", "rounded + nan_if_infinite) | sign", "x < 0 ? -rounded : rounded)", "kernels_test SmallNumber*"),
+    ("infinity_becomes_the_largest", "kernels/small_number.h", "const W nan_if_infinite = x - x;", "const W nan_if_infinite = 0 * magnitude;", "kernels_test SmallNumber*"),
+    ("power_of_two_factor_rounds_up", "kernels/round_blocks.h", "encode = floor_power(encode);", "encode = 2 * floor_power(encode);", "kernels_test RoundBlocks*", "stmt"),
+    ("factor_inverted", "kernels/round_blocks.h", "return {encode, W(1) / encode};", "return {W(1) / encode, encode};", "kernels_test RoundBlocks*; run_test LowPrecision*", "stmt"),
+    ("blocks_straddle_experts", "kernels/round_blocks_cpu.cpp", "const int64_t given = counts != nullptr ? counts[group] : shape.rows / shape.groups;", "const int64_t given = shape.rows / shape.groups;", "kernels_test RoundBlocks*"),
+    ("blocks_of_the_other_dimension", "nn/operand_rounding.cpp", "square || sum == SumOver::rows ? size : 1", "square || sum == SumOver::columns ? size : 1", "nn_test OperandRounding*"),
+    ("weights_in_rows_of_blocks", "nn/operand_rounding.cpp", "const bool square = operand == Operand::weight && ", "const bool square = operand != Operand::weight && ", "run_test LowPrecision.Blockwise*"),
+    ("gradients_in_e4m3", "nn/operand_rounding.cpp", "hybrid && operand == Operand::gradient", "hybrid && operand == Operand::input", "nn_test OperandRounding.Formats*"),
+    ("magnitude_of_own_shard", "nn/operand_rounding.cpp", "    for (const comm::Group& group : shards_[static_cast<size_t>(operand)])\n      comm::all_reduce(all, group, comm::ReduceOp::max);\n", "", "run_test LowPrecision.Tensorwise*", "stmt"),
+    ("magnitudes_without_cp", "nn/linear.cpp", "at(Operand::input) = at(Operand::gradient) = {cp};", "static_cast<void>(cp);", "run_test LowPrecision.Tensorwise*", "stmt"),
+    ("history_of_own_rank", "nn/operand_rounding.cpp", "    comm::all_reduce(buffer.pending, all, comm::ReduceOp::max);\n", "", "run_test LowPrecision.Delayed*", "stmt"),
+    ("history_does_not_move", "nn/operand_rounding.cpp", "    if (length > 1) steps.narrow(0, 1, length - 1).copy_(steps.narrow(0, 0, length - 1).clone());\n", "", "nn_test OperandRounding.Delayed*", "stmt"),
+    ("margin_ignored", "nn/operand_rounding.cpp", "std::ldexp(1.0, static_cast<int>(precision_.fp8_margin))", "1.0", "nn_test OperandRounding.Delayed*", "expr"),
+    ("history_counts_zeros", "nn/operand_rounding.cpp", "at::where(next > 0, next, used)", "next", "nn_test OperandRounding.Delayed*", "expr"),
+    ("every_rounding_counts", "nn/operand_rounding.cpp", "  if (counts) {\n    const at::Tensor pending", "  {\n    const at::Tensor pending", "nn_test OperandRounding.Delayed*"),
+    ("frozen_layers_keep_their_scales", "step/freezing.cpp", "!buffer->is_statistic && ", "", "run_test LowPrecision.Frozen*"),
+    ("verify_compares_unequal_gradients", "verify/verify.cpp", "precision.delays_scales() || (dp & (dp - 1)) != 0", "precision.delays_scales()", "run_test Verify.NamesRounding*", "expr"),
+    ("verify_compares_unequal_rows", "verify/verify.cpp", "config.parallel.ep() > 1 || cp > 1 || ", "cp > 1 || ", "run_test Verify.NamesRounding*"),
+    ("excluded_layers_count_from_one", "config/precision.cpp", "layer < num_layers_at_start_in_bf16", "layer + 1 < num_layers_at_start_in_bf16", "run_test LowPrecision.First*", "expr"),
+    ("prediction_layers_are_last_layers", "config/precision.cpp", "layer < num_layers && layer >=", "layer >=", "config_test LowPrecision*", "expr"),
+    ("experts_without_shards", "moe/context.cpp", "  if (config.precision.has_tensor_factors()) context.inner = layer_group(world, \"etp\", {Axis::etp});\n", "", "run_test LowPrecision.TensorwiseOfExperts*", "stmt"),
+    ("resumed_histories_start_anew", "run/state.cpp", "                        (stored == nullptr || stored->shape != state.param->global_shape);\n", "                        (stored == nullptr || !stored->shape.empty());\n", "app_low_precision_test"),
+]

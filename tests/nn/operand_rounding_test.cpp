@@ -1,0 +1,145 @@
+// Products with rounded operands against the products of the rounded values in float64, and the history of delayed
+// scales. Layouts: run/low_precision_ranks_test.cpp.
+#include <ATen/core/grad_mode.h>
+
+#include "nn/linear.h"
+#include "nn/operand_rounding.h"
+#include "nn/tools.h"
+
+namespace metroplex::test::operand_rounding_test {
+namespace {
+
+using nn::Operand;
+using nn::SumOver;
+
+config::Precision recipe(const char* name, const char* format = "hybrid") {
+  config::Precision precision;
+  precision.fp8_format = config::Choice<config::Fp8Format>(format);
+  precision.fp8_recipe = config::Choice<config::Fp8Recipe>(name);
+  return precision;
+}
+
+at::Tensor sample(std::vector<int64_t> sizes, int64_t seed, at::ScalarType type) {
+  const int64_t n = topology::numel(sizes);
+  const at::Tensor index = at::arange(n, at::kDouble) + static_cast<double>(1000 * seed);
+  return (at::sin(index * 12.9898) * 43.7).frac().mul(at::exp(at::sin(index * 0.37) * 2)).view(sizes).to(type);
+}
+
+struct Results {
+  at::Tensor y, dx, dw;
+};
+
+// x [20, 2, 48] through a layer [48 -> 40].
+Results run(const config::Precision& precision, at::ScalarType type, const at::Tensor& x, const at::Tensor& weight,
+            const at::Tensor& dy) {
+  nn::LayerContext context = layer_context({}, false, type);
+  context.precision = precision;
+  nn::Linear layer(nn::linear_spec("l", weight.size(1), weight.size(0), false), nn::LinearSplit::none, context);
+  std::vector<nn::Param*> params;
+  layer.collect_params(params);
+  params[0]->data.copy_(weight);
+  give_main_grad(params);
+  const at::Tensor input = x.clone().requires_grad_();
+  const at::Tensor y = layer.forward(input);
+  y.backward(dy);
+  return {y.detach(), input.grad(), params[0]->main_grad};
+}
+
+// Power-of-two factors round the same values in float and double. Every sum of n products rounds n times by 2^-24 of
+// the sum of magnitudes; bf16 results round once more, by 2^-8 of the result.
+void expect_bound(const char* what, const at::Tensor& got, const at::Tensor& a, const at::Tensor& b,
+                  double rounding) {
+  const at::Tensor want = left.matmul(right), sizes = left.abs().matmul(right.abs());
+  const at::Tensor bound = sizes * (static_cast<double>(left.size(1)) * 0x1p-24) + want.abs() * rounding;
+  const at::Tensor excess = (got.to(at::kDouble).reshape(want.sizes()) - want).abs() - bound;
+  EXPECT_LE(excess.max().item<double>(), 0) << what;
+}
+
+TEST(OperandRounding, ProductsAreThoseOfRoundedValues) {
+  for (const char* const name : {"blockwise", "mxfp8"}) {
+    for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
+      SCOPED_TRACE(testing::Message() << name << " " << at::toString(type));
+      const at::Tensor x = sample({20, 2, 48}, 1, type), weight = sample({40, 48}, 2, type),
+                       dy = sample({20, 2, 40}, 3, type);
+      const Results got = run(recipe(name), type, x, weight, dy);
+      const nn::OperandRounding rounding(recipe(name), {}, {});
+      const auto round = [&](const at::Tensor& tensor, Operand operand, SumOver sum) {
+        return rounding.round(tensor.reshape({-1, tensor.size(-1)}).to(at::kDouble), operand, sum);
+      };
+      const double once = type == at::kFloat ? 0x1p-24 : 0x1p-8;
+      expect_bound("y", got.y, round(x, Operand::input, SumOver::columns),
+                   round(weight, Operand::weight, SumOver::columns).t(), once);
+      expect_bound("dx", got.dx, round(dy, Operand::gradient, SumOver::columns),
+                   round(weight, Operand::weight, SumOver::rows), once);
+      expect_bound("dw", got.dw, round(dy, Operand::gradient, SumOver::rows).t(),
+                   round(x, Operand::input, SumOver::rows), 0x1p-24);
+    }
+  }
+}
+
+// Each value has at most three significant bits, and blocks span a factor below 2^8: every format represents them
+// exactly, with any power of two as the factor, so the products are those without rounding.
+TEST(OperandRounding, RepresentableValuesAreUnchanged) {
+  const auto simple = [](std::vector<int64_t> sizes, int64_t seed) {
+    const at::Tensor index = at::arange(topology::numel(sizes), at::kLong) * 7 + seed;
+    const at::Tensor mantissa = index.remainder(4) + 4, sign = index.remainder(3) - 1;
+    return (mantissa * sign).to(at::kDouble).mul(at::exp2(index.remainder(5).to(at::kDouble))).view(sizes);
+  };
+  const at::Tensor x = simple({20, 2, 48}, 1), weight = simple({40, 48}, 2), dy = simple({20, 2, 40}, 3);
+  const Results plain = run({}, at::kDouble, x, weight, dy);
+  for (const char* const name : {"blockwise", "mxfp8"}) {
+    const Results got = run(recipe(name), at::kDouble, x, weight, dy);
+    EXPECT_TRUE(got.y.equal(plain.y)) << name;
+    EXPECT_TRUE(got.dx.equal(plain.dx)) << name;
+    EXPECT_TRUE(got.dw.equal(plain.dw)) << name;
+  }
+}
+
+// hybrid rounds gradients to e5m2, which has two fraction bits, all other operands to e4m3 with three.
+TEST(OperandRounding, FormatsFollowTheOperand) {
+  const at::Tensor x = at::tensor({1.0, 1.125, 448.0}, at::kDouble).view({1, 3});
+  for (const char* const format : {"hybrid", "e4m3"}) {
+    const nn::OperandRounding rounding(recipe("tensorwise", format), {}, {});
+    for (const Operand operand : {Operand::input, Operand::weight, Operand::gradient}) {
+      const bool coarse = operand == Operand::gradient && format == std::string("hybrid");
+      EXPECT_EQ(rounding.round(x, operand, SumOver::columns).select(1, 1).item<double>(), coarse ? 1.0 : 1.125);
+    }
+  }
+}
+
+// Steps with the largest magnitudes 8, 2, none, 4: their factors are used in the steps after them.
+void expect_history(const char* algorithm, int64_t length, double margin, const std::vector<double>& used) {
+  config::Precision precision = recipe("delayed");
+  precision.fp8_amax_history_len = length;
+  precision.fp8_margin = static_cast<int64_t>(margin);
+  precision.fp8_amax_compute_algo = config::Choice<config::AmaxComputeAlgo>(algorithm);
+  nn::OperandRounding rounding(precision, {}, {});
+  const auto history = rounding.make_history("l", at::kDouble, {});
+  EXPECT_EQ(history->name, "l.operand_magnitudes");
+  const std::vector<double> steps = {8, 2, 0, 4};
+  for (size_t i = 0; i < steps.size(); ++i) {
+    history->pending.zero_();
+    const at::Tensor x = at::tensor({-steps[i], steps[i] / 2}, at::kDouble).view({1, 2});
+    rounding.round(x, Operand::input, SumOver::columns, {}, true);
+    rounding.round(x * 64, Operand::input, SumOver::columns);  // does not count
+    history->apply(*history);
+    EXPECT_EQ(history->data.select(0, 0).select(0, 0).item<double>(), used[i]) << algorithm << " step " << i;
+  }
+  const double largest = used.back(), unit = largest / 448;  // larger values saturate
+  const at::Tensor y =
+      rounding.round(at::tensor({3 * largest, unit}, at::kDouble).view({1, 2}), Operand::input, SumOver::columns);
+  EXPECT_NEAR(y.select(1, 0).item<double>(), largest, largest * 0x1p-50);
+  EXPECT_NEAR(y.select(1, 1).item<double>(), unit, unit * 0x1p-50);
+}
+
+TEST(OperandRounding, DelayedScalesFollowTheHistory) {
+  expect_history("most_recent", 1, 0, {8, 2, 2, 4});
+  expect_history("most_recent", 3, 0, {8, 2, 2, 4});
+  expect_history("max", 1, 0, {8, 2, 2, 4});
+  expect_history("max", 2, 0, {8, 8, 2, 4});
+  expect_history("max", 3, 0, {8, 8, 8, 4});
+  expect_history("max", 3, 2, {32, 32, 32, 16});
+}
+
+}  // namespace
+}  // namespace metroplex::test::operand_rounding_test
