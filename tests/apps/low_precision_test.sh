@@ -34,7 +34,7 @@ run 0 inspect ends/iter_0000003
 [ "$(grep -c operand_magnitudes "$work/out")" = 8 ] || fail "not all layers but the first and last have histories"
 holds "only layers in low precision have histories"
 
-run 0 train "${tiny[@]}" --bf16 --fp8-format hybrid --fp8-recipe tensorwise --train.train_iters=2
+run 0 train "${tiny[@]}" --bf16 --fp8-format hybrid --fp8-recipe tensorwise --train.train_iters=4
 holds "flags of launch scripts"
 run 2 train "${tiny[@]}" --bf16 --fp8-format hybrid --fp8-recipe mxfp9
 warns 'mxfp8'

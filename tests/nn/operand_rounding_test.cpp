@@ -47,7 +47,7 @@ Results run(const config::Precision& precision, at::ScalarType type, const at::T
 
 // Power-of-two factors round the same values in float and double. Every sum of n products rounds n times by 2^-24 of
 // the sum of magnitudes; bf16 results round once more, by 2^-8 of the result.
-void expect_bound(const char* what, const at::Tensor& got, const at::Tensor& a, const at::Tensor& b,
+void expect_bound(const char* what, const at::Tensor& got, const at::Tensor& left, const at::Tensor& right,
                   double rounding) {
   const at::Tensor want = left.matmul(right), sizes = left.abs().matmul(right.abs());
   const at::Tensor bound = sizes * (static_cast<double>(left.size(1)) * 0x1p-24) + want.abs() * rounding;
