@@ -25,6 +25,7 @@
 #include "kernels/pages.h"
 #include "kernels/permutation.h"
 #include "kernels/rope.h"
+#include "kernels/round_blocks.h"
 #include "kernels/step_state.h"
 #include "kernels_on_host/twins.h"
 
@@ -211,6 +212,12 @@ void run_optimizer(const Buffers& buffer) {
                   nullptr);
 }
 
+void run_rounding(const Buffers& buffer) {
+  const RoundShape shape{kRows, kWidth, 1, 1, 32, SmallNumber::e4m3, BlockFactor::power_of_two};
+  largest_magnitudes_cuda<Bf16>(buffer.g.data(), buffer.g.data() + kWidth, buffer.x.data(), nullptr, shape, nullptr);
+  round_blocks_cuda<Bf16>(buffer.f.data(), buffer.x.data(), nullptr, nullptr, shape, nullptr);
+}
+
 std::set<std::string> find_launches() {
   std::set<std::string> names;
   const std::filesystem::path folder = METROPLEX_SOURCE_DIR "/metroplex/core/kernels";
@@ -243,6 +250,7 @@ TEST(TrafficOnHost, TheTableOfTheDocsIsWhatTheKernelsMove) {
   run_pages(buffer);
   run_replicas(buffer);
   run_optimizer(buffer);
+  run_rounding(buffer);
   if (!watches()) return;
   for (const std::string& name : find_launches())
     EXPECT_TRUE(traffic().contains(name)) << name << " was not launched";
