@@ -69,6 +69,7 @@ inline config::Config saved_config(const MemoryCase& test_case) {
 }
 
 inline const std::string kLossChunks = "memory.loss_chunk_tokens=7";
+inline const std::string kEightBits = "precision.fp8_format=hybrid";
 inline const std::string kFp32Sums = "parallel.reduce_scatter_with_fp32_accumulation=true";
 inline const std::string kHalfGradients = "precision: {params_dtype: bf16, main_grads_dtype: params}\n";
 inline const std::string kFp32Logits = "precision.output_logit_dtype=fp32";
@@ -112,6 +113,13 @@ inline std::vector<MemoryCase> with_parts(std::vector<MemoryCase> cases) {
        ", mtp_num_layers: 1}\nprecision: {params_dtype: fp16}\n",
        50,
        {kFp32Logits}},
+      {"8 bits delayed bf16 tp 2 sp", true, {2, 1, 1, 1, true}, kBf16, 50, {kEightBits}},
+      {"8 bits mxfp8 pp 2 zero 2",
+       false,
+       {1, 2, 1, 2, false},
+       kBf16 + zero("optim_grads"),
+       50,
+       {kEightBits, "precision.fp8_recipe=mxfp8"}},
       {"fp32 sums zero 1 dp 4", false, {1, 1, 1, 4, false}, kHalfGradients + zero("optim"), 50, {kFp32Sums}},
       {"fp32 sums zero 1 dp 2 pp 2, one after another",
        true,
