@@ -14,15 +14,17 @@
 #include "upper/launch.h"
 #include "upper/run_tokenizer.h"
 #include "upper/verify_graphs.h"
+#include "upper/verify_precision.h"
 
 namespace metroplex::apps {
 
 int run_verify(const std::vector<std::string>& arguments) {
   std::string steps_text = "3", vocab_text = "0";
-  bool graphs = false;
-  const RunArguments parsed = parse_run_arguments(
-      arguments,
-      {{"--steps", &steps_text}, {"--vocab-size", &vocab_text}, {"--cuda-graphs", nullptr, nullptr, &graphs}});
+  bool graphs = false, precision = false;
+  const RunArguments parsed = parse_run_arguments(arguments, {{"--steps", &steps_text},
+                                                              {"--vocab-size", &vocab_text},
+                                                              {"--cuda-graphs", nullptr, nullptr, &graphs},
+                                                              {"--precision", nullptr, nullptr, &precision}});
   if (parsed.help) {
     std::cout
         << "Usage: metroplex verify CONFIG.yaml [--nproc N] [--steps 3] [--vocab-size V] [--section.key=value "
@@ -39,7 +41,10 @@ int run_verify(const std::vector<std::string>& arguments) {
            "--cuda-graphs checks instead whether the steps can be captured (train.cuda_graph_impl: full_iteration, "
            "or\n"
            "the parts that the config names). It records some steps on the CPU on different data, and prints every\n"
-           "error of a replay with segment and operator. Exits with 0 without a finding, else with 5.\n";
+           "error of a replay with segment and operator. Exits with 0 without a finding, else with 5.\n\n"
+           "--precision runs one step on one rank in the config's formats, without 8-bit products, and in float64, "
+           "from\n"
+           "the same weights, and prints the errors of hidden states and gradients of each layer.\n";
     return kExitOk;
   }
   ConsoleLog log(false);
@@ -57,6 +62,7 @@ int run_verify(const std::vector<std::string>& arguments) {
     config.run.device = config::Device::cpu;
     return verify_graphs(config);
   }
+  if (precision) return verify_precision(config);
   const int64_t world_size = planned_world_size(config.run);
   MPX_CHECK(world_size > 1, "config", "run.nproc = ", config.run.nproc,
             ": verify compares a layout of several ranks with one rank, so nothing was compared; give --nproc N");

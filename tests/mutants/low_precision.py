@@ -23,6 +23,9 @@ MUTANTS = [
     ("verify_compares_unequal_rows", "verify/verify.cpp", "config.parallel.ep() > 1 || cp > 1 || ", "cp > 1 || ", "run_test Verify.NamesRounding*"),
     ("excluded_layers_count_from_one", "config/precision.cpp", "layer < num_layers_at_start_in_bf16", "layer + 1 < num_layers_at_start_in_bf16", "run_test LowPrecision.First*", "expr"),
     ("prediction_layers_are_last_layers", "config/precision.cpp", "layer < num_layers && layer >=", "layer >=", "config_test LowPrecision*", "expr"),
+    ("check_of_formats_begins_with_other_weights", "verify/precision_check.cpp", "param->data.copy_(weights->weights.at(param->name));", "static_cast<void>(param);", "run_test PrecisionCheck*", "stmt"),
+    ("check_of_formats_rounds_all_steps", "verify/precision_check.cpp", "plain.precision.fp8_format = exact.precision.fp8_format = config::Fp8Format::none;", "exact.precision.fp8_format = config::Fp8Format::none;", "run_test PrecisionCheck*", "stmt"),
+    ("check_of_formats_without_histories", "verify/precision_check.cpp", "if (config.precision.delays_scales()) {", "if (false) {", "run_test PrecisionCheck*"),
     ("experts_without_shards", "moe/context.cpp", "  if (config.precision.has_tensor_factors()) context.inner = layer_group(world, \"etp\", {Axis::etp});\n", "", "run_test LowPrecision.TensorwiseOfExperts*", "stmt"),
     ("resumed_histories_start_anew", "run/state.cpp", "                        (stored == nullptr || stored->shape != state.param->global_shape);\n", "                        (stored == nullptr || !stored->shape.empty());\n", "app_low_precision_test"),
 ]
