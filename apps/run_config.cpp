@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <map>
+#include <set>
 #include <sstream>
 
 #include "base/error.h"
@@ -136,6 +137,20 @@ void drop_without_effect(config::Draft& draft, const MegatronFlags& flags, RunAr
       if (raises_in_megatron(violation.key)) continue;
       draft.retract(violation.key);
       out.notes.push_back(flag->second + ": ignored, as Megatron does: " + violation.key + " " + violation.rule);
+      found = true;
+    }
+  }
+}
+
+// Drops keys of a checkpoint's config that have no effect with the keys given here.
+void drop_dependents(config::Draft& draft, const std::vector<std::string>& overrides) {
+  std::set<std::string> stated;
+  for (const std::string& override : overrides) stated.insert(override.substr(0, override.find('=')));
+  for (bool found = true; found;) {
+    found = false;
+    for (const config::Violation& violation : config::without_effect(draft.finish())) {
+      if (stated.contains(violation.key) || !draft.given().contains(violation.key)) continue;
+      draft.retract(violation.key);
       found = true;
     }
   }
@@ -312,6 +327,7 @@ RunArguments parse_run_arguments(const std::vector<std::string>& arguments, cons
     megatron_flags.from_scripts.erase(override.substr(0, override.find('=')));
   if (!out.help) add_directory(draft);
   drop_without_effect(draft, megatron_flags, out);
+  if (!base_yaml.empty()) drop_dependents(draft, overrides);
   out.config = draft.finish();
   return out;
 }

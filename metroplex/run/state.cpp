@@ -18,7 +18,6 @@
 #include "files/file_system.h"
 #include "foreign/model_directory.h"
 #include "hf/merged.h"
-#include "nn/operand_rounding.h"
 #include "run/compatible.h"
 #include "step/freezing.h"
 #include "step/state_tensors.h"
@@ -141,19 +140,22 @@ void load_weights(const step::ProcessContext& process, const step::RankModel& mo
 // ignored.
 void load_buffers(const step::RankModel& model, checkpoint::TensorSource& source, const SkippedNames& skipped,
                   LoadOutcome& outcome) {
-  bool begins_history = false;
+  int64_t new_histories = 0;
   for (const optim::State& state : buffer_states(model)) {
     const files::TensorForm* const stored = source.find(state.param->name, state.kind);
-    const bool is_new = nn::is_operand_history(state.param->name) &&
+    const bool is_new = config::is_operand_history(state.param->name) &&
                         (stored == nullptr || stored->shape != state.param->global_shape);
     if (!is_new && !skipped.contains(state.param->name)) step::fill(source, state, state.values(), state.kind);
     else source.mark_read(state.param->name, state.kind);
-    begins_history = begins_history || is_new;
+    new_histories += is_new ? 1 : 0;
   }
   for (const files::TensorForm& tensor : source.tensors())
-    if (nn::is_operand_history(tensor.name)) source.mark_read(tensor.name, tensor.kind);
-  if (begins_history)
-    add_line(outcome.notes, "the checkpoint has no scales of precision.fp8_recipe = delayed: they begin at 1");
+    if (config::is_operand_history(tensor.name)) source.mark_read(tensor.name, tensor.kind);
+  if (new_histories > 0) {
+    add_line(outcome.notes, base::concat("scales of ", new_histories,
+                                         " layers begin at 1: the checkpoint has no histories of magnitudes with "
+                                         "this precision.fp8_amax_history_len for them"));
+  }
 }
 
 // Handles runs that froze other parameters. Optimizer state of parameters frozen in this run is skipped and reported

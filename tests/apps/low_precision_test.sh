@@ -22,10 +22,10 @@ run 0 train "${tiny[@]}" --precision.params_dtype=bf16 "${short[@]}" --checkpoin
 prints 'loaded checkpoint'
 holds "a run without low precision ignores the histories"
 run 0 train "${tiny[@]}" "${bits[@]}" "${short[@]}" --checkpoint.save=other2 --checkpoint.load=delayed --checkpoint.ckpt_step=3
-warns 'no scales of precision.fp8_recipe = delayed'
+warns 'scales of 8 layers begin at 1'
 holds "a history of another length starts anew"
 run 0 train "${tiny[@]}" "${bits[@]}" "${short[@]}" --checkpoint.save=other3 --checkpoint.load=mxfp8 --checkpoint.ckpt_step=3
-warns 'no scales of precision.fp8_recipe = delayed'
+warns 'scales of 8 layers begin at 1'
 holds "a checkpoint without histories starts them"
 
 run 0 train "${tiny[@]}" "${bits[@]}" "${short[@]}" --checkpoint.save=ends --precision.first_last_layers_bf16=true \
@@ -33,6 +33,11 @@ run 0 train "${tiny[@]}" "${bits[@]}" "${short[@]}" --checkpoint.save=ends --pre
 run 0 inspect ends/iter_0000003
 [ "$(grep -c operand_magnitudes "$work/out")" = 8 ] || fail "not all layers but the first and last have histories"
 holds "only layers in low precision have histories"
+
+run 0 convert delayed --to torch_dist megatron
+holds "Megatron checkpoints have no histories"
+run 0 generate --load mxfp8 --prompt a --max-new-tokens 2 --precision.fp8_format=none
+holds "a run of a checkpoint can turn low precision off"
 
 run 0 train "${tiny[@]}" --bf16 --fp8-format hybrid --fp8-recipe tensorwise --train.train_iters=4
 holds "flags of launch scripts"

@@ -113,6 +113,34 @@ TEST(LowPrecision, FrozenLayersUpdateTheirScales) {
   });
 }
 
+// Gradients in half precision: of dense layers and of experts, in one product or expert by expert.
+TEST(LowPrecision, HalfGradientsAreThoseOfFp32) {
+  const auto gradients = [](std::vector<std::string> keys) {
+    keys.insert(keys.end(), {"precision.params_dtype=bf16", "precision.fp8_format=hybrid",
+                             "precision.fp8_recipe=mxfp8", "train.global_batch_size=2", "train.train_iters=3"});
+    const config::Config config = config::resolved(config::parse(kExperts, keys), 1);
+    std::map<std::string, at::Tensor> all;
+    comm::run_threads(1, topology::RankGrid(1, config.parallel), {}, [&](const comm::World& world) {
+      const auto assembly = step::assemble(config, world, kVocab);
+      const auto batches = verify::synthetic_batches(config, world, kVocab, 0, at::kFloat);
+      step::StepInput input{batches, 1, 0, false, {}};
+      input.on_gradients = [&](double) {
+        for (const nn::Param* param : assembly->model.params) all[param->name] = param->main_grad.to(at::kDouble);
+      };
+      step::train_step(*assembly, input);
+    });
+    return all;
+  };
+  const auto wide = gradients({}), half = gradients({"precision.main_grads_dtype=params"}),
+             single = gradients({"precision.main_grads_dtype=params", "model.moe_grouped_gemm=false"});
+  for (const auto& [name, gradient] : wide) {
+    // One microbatch: half gradients are rounded once, by 2^-8 of their size.
+    const at::Tensor bound = gradient.abs().mul(0x1p-8).add(1e-30);
+    EXPECT_LE((half.at(name) - gradient).abs().sub(bound).max().item<double>(), 0) << name;
+    EXPECT_LE((single.at(name) - gradient).abs().sub(bound).max().item<double>(), 0) << name;
+  }
+}
+
 TEST(LowPrecision, FirstAndLastLayersStayUnrounded) {
   const std::vector<std::string> keys{"precision.fp8_format=hybrid", "precision.first_last_layers_bf16=true",
                                       "precision.num_layers_at_end_in_bf16=2"};

@@ -156,10 +156,12 @@ TEST(Verify, NamesRoundingThatDependsOnTheLayout) {
       rules += line.substr(line.find(": ") + 2, 6) + "|";
     return rules;
   };
-  EXPECT_EQ(found("delayed", 2, 2, 4), "");
-  EXPECT_EQ(found("delayed", 2, 1, 4), "gradie|");
+  EXPECT_EQ(found("delayed", 2, 1, 2), "");
+  EXPECT_EQ(found("delayed", 2, 2, 4), "the si|");
+  EXPECT_EQ(found("delayed", 2, 1, 4), "the si|");
   EXPECT_EQ(found("mxfp8", 2, 1, 4), "");
-  EXPECT_EQ(found("mxfp8", 2, 1, 6), "gradie|");
+  EXPECT_EQ(found("mxfp8", 2, 1, 6), "the si|");
+  EXPECT_EQ(found("tensorwise", 2, 1, 6), "");
   EXPECT_EQ(found("mxfp8", 1, 2, 2), "blocks|");  // of 16 rows
   EXPECT_EQ(found("tensorwise", 1, 2, 2), "");
   config.train.calculate_per_token_loss = true, config.train.micro_batch_size = 2;

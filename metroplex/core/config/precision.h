@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <limits>
 #include <string>
+#include <string_view>
 
 #include "config/choice.h"
 
@@ -45,6 +46,10 @@ inline constexpr Word<OutputLogitDtype> kWords<OutputLogitDtype>[] = {{OutputLog
                                                                       {OutputLogitDtype::fp32, "fp32"}};
 
 inline bool is_half(ParamsDtype dtype) { return dtype == ParamsDtype::bf16 || dtype == ParamsDtype::fp16; }
+
+// Suffix of the names of tensors that store the magnitudes of delayed scales.
+inline constexpr const char* kOperandHistory = ".operand_magnitudes";
+inline bool is_operand_history(std::string_view name) { return name.ends_with(kOperandHistory); }
 
 struct Precision {
 #define KEY(type, name, value, limits, help) type name = value;

@@ -195,17 +195,28 @@ at::Tensor Experts::weight_gradient(nn::Param& weight, const at::Tensor& dy, con
   weight.accumulate_or_write(
       [this, dy, x, counts, replicas = replicas_of(weight, of_replicas)](at::Tensor& main_grad, bool adds) {
         const std::array<int64_t, 3> sizes_of_replicas = {slots_, main_grad.size(1), main_grad.size(2)};
-        GroupedWeights gradients(main_grad);
+        // Rounded operands are wider than half-precision gradients, which a grouped product cannot add to.
+        const bool narrows = grouped_ && nn::is_half(main_grad) && !nn::is_half(x);
+        const at::Tensor sums = narrows ? at::empty(main_grad.sizes(), x.options()) : main_grad;
+        GroupedWeights gradients(sums);
         if (slots_ > 0) {
-          gradients.replicas = *replicas = grouped_ ? at::empty(sizes_of_replicas, main_grad.options())
-                                                    : at::zeros(sizes_of_replicas, main_grad.options());
+          gradients.replicas =
+              grouped_ ? at::empty(sizes_of_replicas, sums.options()) : at::zeros(sizes_of_replicas, sums.options());
         }
-        if (grouped_) return products_.run(GroupedOp::weight_gradient, dy, x, gradients, counts.device, adds);
+        const auto finish = [&] {
+          if (narrows) nn::put_product(target_, main_grad, sums, adds);
+          if (slots_ > 0) *replicas = gradients.replicas.to(main_grad.scalar_type());
+        };
+        if (grouped_) {
+          products_.run(GroupedOp::weight_gradient, dy, x, gradients, counts.device, adds && !narrows);
+          return finish();
+        }
         if (!adds) main_grad.zero_();
         each_group(counts.host, [&](int64_t e, int64_t first, int64_t n) {
           at::Tensor gradient = of_group(gradients, e);
           nn::put_linear_weight_gradient(target_, gradient, dy.narrow(0, first, n), x.narrow(0, first, n), true);
         });
+        finish();
       });
   return of_replicas;
 }

@@ -17,15 +17,11 @@ using kernels::SmallNumber;
 
 namespace {
 
-constexpr std::string_view kHistory = ".operand_magnitudes";
-
 const int64_t* counts_pointer(const RowGroups& groups) {
   return groups.counts.defined() ? static_cast<const int64_t*>(groups.counts.mutable_data_ptr()) : nullptr;
 }
 
 }  // namespace
-
-bool is_operand_history(std::string_view name) { return name.ends_with(kHistory); }
 
 OperandRounding::OperandRounding(const config::Precision& precision, const device::Target& target,
                                  std::array<std::vector<comm::Group>, 3> shards)
@@ -51,7 +47,7 @@ std::shared_ptr<Buffer> OperandRounding::make_history(const std::string& name, a
   constexpr int64_t kOperands = 3;
   const int64_t length = precision_.fp8_amax_history_len;
   history_ = std::make_shared<Buffer>();
-  history_->name = name + std::string(kHistory);
+  history_->name = name + config::kOperandHistory;
   history_->is_statistic = true;
   history_->global_shape = {1 + length, kOperands, num_groups};
   for (topology::DimShard cut : groups) {
@@ -140,7 +136,8 @@ void OperandRounding::check_shards(const std::string& name, const std::vector<in
   for (const int64_t size : sizes) {
     MPX_CHECK(block == 0 || size % block == 0, "config", name, ": a rank's shard has ", size,
               " features, but blocks of ", precision_.recipe_text(), " have ", block,
-              "; use a tensor-parallel size whose shards are multiples of ", block, ", or another recipe");
+              "; use a tensor-parallel size whose shards are multiples of ", block,
+              ", another recipe, or precision.fp8_format = none");
   }
 }
 

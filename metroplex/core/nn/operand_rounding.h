@@ -14,7 +14,6 @@
 #include <array>
 #include <memory>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "comm/group.h"
@@ -24,9 +23,6 @@
 #include "nn/named_tensor.h"
 
 namespace metroplex::nn {
-
-// True for the name of a history of delayed scales.
-bool is_operand_history(std::string_view name);
 
 enum class Operand { input, weight, gradient };
 // The dimension of a matrix that a product sums over.

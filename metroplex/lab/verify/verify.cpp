@@ -118,8 +118,11 @@ void find_rounding_settings(const config::Config& config, int64_t world_size, st
   const int64_t dp = config::data_parallel_size(config.parallel, world_size), cp = config.parallel.cp(),
                 block = precision.operand_block(), etp = config.parallel.etp();
   const auto add = [&](const std::string& text) { found.push_back(precision.recipe_text() + ": " + text); };
-  if (!config.train.calculate_per_token_loss && dp > 1 && (precision.delays_scales() || (dp & (dp - 1)) != 0)) {
-    add(base::concat("gradients are divided by the microbatches of a rank, whose number depends on dp = ", dp,
+  // Ranks of dp and cp have gradients of other sizes, whose mean is the gradient.
+  const int64_t parts = dp * cp;
+  const bool scales = precision.delays_scales() || (block > 0 && (parts & (parts - 1)) != 0);
+  if (!config.train.calculate_per_token_loss && parts > 1 && scales) {
+    add(base::concat("the size of a rank's gradients depends on dp = ", dp, " and cp = ", cp,
                      "; set train.calculate_per_token_loss"));
   }
   const int64_t rows = config.train.seq_length * config.train.micro_batch_size / (2 * cp);
