@@ -122,7 +122,7 @@ run 2 convert scaled --to torch_dist other --ranks 2
 warns 'is for --to checkpoint, not for --to torch_dist'
 [ ! -e other ]
 holds "a model that Megatron lacks is refused, and nothing is written"
-for case in adam_legacy_tp2_pp2 adam_legacy_tp2_dp2 adam_legacy_pp2_dp2 adam_buckets_tp2_pp2 adam_buckets_dp2; do
+for case in adam_legacy_tp2_pp2 adam_legacy_tp2_dp2 adam_legacy_pp2_dp2 adam_buckets_tp2_pp2 adam_buckets_dp2 adam_space_tp2_dp2 adam_space_pp2; do
   run 0 inspect "$cases/$case" --verify
   prints 'all checksums match'
   run 0 convert "$cases/$case" --to checkpoint "from_$case"
@@ -131,14 +131,18 @@ for case in adam_legacy_tp2_pp2 adam_legacy_tp2_dp2 adam_legacy_pp2_dp2 adam_buc
   prints '"optimizer_steps": 2'
   prints '"scheduled_samples": 24'
 done
-run 0 inspect from_adam_legacy_tp2_pp2 --diff from_adam_buckets_dp2
-prints 'all 64 tensors are equal'
-run 0 inspect "$cases/adam_moe_buckets_ep2" --verify
-prints 'all checksums match'
+for case in adam_buckets_dp2 adam_space_tp2_dp2; do
+  run 0 inspect from_adam_legacy_tp2_pp2 --diff "from_$case"
+  prints 'all 64 tensors are equal'
+done
+for case in adam_moe_buckets_ep2 adam_moe_space_ep2_dp2; do
+  run 0 inspect "$cases/$case" --verify
+  prints 'all checksums match'
+done
 run 0 train --model.from "$cases/adam_buckets_dp2" --checkpoint.load from_adam_buckets_dp2 --checkpoint.save resumed_buckets --run.seed=1234 --train.train_iters=8 \
   --tp 2 --nproc 2 --data.mock_data=true --train.micro_batch_size=1 --train.global_batch_size=4 --optim.lr=1e-30 --optim.weight_decay=0
 prints 'loaded checkpoint from_adam_buckets_dp2/iter_0000007 at iteration 7'
-holds "optimizer state of each parameter, in distrib_optim.pt and in buckets"
+holds "optimizer state of each parameter, in distrib_optim.pt, in buckets and in flat shards"
 
 cp -r "$cases/trained_dist" buckets && chmod -R u+w buckets
 sed -i 's/optimizer.state.exp_avg.output/optimizer.state.exp_buf.output/g' buckets/iter_0000007/.metadata

@@ -69,6 +69,7 @@ TEST(DamagedMegatronCheckpoint, IsReadOrRejected) {
   expect_errors("gpt_dist", "common.pt", 60);
   expect_errors("gpt_legacy", "mp_rank_00/model_optim_rng.pt", 60);
   expect_errors("adam_buckets_dp2", ".metadata", 200);
+  expect_errors("adam_space_tp2_dp2", ".metadata", 200);
   expect_errors("llama_dcp_dp2", ".metadata", 100);
   expect_errors("adam_legacy_tp2_dp2", "mp_rank_00/distrib_optim.pt", 60);
 }
@@ -131,6 +132,38 @@ TEST(MegatronOptimizerState, NamesUnreadableForms) {
   expect(find_state_problem("adam_buckets_dp2", "common.pt", "transformer_impl", "transformer_xxxx"),
          "crosses the border of");
   expect(find_state_problem("adam_buckets_dp2", "common.pt", "mtp_num_layers", "xxx_num_layers"), "");
+}
+
+// Returns `text` with the first `from` after `name` replaced by `to`.
+std::string replace_after(std::string text, const std::string& name, const std::string& from, const std::string& to) {
+  const size_t at = text.find(from, text.find(name));
+  EXPECT_NE(at, std::string::npos) << name;
+  return text.replace(at, from.size(), to);
+}
+
+TEST(MegatronFlatState, HasTheShardsOfItsWeight) {
+  files::MemoryFileSystem disk;
+  copy_case(disk, join_path(kVectors, "adam_moe_space_ep2_dp2"), "/c");
+  const std::string directory = "/c/iter_0000007", path = join_path(directory, ".metadata"), text = disk.read(path),
+                    common = disk.read(join_path(directory, "common.pt"));
+  const auto expect = [&](const std::string& problem) {
+    const Contents contents = read_contents(disk, directory);
+    EXPECT_EQ(contents.state_problem, problem);
+    EXPECT_EQ(contents.tensors.contains("main/output_layer.weight"), problem.empty());
+    EXPECT_TRUE(contents.tensors.contains("output_layer.weight"));
+  };
+  expect("");
+  // The shape in mcore_data is (4, 16, 8), with 4 shards of 128 elements.
+  const std::string experts = "decoder.layers.1.mlp.experts.experts.linear_fc2.weight", shape = "K\x04K\x10K\x08\x87",
+                    key = "nd_reformulated_orig_global_shape";
+  disk.replace_file(path, replace_after(text, key, shape, "K\x04K\x08K\x10\x87"));
+  expect("exp_avg/" + experts + " is not divided like its weight");
+  disk.replace_file(path, replace_after(text, key, shape, "K\x04K\x10K\x09\x87"));
+  expect("exp_avg/" + experts + " of shape [4, 16, 9] is stored as [4, 1, 1, 128]");
+  disk.replace_file(path, text);
+  const std::string off = "\x89", on = "\x88";  // False and True
+  disk.replace_file(join_path(directory, "common.pt"), replace_after(common, "moe_grouped_gemm", off, on));
+  expect("exp_avg/decoder.layers.1.mlp.experts.experts.linear_fc1.weight is not divided like its weight");
 }
 
 TEST(MegatronDirectory, IsFoundByIteration) {

@@ -7,9 +7,11 @@
 #include "base/error.h"
 #include "config/load.h"
 #include "config/validate.h"
+#include "files/memory_file_system.h"
 #include "files/safetensors.h"
 #include "mcore/settings.h"
 #include "mcore/shards.h"
+#include "mcore/write_metadata.h"
 #include "support/error_of.h"
 
 namespace metroplex::mcore::source_test {
@@ -46,6 +48,9 @@ constexpr Case kCases[] = {
     {"adam_buckets_tp2_pp2", "adam"},
     {"adam_buckets_dp2", "adam"},
     {"adam_fsdp_dp2", "adam"},
+    {"adam_space_tp2_dp2", "adam"},
+    {"adam_space_pp2", "adam"},
+    {"adam_moe_space_ep2_dp2", "adam_moe"},
     {"adam_moe_buckets_ep2", "adam_moe"},
     {"adam_moe_legacy_ep2", "adam_moe"},
     {"adam_moe_legacy_ep2_dp2", "adam_moe"},
@@ -192,6 +197,31 @@ TEST(MegatronContents, RejectsItemsOfOtherForms) {
   EXPECT_NE(error([](StoredTensor& tensor) { tensor.shape = {20}; }), "");
 }
 
+// Optimizers of several model chunks store the same tensors, each with other layers.
+TEST(MegatronContents, JoinsTensorsOfOptimizers) {
+  const std::string recorded = find({"trained_dist", "trained"}), tail = "optimizer.state.exp_avg.decoder.layers.a";
+  files::MemoryFileSystem memory;
+  memory.make_directories("/c");
+  memory.replace_file("/c/common.pt", disk.read(join_path(recorded, "common.pt")));
+  const auto read = [&](const std::string& prefix, const std::string& other, const Dims& shape) {
+    const Item one{{prefix + tail}, files::Dtype::kF32, {2, 3}, 0, 8},
+        two{{other + tail}, files::Dtype::kF32, shape, 8, 8};
+    memory.replace_file("/c/.metadata", pickle_items({one, two}));
+    return read_contents(memory, "/c").tensors;
+  };
+  const auto joined = read("chained_0.", "chained_1.", {2, 3});
+  const std::vector<Chunk>& chunks = joined.at("exp_avg/decoder.layers.a").chunks;
+  ASSERT_EQ(chunks.size(), 2U);
+  EXPECT_EQ(chunks[0].begin, 0U);
+  EXPECT_EQ(chunks[1].begin, 8U);
+  const std::string problem = "there are two tensors exp_avg/decoder.layers.a";
+  for (const Dims& shape : {Dims{2, 4}, Dims{2, 3, 1}}) {
+    const std::string error = test::catch_error([&] { read("chained_0.", "chained_1.", shape); });
+    EXPECT_NE(error.find(problem), std::string::npos) << error;
+  }
+  EXPECT_NE(test::catch_error([&] { read("", "model.", {2, 3}); }).find(problem), std::string::npos);
+}
+
 TEST(MegatronSettings, DescribeTheModel) {
   const auto gpt = read_config(find({"gpt_dist", "gpt"}));
   EXPECT_EQ(gpt.model.normalization, config::Normalization::LayerNorm);
@@ -283,6 +313,19 @@ TEST(MegatronSource, DropsRowsOfPadding) {
   EXPECT_EQ(read_whole(source, form).size(), 37U * 16 * 4);
   model.vocab_size = 41;
   EXPECT_THROW(Source(disk, directory, model), base::Error);
+}
+
+TEST(MegatronFlatState, DropsRowsOfPadding) {
+  const std::string directory = find({"adam_space_tp2_dp2", "adam"});
+  config::Model model = read_config(directory).model;
+  Source whole(disk, directory, model);
+  model.vocab_size = 37;
+  Source source(disk, directory, model);
+  for (const char* kind : kStateKinds) {
+    const files::TensorForm* const form = source.find(kEmbedding, kind);
+    ASSERT_NE(form, nullptr);
+    EXPECT_EQ(read_whole(source, *form), read_whole(whole, *whole.find(kEmbedding, kind)).substr(0, 37UL * 16 * 4));
+  }
 }
 
 }  // namespace

@@ -178,15 +178,16 @@ bool is_model_tensor(const std::string& name) {
                      [&](const char* prefix) { return name.starts_with(prefix); });
 }
 
-// The state of Megatron's optimizers has the names and shapes of the model, unless the distributed optimizer stores
-// its buffers (--dist-ckpt-optim-fully-reshardable is off).
+// The state of Megatron's optimizers has the names of the model, unless the distributed optimizer stores its buckets
+// (dp_reshardable). Each of several optimizers has a prefix.
 std::string find_key(const std::string& stored_name) {
   static constexpr std::pair<const char*, const char*> kState[] = {{"optimizer.state.fp32_param.", "main"},
                                                                    {"optimizer.state.param.", "main"},
                                                                    {"optimizer.state.exp_avg.", "exp_avg"},
                                                                    {"optimizer.state.exp_avg_sq.", "exp_avg_sq"}};
-  const std::string name = strip_prefix(stored_name);
+  std::string name = strip_prefix(stored_name);
   if (is_model_tensor(name)) return name;
+  if (name.starts_with(kChained)) name.erase(0, name.find('.') + 1);
   for (const auto& [prefix, kind] : kState) {
     if (!name.starts_with(prefix)) continue;
     const std::string param = strip_prefix(name.substr(std::char_traits<char>::length(prefix)));

@@ -22,6 +22,7 @@ using checkpoint::Dims;
 
 inline constexpr const char* kStateKinds[] = {"main", "exp_avg", "exp_avg_sq"};
 inline constexpr const char* kTracker = "latest_checkpointed_iteration.txt";
+inline constexpr const char* kChained = "chained_";  // and a number: an optimizer of several
 inline constexpr const char* kEmbedding = "embedding.word_embeddings.weight";
 
 struct Chunk {

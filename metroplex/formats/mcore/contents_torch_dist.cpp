@@ -2,6 +2,8 @@
 // and each *.distcp file contains one file of torch.save per chunk. torch_dcp has the arguments in a *.distcp file.
 #include "mcore/contents.h"
 
+#include <set>
+
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
@@ -46,6 +48,7 @@ class MetadataReader {
       for (const auto& [name, tensor] : *tensors) check_places(name, tensor);
     }
     out_.state_problem = join_buckets(buckets_, out_);
+    restore_flat_tensors(root);
   }
 
   // Locations of values other than tensors: "args", "iteration", "samples" of the schedule, "step" of a parameter,
@@ -72,6 +75,68 @@ class MetadataReader {
     return numbers;
   }
 
+  // fully_sharded_model_space stores a tensor [X, Y] with shards [x, y] flat, as [X / x, Y / y, x * y]. A chunk is a
+  // range of one shard. torch 2.9 and higher omit mcore_data, so that state has the shape of its weight.
+  void restore_flat_tensors(const Value& root) {
+    std::map<std::string, Dims> shapes;
+    if (const Value* const data = document_.find(root, "mcore_data"); data != nullptr) {
+      const auto& pairs = document_.pairs(*data, "mcore_data");
+      for (size_t i = 0; i < pairs.size(); i += 2) {
+        const Value* const shape = document_.find(*pairs[i + 1], "nd_reformulated_orig_global_shape");
+        const std::string name = find_key(std::string(document_.text(*pairs[i], "the name of a tensor")));
+        if (shape != nullptr) shapes[name] = sizes(*shape, "a tensor's original shape");
+      }
+    }
+    std::string problem;
+    for (auto& [name, tensor] : out_.tensors) {
+      const auto shape = shapes.find(name), end = shapes.end();
+      const std::string weight_name = name.substr(name.find('/') + 1);
+      const auto weight = out_.tensors.find(weight_name);
+      const bool is_state = weight_name != name && weight != out_.tensors.end();
+      if (shape == end && (!is_state || tensor.shape.size() != weight->second.shape.size() + 1)) continue;
+      if (problem.empty())
+        problem = restore_flat_tensor(name, shape != end ? shape->second : weight->second.shape, tensor);
+      if (problem.empty() && is_state) problem = compare_shards(name, tensor, weight->second);
+    }
+    if (problem.empty()) return;
+    out_.state_problem = problem;
+    std::erase_if(out_.tensors, [](const auto& item) { return item.first.find('/') != std::string::npos; });
+  }
+
+  // Returns "", or why the tensor cannot have this shape.
+  static std::string restore_flat_tensor(const std::string& name, const Dims& shape, StoredTensor& tensor) {
+    Dims shard = shape;
+    bool fits = !shape.empty() && tensor.shape.size() == shape.size() + 1;
+    for (size_t dim = 0; fits && dim < shape.size(); ++dim) {
+      fits = tensor.shape[dim] > 0 && shape[dim] % tensor.shape[dim] == 0;
+      if (fits) shard[dim] /= tensor.shape[dim];
+    }
+    if (!fits || tensor.shape.back() != files::element_count(shard))
+      return base::concat(name, " of shape ", checkpoint::describe_shape(shape), " is stored as ",
+                          checkpoint::describe_shape(tensor.shape));
+    for (Chunk& chunk : tensor.chunks) {
+      chunk.from = chunk.offset.back(), chunk.to = chunk.from + chunk.size.back();
+      chunk.offset.pop_back(), chunk.size.pop_back();
+      if (files::element_count(chunk.size) != 1) return base::concat("a chunk of ", name, " is not inside one shard");
+      for (size_t dim = 0; dim < shard.size(); ++dim) chunk.offset[dim] *= shard[dim];
+      chunk.size = shard;
+    }
+    tensor.shape = shape;
+    return "";
+  }
+
+  // Flat state has the shards of its weight, except that of grouped experts without Transformer Engine: their weights
+  // are stored transposed, their state is not.
+  std::string compare_shards(const std::string& name, const StoredTensor& state, const StoredTensor& weight) const {
+    const bool is_grouped =
+        name.find(".experts.experts.") != std::string::npos && is_true(out_.arguments, "moe_grouped_gemm");
+    bool same = !is_grouped || !(is_local(out_.arguments) || is_true(out_.arguments, "moe_use_legacy_grouped_gemm"));
+    std::set<std::pair<Dims, Dims>> shards;
+    for (const Chunk& chunk : weight.chunks) shards.emplace(chunk.offset, chunk.size);
+    for (const Chunk& chunk : state.chunks) same = same && shards.contains({chunk.offset, chunk.size});
+    return same ? "" : name + " is not divided like its weight";
+  }
+
   void add_tensor(const std::string& full_name, const Value& form) {
     if (!form.is_object(base::concat(kMetadata, "TensorStorageMetadata"))) return;  // bytes
     const bool in_bucket = is_bucket(full_name);
@@ -92,6 +157,10 @@ class MetadataReader {
     tensor.dtype = *ours;
     tensor.shape = sizes(document_.get(form, "size"), "a tensor's size");
     auto& index = chunks_[full_name];
+    StoredTensor& known = (in_bucket ? buckets_ : out_.tensors).try_emplace(name, tensor).first->second;
+    // Optimizers of different model chunks store other layers of the same tensor.
+    const bool joins = full_name.starts_with(kChained) && known.shape == tensor.shape && known.dtype == tensor.dtype;
+    if (!known.chunks.empty() && !joins) document_.fail(form, base::concat("there are two tensors ", name));
     for (const Value* chunk : document_.sequence(document_.get(form, "chunks"), "a tensor's chunks")) {
       const Dims offset = sizes(document_.get(*chunk, "offsets"), "a chunk's offsets"),
                  size = sizes(document_.get(*chunk, "sizes"), "a chunk's sizes");
@@ -99,11 +168,9 @@ class MetadataReader {
       for (size_t dim = 0; inside && dim < size.size(); ++dim)
         inside = size[dim] <= tensor.shape[dim] && offset[dim] <= tensor.shape[dim] - size[dim];
       if (!inside) document_.fail(*chunk, base::concat("a chunk of ", name, " is not inside its tensor"));
-      index[offset] = tensor.chunks.size();
-      tensor.chunks.push_back({offset, size});
+      index[offset] = known.chunks.size();
+      known.chunks.push_back({offset, size});
     }
-    if (!(in_bucket ? buckets_ : out_.tensors).emplace(name, std::move(tensor)).second)
-      document_.fail(form, base::concat("there are two tensors ", name));
   }
 
   void add_place(const Value& index, const Value& info) {

@@ -26,6 +26,11 @@ bool is_true(const Arguments& arguments, const char* name) {
   return found != arguments.end() && found->second == std::vector<std::string>{"True"};
 }
 
+bool is_local(const Arguments& arguments) {
+  const auto found = arguments.find("transformer_impl");
+  return found != arguments.end() && found->second == std::vector<std::string>{"local"};
+}
+
 Layout read_layout(const Arguments& arguments) {
   const auto size = [&](const char* name, int64_t absent) {
     return std::max<int64_t>(integer_argument(arguments, name, absent), 1);

@@ -19,6 +19,7 @@ struct Layout {
 };
 Layout read_layout(const Arguments& arguments);
 bool is_true(const Arguments& arguments, const char* name);
+bool is_local(const Arguments& arguments);  // without Transformer Engine
 
 // The tensor of one rank: shard `part` of `parts` along `dim`. Each of its `groups` (gate and up) is divided
 // separately. A replicated tensor has one part; those of ranks other than 0 are not stored.

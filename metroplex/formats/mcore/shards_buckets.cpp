@@ -46,12 +46,12 @@ struct LayerTensor {
 
 // With --transformer-impl local, norms are modules of their own, although they are stored under the names of
 // Transformer Engine.
-std::string module_tail(const std::string& tail, bool is_local) {
+std::string module_tail(const std::string& tail, bool local) {
   static constexpr std::pair<const char*, const char*> kFused[] = {
       {"self_attention.linear_qkv.layer_norm_", "input_layernorm."},
       {"mlp.linear_fc1.layer_norm_", "pre_mlp_layernorm."}};
   for (const auto& [fused, plain] : kFused) {
-    if (is_local && tail.starts_with(fused)) return plain + tail.substr(std::char_traits<char>::length(fused));
+    if (local && tail.starts_with(fused)) return plain + tail.substr(std::char_traits<char>::length(fused));
   }
   return tail;
 }
@@ -132,9 +132,7 @@ class BucketJoiner {
   }
 
   bool find_position(LayerTensor& item) const {
-    const auto impl = args_.find("transformer_impl");
-    const bool is_local = impl != args_.end() && impl->second == std::vector<std::string>{"local"};
-    const std::string tail = module_tail(item.tail, is_local);
+    const std::string tail = module_tail(item.tail, is_local(args_));
     const auto module =
         std::find_if(std::begin(kOrder), std::end(kOrder), [&](const char* name) { return tail.starts_with(name); });
     if (module == std::end(kOrder)) return false;
@@ -228,7 +226,7 @@ class BucketJoiner {
 
   // Adds the state in the buckets of one data-parallel group.
   std::string add_group(int64_t group, const std::vector<std::vector<Shard>>& chunks, bool experts) {
-    const bool several = buckets_.begin()->first.starts_with("chained_");
+    const bool several = buckets_.begin()->first.starts_with(kChained);
     const std::vector<Buffer> buffers = list_buffers(chunks, layout_, experts);
     for (size_t i = 0; i < buffers.size(); ++i) {
       const std::string prefix = base::concat(several ? (experts ? "chained_1." : "chained_0.") : "",

@@ -34,7 +34,8 @@ MODELS = {
 }
 # case: model, layout, format. "stacked" is torch_dist with one tensor for all layers. "single" has separate layers, experts,
 # gates, and ups. The cases of bf16 models have the state of AdamW after two steps; with dp, that of the distributed optimizer, whose
-# buckets are divided at bucket_size. "dp_reshardable" stores the buckets in torch_dist.
+# buckets are divided at bucket_size. "dp_reshardable" stores the buckets in torch_dist, "model_space" (fully_sharded_model_space) flat
+# shards, with torch 2.9 and higher without their original shapes.
 CASES = {
     "gpt_dist": ("gpt", {}, "stacked"),
     "gpt_legacy": ("gpt", {}, "legacy"),
@@ -57,8 +58,11 @@ CASES = {
     "adam_legacy_pp2_dp2": ("adam", {"pp": 2, "dp": 2}, "legacy"),
     "adam_buckets_tp2_pp2": ("adam", {"tp": 2, "pp": 2, "dp": 1}, "dp_reshardable"),
     "adam_buckets_dp2": ("adam", {"dp": 2, "bucket_size": 1000}, "dp_reshardable"),
+    "adam_space_tp2_dp2": ("adam", {"tp": 2, "dp": 2, "bucket_size": 650}, "model_space"),
+    "adam_space_pp2": ("adam", {"pp": 2, "dp": 1}, "model_space_torch_2.9"),
     "adam_fsdp_dp2": ("adam", {"dp": 2}, "fsdp"),
     "adam_moe_legacy_ep2": ("adam_moe", {"ep": 2}, "legacy"),
     "adam_moe_legacy_ep2_dp2": ("adam_moe", {"ep": 2, "dp": 1}, "legacy"),
+    "adam_moe_space_ep2_dp2": ("adam_moe", {"ep": 2, "dp": 2}, "model_space"),
     "adam_moe_buckets_ep2": ("adam_moe", {"ep": 2, "dp": 1}, "dp_reshardable"),
 }

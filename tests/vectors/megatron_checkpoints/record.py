@@ -1,9 +1,12 @@
 """Records the cases of this folder with Megatron's own code (megatron.core 0.16.1, torch 2.11.0, CPU, gloo).
+With megatron.core 0.14.0, records only the cases of its flat optimizer state (model_space), which 0.16 cannot write.
    record.py OUT [MODEL...]     needs torch, numpy, safetensors and megatron_core on PYTHONPATH
 For each model, one rank creates the weights and logits. Ranks of other layouts load that checkpoint with
 megatron.core.dist_checkpointing and save it again, so Megatron itself shards every tensor."""
 import argparse
 import contextlib
+import dataclasses
+import importlib.metadata
 import json
 import os
 import pathlib
@@ -11,7 +14,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import types
 
+import numpy
 import torch
 import torch.distributed as dist
 from torch.overrides import TorchFunctionMode
@@ -22,6 +27,7 @@ SAMPLES, LENGTH, ITERATION, STEPS = 2, 16, 7, 2
 RESUMED, BATCH = 10, 4
 SCHEDULER = {"max_lr": 1e-3, "lr_decay_style": "linear", "num_steps": 24}  # one step of 4 samples was skipped
 KINDS = ("main", "exp_avg", "exp_avg_sq")
+HAS_FLAT_STATE = importlib.metadata.version("megatron_core") < "0.16"
 
 
 def namespace(spec, layout):
@@ -89,9 +95,21 @@ def build(spec, layout):
 
 
 def metadata(form):
-    buckets = form == "dp_reshardable"
-    return {"non_homogeneous_layers": form != "stacked" and not buckets, "singleton_local_shards": form == "single",
-            "distrib_optim_sharding_type": form if buckets else "fully_reshardable"}
+    state = "fully_sharded_model_space" if form.startswith("model_space") else form if form == "dp_reshardable" else "fully_reshardable"
+    stacks = form == "stacked" or state != "fully_reshardable"
+    return {"non_homogeneous_layers": not stacks, "singleton_local_shards": form == "single", "distrib_optim_sharding_type": state}
+
+
+def keep_attributes():
+    """torch 2.9 and higher write a copy of Metadata without mcore_data, an attribute that megatron.core adds. Older versions write it."""
+    from torch.distributed.checkpoint import filesystem
+
+    def replace(value, **fields):
+        copy = dataclasses.replace(value, **fields)
+        copy.__dict__.update({name: attribute for name, attribute in value.__dict__.items() if name not in copy.__dict__})
+        return copy
+
+    filesystem.dataclasses = types.SimpleNamespace(replace=replace)
 
 
 class OnCpu(TorchFunctionMode):
@@ -282,6 +300,7 @@ def start(layout):
     from megatron.core.transformer.moe import moe_utils
     torch.cuda.current_device = lambda: "cpu"
     torch.cuda.synchronize = lambda: None
+    numpy.product = numpy.prod  # of older versions of numpy, for megatron.core 0.14
     moe_utils.te_general_gemm = None
     plain = dot_product_attention.DotProductAttention.__init__  # for latent attention, lacks two arguments with derived values
     dot_product_attention.DotProductAttention.__init__ = lambda *args, k_channels=None, v_channels=None, **kwargs: plain(*args, **kwargs)
@@ -305,6 +324,8 @@ def save_dist(chunks, spec, layout, form, folder, optimizer=None):
         state["optimizer"] = optimizer.sharded_state_dict(state["model"], metadata=metadata(form))
     strategy = dist_checkpointing.serialization.get_default_save_sharded_strategy("torch_dist", 1)
     strategy.thread_count = 1
+    if form == "model_space":
+        keep_attributes()
     dist_checkpointing.save(state, directory, strategy, content_metadata=metadata(form))
 
 
@@ -517,7 +538,7 @@ def main(out, models):
         with tempfile.TemporaryDirectory() as source:
             run({"model": name, "layout": {}, "first": True, "source": source, "folder": f"{out}/{name}"}, 1, port)
             for case, (model, layout, form) in CASES.items():
-                if model != name:
+                if model != name or form.startswith("model_space") != HAS_FLAT_STATE:
                     continue
                 port += 1
                 folder = pathlib.Path(out) / case
@@ -526,7 +547,7 @@ def main(out, models):
                 run(task, layout.get("tp", 1) * layout.get("pp", 1) * layout.get("ep", 1) * layout.get("dp", 1), port)
                 (folder / "latest_checkpointed_iteration.txt").write_text(str(ITERATION))
         port += 1
-        if "bf16" in MODELS[name]:
+        if f"{name}_dist_dp2" in CASES and not HAS_FLAT_STATE:
             record_resumed(name, pathlib.Path(out), port)
 
 
