@@ -68,8 +68,8 @@ OpenedSource open_tensor_source(files::FileSystem& disk, const std::string& path
   return {std::move(found.reader), std::move(found.problems)};
 }
 
-// Whether every weight has the state of AdamW.
-static bool has_optimizer_state(const mcore::Source& source) {
+// Whether every weight has moments of AdamW. Main parameters may be missing: they then begin as the weights.
+static bool has_moments(const mcore::Source& source) {
   return source.contents().optimizer_steps > 0 &&
          std::all_of(source.tensors().begin(), source.tensors().end(), [&](const files::TensorForm& tensor) {
            return tensor.kind != "weight" || (source.find(tensor.name, "exp_avg") != nullptr &&
@@ -86,7 +86,7 @@ std::vector<std::string> conversion_notes(files::FileSystem& disk, const std::st
   if (is_hf_directory(disk, directory)) return hf::directory_notes(disk, directory);
   if (!foreign::is_megatron(disk, directory)) return {};
   const mcore::Source source(disk, directory, directory_config(disk, directory).model);
-  if (source.contents().optimizer_steps == 0 || has_optimizer_state(source)) return {};
+  if (source.contents().optimizer_steps == 0 || has_moments(source)) return {};
   const std::string& problem = source.contents().state_problem;
   return {base::concat("'", directory, "': the optimizer state is not converted, because ",
                        problem.empty() ? "it does not have the shapes of the model" : problem,
@@ -101,7 +101,7 @@ static void add_progress(const mcore::Source& source, config::Config& config, ch
   state.iteration = contents.iteration;
   state.consumed_samples = mcore::consumed_samples(contents);
   Json extra = Json::parse(state.extra);
-  extra["optimizer_steps"] = has_optimizer_state(source) ? contents.optimizer_steps : 0;
+  extra["optimizer_steps"] = has_moments(source) ? contents.optimizer_steps : 0;
   extra["scheduled_samples"] = contents.scheduled_samples < 0 ? state.consumed_samples : contents.scheduled_samples;
   extra["seed"] = config.run.seed;
   state.extra = extra.dump();

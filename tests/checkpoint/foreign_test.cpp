@@ -73,5 +73,19 @@ TEST(ForeignCheckpoints, AreNamedWithAFix) {
   }
 }
 
+TEST(ForeignCheckpoints, SuggestToConvertTorchDcp) {
+  files::PosixFileSystem disk;
+  for (const std::string name : {"embedding.word_embeddings.weight", "model.embed_tokens.weight"}) {
+    const test::Folder folder;
+    write(folder, {{"iter_0000010/__0_0.distcp", "latest_checkpointed_iteration.txt"}, ""});
+    std::ofstream(folder.at("d/iter_0000010/.metadata")) << name;
+    const bool is_megatron = name.starts_with("embedding.");
+    EXPECT_EQ(foreign_format(disk, folder.at("d")) == "Megatron-LM's torch_dcp format", is_megatron) << name;
+    Alone alone;
+    const std::string error = test::catch_error([&] { open_path(disk, folder.at("d"), 0, alone); });
+    EXPECT_EQ(error.find("metroplex convert DIR --to checkpoint") != std::string::npos, is_megatron) << error;
+  }
+}
+
 }  // namespace
 }  // namespace metroplex::checkpoint::foreign_test

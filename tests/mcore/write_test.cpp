@@ -177,6 +177,20 @@ TEST(WrittenMegatronCheckpoint, RefusesOtherTensors) {
   EXPECT_NE(error.find("tensor decoder.other: must be one of Megatron-LM's GPTModel"), std::string::npos) << error;
 }
 
+TEST(WrittenMegatronCheckpoint, NamesDamagedState) {
+  const Config config = config::resolved(config::load("", {"model.vocab_size=40"}), 1);
+  for (const char* key : {"optimizer_steps", "scheduled_samples"}) {
+    ZeroSource source(config.model);
+    checkpoint::RunState state = make_state(config, 3);
+    state.extra = base::concat("{\"", key, "\": \"three\"}");
+    files::MemoryFileSystem memory;
+    const std::string error = test::catch_error([&] { write_checkpoint(memory, source, state, false, "/out"); });
+    EXPECT_NE(error.find(base::concat("'zeros', extra.", key, " = \"three\": must be an integer")), std::string::npos)
+        << error;
+    EXPECT_FALSE(memory.exists("/out"));
+  }
+}
+
 TEST(WrittenMegatronCheckpoint, LeavesOtherOptimizersOut) {
   const Config config = config::resolved(config::load("", {"model.vocab_size=40", "optim.optimizer=lion"}), 1);
   ZeroSource source(config.model);

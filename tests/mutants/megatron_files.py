@@ -72,4 +72,7 @@ MUTANTS = [
     ("chained_optimizers_are_ignored", "mcore/contents.cpp", "if (name.starts_with(kChained)) name.erase(0, name.find('.') + 1);", "if (name.starts_with(kChained)) name.erase(0, name.find('.'));", "mcore_test MegatronLayouts*"),
     ("any_two_tensors_are_joined", "mcore/contents_torch_dist.cpp", "if (!known.chunks.empty() && !joins)", "if (!known.chunks.empty() && !joins && known.shape.empty())", "mcore_test MegatronContents*"),
     ("joined_chunks_have_the_first_items", "mcore/contents_torch_dist.cpp", "index[offset] = known.chunks.size();", "index[offset] = index.size();", "mcore_test MegatronContents*"),
+    ("saved_state_has_any_type", "mcore/write.cpp", "MPX_CHECK(value.is_number_integer(),", "MPX_CHECK(!value.is_null(),", "mcore_test WrittenMegatronCheckpoint*"),
+    ("torch_dcp_has_no_converter", "checkpoint/load_foreign.cpp", " || format == kTorchDcp)", ")", "checkpoint_test ForeignCheckpoints*"),
+    ("torch_dcp_has_any_names", "checkpoint/load_foreign.cpp", "return disk.exists(path) &&\n", "return disk.exists(path) ||\n", "checkpoint_test ForeignCheckpoints*"),
 ]

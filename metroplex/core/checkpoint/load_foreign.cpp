@@ -11,7 +11,8 @@ namespace {
 using files::join_path;
 
 constexpr const char* kHuggingFace = "the format of Hugging Face transformers";
-constexpr const char *kTorchDist = "Megatron-LM's torch_dist format", *kTorch = "Megatron-LM's torch format";
+constexpr const char *kTorchDist = "Megatron-LM's torch_dist format", *kTorch = "Megatron-LM's torch format",
+                     *kTorchDcp = "Megatron-LM's torch_dcp format";
 
 template <class Test>
 bool any_name(const std::vector<std::string>& names, const Test& test) {
@@ -27,6 +28,13 @@ bool is_weight_file(const std::string& name) {
          (name.starts_with("pytorch_model") && (name.ends_with(".bin") || name.ends_with(".bin.index.json")));
 }
 
+// Whether .metadata of torch.distributed.checkpoint has the names of megatron.core.
+bool has_megatron_names(files::FileSystem& disk, const std::string& directory) {
+  const std::string path = join_path(directory, ".metadata");
+  return disk.exists(path) &&
+         disk.map(path).text().find("embedding.word_embeddings.weight") != std::string_view::npos;
+}
+
 // Returns the format of a single checkpoint, not of a folder of checkpoints.
 std::string format_of_one(files::FileSystem& disk, const std::string& directory) {
   const std::vector<std::string> names = disk.list(directory);
@@ -37,8 +45,8 @@ std::string format_of_one(files::FileSystem& disk, const std::string& directory)
   if (any_name(names, is_deepspeed_file)) return "DeepSpeed's format";
   const bool distributed = any_name(names, [](const std::string& name) { return name.ends_with(".distcp"); });
   if (has("common.pt") || (distributed && has("metadata.json"))) return kTorchDist;
-  if (distributed || has(".metadata"))
-    return "torch.distributed.checkpoint's format, written by FSDP and Megatron-LM's torch_dcp";
+  if (has_megatron_names(disk, directory)) return kTorchDcp;
+  if (distributed || has(".metadata")) return "torch.distributed.checkpoint's format, written by FSDP";
   const bool megatron = any_name(names, [](const std::string& name) { return name.starts_with("mp_rank_"); });
   if (megatron || has("model_optim_rng.pt") || has("distrib_optim.pt")) return kTorch;
   if (has("adapter_config.json")) return "PEFT's adapter format";
@@ -60,7 +68,7 @@ bool is_checkpoint_name(const std::string& name) {
 
 std::string suggest_fix(const std::string& format) {
   if (format == kHuggingFace) return "start from its weights with --model.from DIR, which reads safetensors files";
-  if (format == kTorchDist || format == kTorch)
+  if (format == kTorchDist || format == kTorch || format == kTorchDcp)
     return "start from its weights with --model.from DIR, or convert them with metroplex convert DIR --to checkpoint "
            "OUT";
   return "convert it to a Hugging Face directory with the other program's converter, and start from that with "

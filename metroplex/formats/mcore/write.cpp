@@ -68,7 +68,7 @@ void check_model(const std::string& common, const config::Config& config, const 
 }
 
 // Whether every weight has the state of AdamW in fp32.
-bool has_optimizer_state(const TensorSource& source) {
+bool has_fp32_state(const TensorSource& source) {
   return std::all_of(source.tensors().begin(), source.tensors().end(), [&](const TensorForm& tensor) {
     if (tensor.kind != "weight") return true;
     const bool needs_main = tensor.dtype != files::Dtype::kF32;
@@ -211,7 +211,7 @@ std::string find_state_problem(const TensorSource& source, const config::Config&
   if (config.optim.decoupled_lr > 0)
     return base::concat("optim.decoupled_lr = ", config.optim.decoupled_lr,
                         ": its groups of parameters are not converted; resume with Megatron's --no-load-optim");
-  if (has_optimizer_state(source)) return "";
+  if (has_fp32_state(source)) return "";
   return base::concat("'", source.directory(), "': the optimizer state is not converted, because it is not complete ",
                       "in fp32; resume with Megatron's --no-load-optim");
 }
@@ -223,6 +223,11 @@ std::vector<std::string> write_checkpoint(files::FileSystem& disk, TensorSource&
                                           const std::string& folder) {
   const config::Config config = read_config(source, state);
   CommonState common{config, json::parse(state.extra), {state.iteration, state.consumed_samples, false}};
+  for (const char* key : {"optimizer_steps", "scheduled_samples"}) {
+    const json value = common.extra.value(key, json(0));
+    MPX_CHECK(value.is_number_integer(), "checkpoint", "'", source.directory(), "', extra.", key, " = ", value.dump(),
+              ": must be an integer; convert another checkpoint of the run");
+  }
   const int64_t steps = common.extra.value("optimizer_steps", int64_t{0});
   const std::string problem = weights_only ? "" : find_state_problem(source, config, steps);
   common.progress.has_optimizer = !weights_only && steps > 0 && problem.empty();
