@@ -95,6 +95,28 @@ TEST(OperandRounding, RepresentableValuesAreUnchanged) {
   }
 }
 
+// Blocks run along the sum: a large value flushes the small values that share its block to 0, and no others.
+TEST(OperandRounding, BlocksRunAlongTheSum) {
+  const auto zeros_of = [](const char* name, Operand operand, SumOver sum) {
+    at::Tensor x = at::full({64, 64}, 0x1p-30, at::kDouble);
+    x[3][5] = 1;
+    const at::Tensor rounded = nn::OperandRounding(recipe(name), {}, {}).round(x, operand, sum);
+    const at::Tensor rows = rounded.eq(0).sum(1), columns = rounded.eq(0).sum(0);
+    return std::pair(rows[3].item<int64_t>(), columns[5].item<int64_t>());
+  };
+  for (const Operand operand : {Operand::input, Operand::weight, Operand::gradient}) {
+    EXPECT_EQ(zeros_of("mxfp8", operand, SumOver::columns), std::pair(int64_t{31}, int64_t{0}));
+    EXPECT_EQ(zeros_of("mxfp8", operand, SumOver::rows), std::pair(int64_t{0}, int64_t{31}));
+  }
+  for (const SumOver sum : {SumOver::columns, SumOver::rows}) {
+    const bool columns = sum == SumOver::columns;
+    EXPECT_EQ(zeros_of("blockwise", Operand::input, sum),
+              std::pair(int64_t{columns ? 63 : 0}, int64_t{columns ? 0 : 63}));
+    EXPECT_EQ(zeros_of("blockwise", Operand::weight, sum), std::pair(int64_t{63}, int64_t{63}));
+    EXPECT_EQ(zeros_of("tensorwise", Operand::input, sum), std::pair(int64_t{63}, int64_t{63}));
+  }
+}
+
 // hybrid rounds gradients to e5m2, which has two fraction bits, all other operands to e4m3 with three.
 TEST(OperandRounding, FormatsFollowTheOperand) {
   const at::Tensor x = at::tensor({1.0, 1.125, 448.0}, at::kDouble).view({1, 3});
