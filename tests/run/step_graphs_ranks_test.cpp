@@ -159,7 +159,7 @@ TEST(StepGraphs, ThePoolHoldsWhatIsPredicted) {
           EXPECT_GE(pool.reserved, pool.peak);
         });
   }
-  EXPECT_EQ(compared, 66);
+  EXPECT_EQ(compared, 83);
 }
 
 TEST(StepGraphs, AnotherNumberOrFormOfMicrobatchesIsCapturedAgain) {
