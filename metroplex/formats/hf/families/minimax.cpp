@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/error.h"
 #include "config/experts.h"
 #include "config/layer_parts.h"
 #include "config/lightning.h"
