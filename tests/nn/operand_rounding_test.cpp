@@ -98,7 +98,7 @@ TEST(OperandRounding, RepresentableValuesAreUnchanged) {
 // Blocks run along the sum: a large value flushes the small values that share its block to 0, and no others.
 TEST(OperandRounding, BlocksRunAlongTheSum) {
   const auto zeros_of = [](const char* name, Operand operand, SumOver sum) {
-    at::Tensor x = at::full({64, 64}, 0x1p-30, at::kDouble);
+    at::Tensor x = at::full({64, 64}, 0x1p-40, at::kDouble);
     x[3][5] = 1;
     const at::Tensor rounded = nn::OperandRounding(recipe(name), {}, {}).round(x, operand, sum);
     const at::Tensor rows = rounded.eq(0).sum(1), columns = rounded.eq(0).sum(0);
