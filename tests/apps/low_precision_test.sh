@@ -39,6 +39,10 @@ holds "Megatron checkpoints have no histories"
 run 0 generate --load mxfp8 --prompt a --max-new-tokens 2 --precision.fp8_format=none
 holds "a run of a checkpoint can turn low precision off"
 
+printf 'model: {family: gpt, num_layers: 2, hidden_size: 32, num_attention_heads: 2, vocab_size: 64}\ntrain: {seq_length: 16, micro_batch_size: 1, global_batch_size: 4, train_iters: 3}\ndata: {mock_data: true}\noptim: {lr: 0.01}\n' > plan.yaml
+run 0 plan plan.yaml "${bits[@]}" --gpus 2 --cluster h100
+holds "a step with delayed scales runs without values"
+
 run 0 train "${tiny[@]}" --bf16 --fp8-format hybrid --fp8-recipe tensorwise --train.train_iters=4
 holds "flags of launch scripts"
 run 2 train "${tiny[@]}" --bf16 --fp8-format hybrid --fp8-recipe mxfp9

@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 
 #include <cmath>
+#include <limits>
 #include <utility>
 
 #include "base/error.h"
@@ -65,8 +66,10 @@ std::shared_ptr<Buffer> OperandRounding::make_history(const std::string& name, a
     const at::Tensor used = buffer.data.select(0, 0), steps = buffer.data.narrow(0, 1, length);
     if (length > 1) steps.narrow(0, 1, length - 1).copy_(steps.narrow(0, 0, length - 1).clone());
     steps.select(0, 0).copy_(buffer.pending);
-    const at::Tensor next = (largest ? at::amax(steps, {0}) : buffer.pending).mul(factor);
-    used.copy_(at::where(next > 0, next, used));
+    // Arithmetic instead of at::where, which does not run on meta tensors. Finite, because 0 times infinity is NaN.
+    const at::Tensor next =
+        (largest ? at::amax(steps, {0}) : buffer.pending).mul(factor).clamp_max(std::numeric_limits<float>::max());
+    used.mul_(next.eq(0)).add_(next);
   };
   return history_;
 }
