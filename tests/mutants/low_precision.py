@@ -17,7 +17,7 @@ MUTANTS = [
     ("history_does_not_move", "nn/operand_rounding.cpp", "    if (length > 1) steps.narrow(0, 1, length - 1).copy_(steps.narrow(0, 0, length - 1).clone());\n", "", "nn_test OperandRounding.Delayed*", "stmt"),
     ("margin_ignored", "nn/operand_rounding.cpp", "std::ldexp(1.0, static_cast<int>(precision_.fp8_margin))", "1.0", "nn_test OperandRounding.Delayed*", "expr"),
     ("history_counts_zeros", "nn/operand_rounding.cpp", "used.mul_(next.eq(0)).add_(next);", "used.copy_(next);", "nn_test OperandRounding.Delayed*", "stmt"),
-    ("every_rounding_counts", "nn/operand_rounding.cpp", "  if (counts) {\n    const at::Tensor pending", "  {\n    const at::Tensor pending", "nn_test OperandRounding.Delayed*"),
+    ("every_rounding_counts", "nn/operand_rounding.cpp", "  if (counts) {\n    const at::Tensor pending", "  if (counts || operand == Operand::input) {\n    const at::Tensor pending", "nn_test OperandRounding.Delayed*"),
     ("frozen_layers_keep_their_scales", "step/freezing.cpp", "!buffer->is_statistic && ", "", "run_test LowPrecision.Frozen*"),
     ("verify_compares_unequal_gradients", "verify/verify.cpp", "precision.delays_scales() || (block > 0 && (parts & (parts - 1)) != 0)", "precision.delays_scales()", "run_test Verify.NamesRounding*", "expr"),
     ("verify_compares_unequal_rows", "verify/verify.cpp", "config.parallel.ep() > 1 || cp > 1 || ", "cp > 1 || ", "run_test Verify.NamesRounding*"),
