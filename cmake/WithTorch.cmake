@@ -53,7 +53,7 @@ endif()
 file(GLOB cpu_kernels CONFIGURE_DEPENDS "${CMAKE_SOURCE_DIR}/metroplex/core/kernels/*.cpp")
 set_source_files_properties(${cpu_kernels} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
 metroplex_module(core/device TORCH LINKS metroplex_base EXCLUDE ${cuda_exclude})
-metroplex_module(core/kernels TORCH LINKS metroplex_device metroplex_plan EXCLUDE "/no_nvcc\\.cpp$" TESTS metroplex_files)
+metroplex_module(core/kernels TORCH LINKS metroplex_device metroplex_plan EXCLUDE "/no_nvcc\\.cpp$")
 file(GLOB cuda_kernels CONFIGURE_DEPENDS "${CMAKE_SOURCE_DIR}/metroplex/core/kernels/*.cu")
 if(cuda_kernels AND have_kernels)
   add_library(metroplex_cuda_kernels STATIC ${cuda_kernels})  # raw pointers: no torch header in a .cu

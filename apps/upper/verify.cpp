@@ -47,6 +47,7 @@ int run_verify(const std::vector<std::string>& arguments) {
            "the same weights, and prints the errors of hidden states and gradients of each layer.\n";
     return kExitOk;
   }
+  MPX_CHECK(!graphs || !precision, "config", "--cuda-graphs and --precision are different checks; give one of them");
   ConsoleLog log(false);
   for (const std::string& note : parsed.notes) log.warn(note);
   const int64_t steps = whole_number("--steps", steps_text, 1);

@@ -1,6 +1,7 @@
 #include "upper/verify_precision.h"
 
 #include <cstdio>
+#include <optional>
 
 #include "program.h"
 #include "run_config.h"
@@ -10,10 +11,10 @@
 namespace metroplex::apps {
 namespace {
 
-std::string error_text(double error) {
-  if (error < 0) return "-";
+std::string error_text(const std::optional<double>& error) {
+  if (!error) return "-";
   char text[32];
-  std::snprintf(text, sizeof text, "%.2e", error);
+  std::snprintf(text, sizeof text, "%.2e", *error);
   return text;
 }
 

@@ -7,7 +7,7 @@ MUTANTS = [
     ("infinity_becomes_the_largest", "kernels/small_number.h", "const W nan_if_infinite = x - x;", "const W nan_if_infinite = 0 * magnitude;", "kernels_test SmallNumber*"),
     ("power_of_two_factor_rounds_up", "kernels/round_blocks.h", "encode = floor_power(encode);", "encode = 2 * floor_power(encode);", "kernels_test RoundBlocks*", "stmt"),
     ("factor_inverted", "kernels/round_blocks.h", "return {encode, W(1) / encode};", "return {W(1) / encode, encode};", "kernels_test RoundBlocks*; run_test LowPrecision*", "stmt"),
-    ("blocks_straddle_experts", "kernels/round_blocks_cpu.cpp", "const int64_t given = counts != nullptr ? counts[group] : shape.rows / shape.groups;", "const int64_t given = shape.rows / shape.groups;", "kernels_test RoundBlocks*"),
+    ("blocks_straddle_experts", "kernels/round_blocks_cpu.cpp", "first_rows(counts != nullptr ? counts : equal.data(), ", "first_rows(equal.data(), ", "kernels_test RoundBlocks*"),
     ("blocks_of_the_other_dimension", "nn/operand_rounding.cpp", "square || sum == SumOver::rows ? size : 1", "square || sum == SumOver::columns ? size : 1", "nn_test OperandRounding.BlocksRun*"),
     ("weights_in_rows_of_blocks", "nn/operand_rounding.cpp", "const bool square = operand == Operand::weight && ", "const bool square = operand != Operand::weight && ", "nn_test OperandRounding.BlocksRun*"),
     ("gradients_in_e4m3", "nn/operand_rounding.cpp", "hybrid && operand == Operand::gradient", "hybrid && operand == Operand::input", "nn_test OperandRounding.Formats*"),
@@ -29,6 +29,6 @@ MUTANTS = [
     ("verify_ignores_cp_of_gradients", "verify/verify.cpp", "const int64_t parts = dp * cp;", "const int64_t parts = dp;", "run_test Verify.NamesRounding*", "stmt"),
     ("half_gradients_of_experts_are_lost", "moe/experts.cpp", "if (narrows) nn::put_product(target_, main_grad, sums, adds);", "static_cast<void>(narrows);", "run_test LowPrecision.HalfGradients*", "stmt"),
     ("histories_are_written_to_megatron", "mcore/write.cpp", "if (config::is_operand_history(tensor.name)) continue;", "static_cast<void>(0);", "app_low_precision_test", "stmt"),
-    ("experts_without_shards", "moe/context.cpp", "  if (config.precision.has_tensor_factors()) context.inner = layer_group(world, \"etp\", {Axis::etp});\n", "", "run_test LowPrecision.TensorwiseOfExperts*", "stmt"),
+    ("experts_without_shards", "moe/context.cpp", "  if (config.precision.has_tensor_factors()) context.inner = world.make_layer_group(\"etp\", {Axis::etp});\n", "", "run_test LowPrecision.TensorwiseOfExperts*", "stmt"),
     ("resumed_histories_start_anew", "run/state.cpp", "                        (stored == nullptr || stored->shape != state.param->global_shape);\n", "                        (stored == nullptr || !stored->shape.empty());\n", "app_low_precision_test"),
 ]

@@ -6,7 +6,7 @@
 #include <map>
 #include <string>
 
-#include "nn/tools.h"
+#include "nn/finite_differences.h"
 
 #include <torch/csrc/autograd/autograd.h>
 
@@ -88,32 +88,16 @@ TEST(Mamba2, EqualsItsFormulaRowByRow) {
   EXPECT_LT(relative_difference(layer.forward(x), forward_by_rows(layer, x)), 1e-13);
 }
 
-// Central differences of step h = 1e-5: h^2 times the third derivative, and 2^-53 / h times the sum of 84 results.
 // Time steps at a limit have no gradient; none is nearer to a limit than the step.
 TEST(Mamba2, GradientsEqualFiniteDifferences) {
-  constexpr double kStep = 1e-5, kDifference = 1e-7;
   Layer layer;
   const at::Tensor x = sample({kRows, kSamples, kHidden}, 1), dy = sample({kRows, kSamples, kHidden}, 2);
   const at::Tensor leaf = x.clone().requires_grad_(true);
   const at::Tensor dx = torch::autograd::grad({layer.forward(leaf)}, {leaf}, {dy})[0];
-  const auto compare = [&](const std::string& name, const at::Tensor& gradient, at::Tensor values) {
-    const at::Tensor direction = sample(values.sizes().vec(), 3);
-    const auto loss = [&](double step) {
-      const at::NoGradGuard no_grad;
-      values.add_(direction, step);
-      const double sum = (layer.forward(x) * dy).sum().item<double>();
-      values.sub_(direction, step);
-      return sum;
-    };
-    const double expected = (loss(kStep) - loss(-kStep)) / (2 * kStep);
-    EXPECT_NEAR((gradient * direction).sum().item<double>(), expected,
-                kDifference * std::max(1.0, std::abs(expected)))
-        << name;
-    EXPECT_GT(std::abs(expected), 1e-6) << name << ": shows nothing";
-  };
-  compare("x", dx, x);
+  const auto loss = [&] { return (layer.forward(x) * dy).sum().item<double>(); };
+  expect_finite_difference("x", dx, x, loss);
   for (const auto& [name, param] : layer.by_name)
-    if (name != "out_proj.bias") compare(name, param->main_grad, param->data);
+    if (name != "out_proj.bias") expect_finite_difference(name, param->main_grad, param->data, loss);
 }
 
 TEST(Mamba2, InitialValuesAreThoseOfMegatron) {

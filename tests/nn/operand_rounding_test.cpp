@@ -19,12 +19,6 @@ config::Precision recipe(const char* name, const char* format = "hybrid") {
   return precision;
 }
 
-at::Tensor sample(std::vector<int64_t> sizes, int64_t seed, at::ScalarType type) {
-  const int64_t n = topology::numel(sizes);
-  const at::Tensor index = at::arange(n, at::kDouble) + static_cast<double>(1000 * seed);
-  return (at::sin(index * 12.9898) * 43.7).frac().mul(at::exp(at::sin(index * 0.37) * 2)).view(sizes).to(type);
-}
-
 struct Results {
   at::Tensor y, dx, dw;
 };

@@ -78,6 +78,10 @@ World::World(int rank, topology::RankGrid grid, GroupFactory factory, c10::Devic
 
 Group World::make_group(const GroupSpec& spec) const { return make_rank_group(rank_, spec, factory_); }
 
+Group World::make_layer_group(const char* name, topology::AxisSet axes) const {
+  return make_group({name, Purpose::layers, grid_.group_ranks(rank_, axes)});
+}
+
 Groups make_groups(int rank, const topology::RankGrid& grid, const GroupFactory& factory) {
   using topology::Axis;
   const auto make = [&](const std::string& name, Purpose purpose, const std::vector<int>& ranks) {

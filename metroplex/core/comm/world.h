@@ -53,6 +53,8 @@ class World {
   // Creates an additional group that contains this rank. Collective over its members; members that create several
   // groups must use the same order.
   Group make_group(const GroupSpec& spec) const;
+  // The same for collectives in layers, with the ranks that differ from this one only in `axes`.
+  Group make_layer_group(const char* name, topology::AxisSet axes) const;
   // The device of this rank's tensors: its compute device, which is the current device of its thread, or meta.
   c10::Device device() const { return target_.memory(); }
   const device::Target& target() const { return target_; }

@@ -5,38 +5,18 @@
 #include "kernels/activation.h"
 #include "kernels/activation_kinds.h"
 #include "kernels/expert_rows.h"
+#include "kernels/group_walk.h"
 #include "kernels/launch.h"
 #include "kernels/wide_access.h"
 
 namespace metroplex::kernels {
 namespace {
 
-// Iterates over the experts' row ranges; counts beyond the buffer are clamped.
-struct Walk {
-  const int64_t* counts;
-  int64_t experts, rows;
-  int64_t expert = -1, begin = 0, end = 0;
-
-  __device__ bool next() {
-    if (++expert >= experts) return false;
-    const int64_t left = rows - end, count = counts[expert] < left ? counts[expert] : left;
-    begin = end;
-    end += count > 0 ? count : 0;
-    return true;
-  }
-  __device__ bool reaches(int64_t row) {
-    while (row >= end) {
-      if (!next()) return false;
-    }
-    return true;
-  }
-};
-
 // Calls body(row, expert) with whole thread blocks.
 template <class Body>
 __global__ void __launch_bounds__(kThreads) rows_kernel(const int64_t* counts, ExpertShape shape, Body body) {
-  Walk walk{counts, shape.experts, shape.rows};
-  for (int64_t row = blockIdx.x; walk.reaches(row); row += gridDim.x) body(row, walk.expert);
+  GroupWalk walk{counts, shape.experts, shape.rows};
+  for (int64_t row = blockIdx.x; walk.reaches(row); row += gridDim.x) body(row, walk.group);
 }
 
 template <class Body>
@@ -227,15 +207,15 @@ void by_packs(bool packs, const Launch& launch) {
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     sums_kernel(const T* x, const Wide<T>* probs, const int64_t* counts, Wide<T>* sums, ExpertShape shape) {
-  Walk walk{counts, shape.experts, shape.rows};
-  while (walk.expert < static_cast<int64_t>(blockIdx.y)) walk.next();
+  GroupWalk walk{counts, shape.experts, shape.rows};
+  while (walk.group < static_cast<int64_t>(blockIdx.y)) walk.next();
   const int64_t column = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
   if (column >= shape.width) return;
-  Wide<T> sum = sums[walk.expert * shape.width + column];
+  Wide<T> sum = sums[walk.group * shape.width + column];
   for (int64_t row = walk.begin; row < walk.end; ++row) {
     sum += load(x[row * shape.width + column]) * row_prob<T>(probs, row);
   }
-  sums[walk.expert * shape.width + column] = sum;
+  sums[walk.group * shape.width + column] = sum;
 }
 
 }  // namespace

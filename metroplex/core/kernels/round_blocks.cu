@@ -1,23 +1,9 @@
+#include "kernels/group_walk.h"
 #include "kernels/launch.h"
 #include "kernels/round_blocks.h"
 
 namespace metroplex::kernels {
 namespace {
-
-struct GroupRows {
-  int64_t begin, end;
-};
-
-// The rows of one group; counts beyond the buffer are clamped.
-__device__ GroupRows rows_of_group(const int64_t* counts, const RoundShape& shape, int64_t group) {
-  int64_t begin = 0, end = 0;
-  for (int64_t g = 0; g <= group; ++g) {
-    const int64_t left = shape.rows - end, given = counts != nullptr ? counts[g] : shape.rows / shape.groups;
-    begin = end;
-    end += given < 0 ? 0 : given < left ? given : left;
-  }
-  return {begin, end};
-}
 
 template <class W>
 __device__ W absolute(W x) {
@@ -28,7 +14,8 @@ __device__ W absolute(W x) {
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     parts_kernel(Wide<T>* parts, const T* x, const int64_t* counts, RoundShape shape) {
-  const GroupRows rows = rows_of_group(counts, shape, blockIdx.y);
+  GroupWalk rows{counts, shape.groups, shape.rows};
+  while (rows.group < static_cast<int64_t>(blockIdx.y)) rows.next();
   Wide<T> largest = 0;
   const int64_t end = rows.end * shape.columns, stride = int64_t{gridDim.x} * kThreads;
   for (int64_t i = rows.begin * shape.columns + int64_t{blockIdx.x} * kThreads + threadIdx.x; i < end; i += stride)
@@ -44,8 +31,8 @@ __global__ void __launch_bounds__(kThreads) largest_part_kernel(W* magnitudes, c
   if (threadIdx.x == 0) magnitudes[blockIdx.x] = largest;
 }
 
-// A thread block rounds blocks of values one after the other: block `b` of row blocks and column blocks, counted over
-// all groups. `blocks_of` a group depend on its rows, so each thread block walks over the groups.
+// A thread block rounds every gridDim.x-th block of values, counted over all groups. The number of blocks in a group
+// depends on its rows.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     round_kernel(Wide<T>* out, const T* x, const Wide<T>* magnitudes, const int64_t* counts, RoundShape shape) {
@@ -53,11 +40,9 @@ __global__ void __launch_bounds__(kThreads)
   const SmallForm form = small_form(shape.number);
   const int64_t block_rows = shape.whole_groups() ? 1 : shape.block_rows, across = shape.column_blocks(),
                 step = shape.column_step();
-  int64_t first = 0, begin = 0, end = 0;  // the group's first block and its rows
-  for (int64_t group = 0; group < shape.groups; ++group) {
-    const int64_t left = shape.rows - end, given = counts != nullptr ? counts[group] : shape.rows / shape.groups;
-    begin = end;
-    end += given < 0 ? 0 : given < left ? given : left;
+  int64_t first = 0;  // the group's first block
+  for (GroupWalk walk{counts, shape.groups, shape.rows}; walk.next();) {
+    const int64_t begin = walk.begin, end = walk.end;
     const int64_t blocks = (end - begin + block_rows - 1) / block_rows * across, grid = gridDim.x;
     // The first block of this group that belongs to this thread block.
     int64_t block = (int64_t{blockIdx.x} - first % grid + grid) % grid;
@@ -65,7 +50,7 @@ __global__ void __launch_bounds__(kThreads)
       const int64_t row = begin + block / across * block_rows, column = block % across * step;
       const int64_t rows = end - row < block_rows ? end - row : block_rows,
                     columns = shape.columns - column < step ? shape.columns - column : step;
-      W largest = shape.whole_groups() ? magnitudes[group] : W(0);
+      W largest = shape.whole_groups() ? magnitudes[walk.group] : W(0);
       if (!shape.whole_groups()) {
         for (int64_t i = threadIdx.x; i < rows * columns; i += kThreads)
           largest = Max{}(largest, absolute(load(x[(row + i / columns) * shape.columns + column + i % columns])));

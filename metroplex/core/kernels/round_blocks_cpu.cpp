@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <vector>
 
+#include "kernels/expert_spans.h"
+
 #pragma GCC optimize("O3,no-math-errno,no-trapping-math")
 
 namespace metroplex::kernels {
@@ -55,11 +57,12 @@ struct RowBlock {
 
 // All blocks of rows; those of a group are consecutive.
 std::vector<RowBlock> row_blocks(const int64_t* counts, const RoundShape& shape, int64_t block_rows) {
+  const std::vector<int64_t> equal(static_cast<size_t>(shape.groups), shape.rows / shape.groups),
+      first = first_rows(counts != nullptr ? counts : equal.data(), {.experts = shape.groups, .rows = shape.rows});
   std::vector<RowBlock> blocks;
-  int64_t begin = 0;
   for (int64_t group = 0; group < shape.groups; ++group) {
-    const int64_t given = counts != nullptr ? counts[group] : shape.rows / shape.groups;
-    const int64_t end = begin + std::clamp<int64_t>(given, 0, shape.rows - begin);
+    int64_t begin = first[static_cast<size_t>(group)];
+    const int64_t end = first[static_cast<size_t>(group) + 1];
     const int64_t step = block_rows > 0 ? block_rows : std::max<int64_t>(1, end - begin);
     for (; begin < end; begin = std::min(end, begin + step))
       blocks.push_back({group, begin, std::min(end, begin + step)});
@@ -85,7 +88,7 @@ struct Blocks {
   const W* magnitudes;
   RoundShape shape;
 
-  // `factors` are those of the column blocks, `width` columns each.
+  // encode, decode: one factor for each block of columns.
   void round_rows(const RowBlock& block, const std::vector<W>& encode, const std::vector<W>& decode) const {
     const SmallForm form = small_form(shape.number);
     const int64_t columns = shape.columns, step = shape.column_step();

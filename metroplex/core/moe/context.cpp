@@ -12,14 +12,6 @@ namespace metroplex::moe {
 
 using topology::Axis;
 
-namespace {
-
-comm::Group layer_group(const comm::World& world, const char* name, topology::AxisSet axes) {
-  return world.make_group({name, comm::Purpose::layers, world.grid().group_ranks(world.rank(), axes)});
-}
-
-}  // namespace
-
 NoRoom StaticBuffers::no_room(const device::Target& target) const {
   NoRoom worst;
   for (const Layer& layer : layers) {
@@ -38,10 +30,6 @@ NoRoom StaticBuffers::no_room(const device::Target& target) const {
 bool captures_shared_expert(const config::Train& train) {
   const config::CudaGraphModules captured = train.captured_modules();
   return captured.has(config::CudaGraphModule::moe_router) && !captured.has(config::CudaGraphModule::moe);
-}
-
-comm::Group stage_group(const comm::World& world) {
-  return layer_group(world, "tp-dp-cp", {Axis::tp, Axis::dp, Axis::cp});
 }
 
 ExpertContext expert_context(const comm::World& world, const config::Config& config) {
@@ -75,10 +63,10 @@ ExpertContext expert_context(const comm::World& world, const config::Config& con
   }
   context.node = world.make_group({"etp-ep-node", comm::Purpose::experts, node});
   context.across = world.make_group({"etp-ep-across", comm::Purpose::experts, across});
-  if (config.precision.has_tensor_factors()) context.inner = layer_group(world, "etp", {Axis::etp});
-  if (config.precision.delays_scales()) context.holders = layer_group(world, "etp-edp", {Axis::etp, Axis::edp});
-  context.tp_cp = layer_group(world, "tp-cp", {Axis::tp, Axis::cp});
-  context.tp_dp_cp = stage_group(world);
+  if (config.precision.has_tensor_factors()) context.inner = world.make_layer_group("etp", {Axis::etp});
+  if (config.precision.delays_scales()) context.holders = world.make_layer_group("etp-edp", {Axis::etp, Axis::edp});
+  context.tp_cp = world.make_layer_group("tp-cp", {Axis::tp, Axis::cp});
+  context.tp_dp_cp = world.make_layer_group("tp-dp-cp", {Axis::tp, Axis::dp, Axis::cp});
   context.data_parallel = world.groups().dp.size();
   context.per_token_loss = config.train.calculate_per_token_loss;
   return context;

@@ -90,8 +90,6 @@ struct ExpertContext {
 // score, and the rest runs while rows are exchanged.
 bool captures_shared_expert(const config::Train& train);
 
-// Creates the group of all ranks of the calling rank's pipeline stage.
-comm::Group stage_group(const comm::World& world);
 // Creates groups: all ranks of the world must call it if the model has experts.
 ExpertContext expert_context(const comm::World& world, const config::Config& config);
 

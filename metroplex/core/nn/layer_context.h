@@ -40,7 +40,7 @@ struct LayerContext {
   std::shared_ptr<InitStreams> streams;  // null: initial weights do not depend on the parallel layout
   bool deferred = false;                 // make_param leaves `data` undefined and sets Param::initialize
   config::Peft peft;                     // adapters of linear layers
-  config::Precision precision;           // number formats of products (quantized_product.h)
+  config::Precision precision;           // number formats of products (operand_rounding.h)
   SavePolicy saving;                     // storage of activations between forward and backward
 };
 

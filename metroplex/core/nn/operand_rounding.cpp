@@ -26,7 +26,7 @@ const int64_t* counts_pointer(const RowGroups& groups) {
 
 OperandRounding::OperandRounding(const config::Precision& precision, const device::Target& target,
                                  std::array<std::vector<comm::Group>, 3> shards)
-    : on_(precision.rounds_operands()), precision_(precision), target_(target), shards_(std::move(shards)) {}
+    : precision_(precision), target_(target), shards_(std::move(shards)) {}
 
 RoundShape OperandRounding::shape(Operand operand, SumOver sum) const {
   RoundShape shape;
@@ -44,7 +44,7 @@ RoundShape OperandRounding::shape(Operand operand, SumOver sum) const {
 std::shared_ptr<Buffer> OperandRounding::make_history(const std::string& name, at::ScalarType dtype,
                                                       const comm::Group& all, int64_t num_groups,
                                                       const std::vector<topology::DimShard>& groups) {
-  if (!on_ || !precision_.delays_scales()) return nullptr;
+  if (!precision_.delays_scales()) return nullptr;
   constexpr int64_t kOperands = 3;
   const int64_t length = precision_.fp8_amax_history_len;
   history_ = std::make_shared<Buffer>();
@@ -105,14 +105,14 @@ at::Tensor OperandRounding::magnitudes(const at::Tensor& x, Operand operand, con
   }
   if (counts) {
     const at::Tensor pending = history_->pending.select(0, column);
-    at::maximum_out(const_cast<at::Tensor&>(pending), pending, own_magnitudes<T>(x, groups, shape));
+    pending.copy_(at::maximum(pending, own_magnitudes<T>(x, groups, shape)));
   }
   return history_->data.select(0, 0).select(0, column);
 }
 
 at::Tensor OperandRounding::round(const at::Tensor& given, Operand operand, SumOver sum, const RowGroups& groups,
                                   bool counts) const {
-  if (!on_) return given;
+  if (!precision_.rounds_operands()) return given;
   const at::Tensor x = given.contiguous();
   RoundShape call = shape(operand, sum);
   call.columns = x.size(-1), call.rows = call.columns == 0 ? 0 : x.numel() / call.columns;
@@ -135,7 +135,7 @@ at::Tensor OperandRounding::round(const at::Tensor& given, Operand operand, SumO
 }
 
 void OperandRounding::check_shards(const std::string& name, const std::vector<int64_t>& sizes) const {
-  const int64_t block = on_ ? precision_.operand_block() : 0;
+  const int64_t block = precision_.rounds_operands() ? precision_.operand_block() : 0;
   for (const int64_t size : sizes) {
     MPX_CHECK(block == 0 || size % block == 0, "config", name, ": a rank's shard has ", size,
               " features, but blocks of ", precision_.recipe_text(), " have ", block,

@@ -1,12 +1,12 @@
-// Operands of matrix products in 8 bits (precision.fp8_format), with the scales of NVIDIA's
-// TransformerEngine. Operands are rounded and then multiplied in fp32 (fp64 in an fp64 run), in which the product of
-// two rounded values is exact. The result equals that of a product of the codes with fp32 sums.
+// Rounds operands of matrix products to 8 bits (precision.fp8_format), with the scales of NVIDIA's TransformerEngine.
+// Rounded operands are multiplied in fp32 (fp64 in an fp64 run), in which the product of two of them is exact. The
+// result is that of a product of the codes with fp32 sums.
 //
-//   recipe      values that share a factor                                    factor
-//   delayed     as tensorwise, from the largest magnitudes of earlier steps    fp32
-//   tensorwise  the microbatch's tensor on all ranks; an expert's rows        fp32
-//   blockwise   1 x 128 along the sum; weights 128 x 128                      power of two
-//   mxfp8       1 x 32 along the sum                                          power of two
+//   recipe      values that share a factor                                   factor
+//   delayed     as tensorwise, from the largest magnitudes of earlier steps  fp32
+//   tensorwise  the microbatch's tensor on all ranks; an expert's rows       fp32
+//   blockwise   1 x 128 along the sum; weights 128 x 128                     power of two
+//   mxfp8       1 x 32 along the sum                                         power of two
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -41,7 +41,6 @@ class OperandRounding {
   OperandRounding(const config::Precision& precision, const device::Target& target,
                   std::array<std::vector<comm::Group>, 3> shards);
 
-  bool empty() const { return !on_; }
   // With delayed scales: creates and returns the history of magnitudes <name>.operand_magnitudes [1 + length, 3,
   // groups], else null. Row 0 has the magnitudes in use, the others those of the last steps, the newest first.
   // Columns are operands. `all`: the ranks whose operands share the history; they call Buffer::apply together.
@@ -53,8 +52,8 @@ class OperandRounding {
   // Collective over the shards of the operand with recipe tensorwise. `counts`: adds the magnitude to the history.
   at::Tensor round(const at::Tensor& x, Operand operand, SumOver sum, const RowGroups& groups = {},
                    bool counts = false) const;
-  // Throws base::Error("config") unless every shard of a weight consists of whole blocks. `sizes`: values in a row of
-  // blocks on this rank, in a weight that is split over ranks.
+  // Throws base::Error("config") unless every shard of the weight `name` consists of whole blocks. `sizes`: numbers
+  // of consecutive features in this rank's shard.
   void check_shards(const std::string& name, const std::vector<int64_t>& sizes) const;
 
  private:
@@ -65,7 +64,6 @@ class OperandRounding {
   at::Tensor magnitudes(const at::Tensor& x, Operand operand, const RowGroups& groups,
                         const kernels::RoundShape& shape, bool counts) const;
 
-  bool on_ = false;
   config::Precision precision_;
   device::Target target_;
   std::array<std::vector<comm::Group>, 3> shards_;

@@ -64,7 +64,10 @@ models::ModelContext model_context(const ProcessContext& process, const RankMode
   context.head_defers_weights = config.parallel.defer_embedding_wgrad_compute;
   nn::set_tensor_parallel(context, process.groups().tp, config.parallel.sequence_parallel);
   context.cp = process.groups().cp;
-  if (config.precision.delays_scales()) context.tp_dp_cp = moe::stage_group(*process.world);
+  if (config.precision.delays_scales()) {
+    const topology::AxisSet stage = {topology::Axis::tp, topology::Axis::dp, topology::Axis::cp};
+    context.tp_dp_cp = process.world->make_layer_group("tp-dp-cp", stage);
+  }
   context.cp_a2a = process.groups().cp_a2a, context.cp_p2p = process.groups().cp_p2p;
   context.cp_comm_types = config::cp_comm_types(config.parallel);
   if (config.parallel.hybrid_context_parallel) context.cp_by_size = hybrid_groups(*process.world);

@@ -85,7 +85,8 @@ double relative_error(const at::Tensor& got, const at::Tensor& exact) {
   return (got - exact).norm().item<double>() / std::max(exact.norm().item<double>(), 1e-300);
 }
 
-double gradient_error(const std::vector<std::string>& params, const StepRecord& got, const StepRecord& exact) {
+std::optional<double> gradient_error(const std::vector<std::string>& params, const StepRecord& got,
+                                     const StepRecord& exact) {
   double difference = 0, size = 0;
   bool any = false;
   for (const std::string& name : params) {
@@ -95,7 +96,8 @@ double gradient_error(const std::vector<std::string>& params, const StepRecord& 
     difference += (got.gradients.at(name) - found->second).square().sum().item<double>();
     size += found->second.square().sum().item<double>();
   }
-  return any ? std::sqrt(difference / std::max(size, 1e-300)) : -1;
+  if (!any) return std::nullopt;
+  return std::sqrt(difference / std::max(size, 1e-300));
 }
 
 PrecisionErrors compare_steps(const StepRecord& got, const StepRecord& exact) {
@@ -103,9 +105,10 @@ PrecisionErrors compare_steps(const StepRecord& got, const StepRecord& exact) {
   errors.loss = std::abs(got.loss - exact.loss) / std::abs(exact.loss);
   for (size_t i = 0; i < exact.blocks.size(); ++i) {
     const BlockStates& block = exact.blocks[i];
-    errors.blocks.push_back({block.name,
-                             block.states.defined() ? relative_error(got.blocks[i].states, block.states) : -1,
-                             gradient_error(block.params, got, exact)});
+    BlockErrors& found = errors.blocks.emplace_back();
+    found.name = block.name;
+    if (block.states.defined()) found.states = relative_error(got.blocks[i].states, block.states);
+    found.gradients = gradient_error(block.params, got, exact);
   }
   return errors;
 }

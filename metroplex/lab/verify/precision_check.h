@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -13,9 +14,9 @@ namespace metroplex::verify {
 
 // Relative errors |x - exact| / |exact| of a block (Euclidean norms).
 struct BlockErrors {
-  std::string name;       // "decoder.layers.3"
-  double states = -1;     // hidden states after the block, first microbatch; -1: the block returns none
-  double gradients = -1;  // gradients of its parameters, whole step; -1: it has none
+  std::string name;                 // "decoder.layers.3"
+  std::optional<double> states;     // hidden states after the block, if it returns any; first microbatch
+  std::optional<double> gradients;  // gradients of its trained parameters, if it has any; whole step
 };
 
 struct PrecisionErrors {

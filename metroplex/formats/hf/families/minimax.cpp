@@ -121,16 +121,15 @@ static std::vector<Constant> constants(const config::Model& m) {
   for (int64_t layer = 0; layer < m.num_layers; ++layer) {
     if (!config::parts_of_layer(m, layer).lightning) continue;
     const std::string prefix = base::concat("model.layers.", layer, ".self_attn.");
+    const auto add_decays = [&](const char* name, std::vector<int64_t> shape, const auto& distance) {
+      const int64_t columns = shape.back();
+      all.push_back({prefix + name, std::move(shape),
+                     [m, layer, columns, distance] { return decays(m, layer, columns, distance); }});
+    };
     all.push_back({prefix + "slope_rate", {heads, 1, 1}, [m, layer] { return slopes(m, layer); }});
-    all.push_back({prefix + "query_decay", {heads, chunk, 1}, [m, layer] {
-                     return decays(m, layer, 1, [](int64_t row, int64_t) { return row + 1; });
-                   }});
-    all.push_back({prefix + "key_decay", {heads, chunk, 1}, [m, layer, chunk] {
-                     return decays(m, layer, 1, [chunk](int64_t row, int64_t) { return chunk - row - 1; });
-                   }});
-    all.push_back({prefix + "diagonal_decay", {1, heads, chunk, chunk}, [m, layer, chunk] {
-                     return decays(m, layer, chunk, [](int64_t row, int64_t column) { return row - column; });
-                   }});
+    add_decays("query_decay", {heads, chunk, 1}, [](int64_t row, int64_t) { return row + 1; });
+    add_decays("key_decay", {heads, chunk, 1}, [chunk](int64_t row, int64_t) { return chunk - row - 1; });
+    add_decays("diagonal_decay", {1, heads, chunk, chunk}, [](int64_t row, int64_t column) { return row - column; });
   }
   return all;
 }
@@ -159,26 +158,19 @@ static Json make_config(const config::Model& m) {
 
 }  // namespace minimax
 
-const Family kMiniMax{.model_type = "minimax",
-                      .architecture = "MiniMaxForCausalLM",
-                      .settings = minimax::settings,
-                      .tensors = minimax::tensors,
-                      .config = minimax::make_config,
-                      .constants = minimax::constants};
+static constexpr Family minimax_family(const char* model_type, const char* written_as) {
+  return {.model_type = model_type,
+          .architecture = "MiniMaxForCausalLM",
+          .settings = minimax::settings,
+          .tensors = minimax::tensors,
+          .config = minimax::make_config,
+          .written_as = written_as,
+          .constants = minimax::constants};
+}
+
+const Family kMiniMax = minimax_family("minimax", nullptr);
 // The types of the files of MiniMaxAI, whose config.json has other keys.
-const Family kMiniMaxText01{.model_type = "minimax_text_01",
-                            .architecture = "MiniMaxForCausalLM",
-                            .settings = minimax::settings,
-                            .tensors = minimax::tensors,
-                            .config = minimax::make_config,
-                            .written_as = "minimax",
-                            .constants = minimax::constants};
-const Family kMiniMaxM1{.model_type = "minimax_m1",
-                        .architecture = "MiniMaxForCausalLM",
-                        .settings = minimax::settings,
-                        .tensors = minimax::tensors,
-                        .config = minimax::make_config,
-                        .written_as = "minimax",
-                        .constants = minimax::constants};
+const Family kMiniMaxText01 = minimax_family("minimax_text_01", "minimax");
+const Family kMiniMaxM1 = minimax_family("minimax_m1", "minimax");
 
 }  // namespace metroplex::hf
