@@ -28,7 +28,7 @@ int verify_precision(const config::Config& requested) {
   });
   const std::string plain = config.precision.params_dtype.text();
   const bool rounds = config.precision.rounds_operands();
-  const std::string low = rounds ? "8 bits" : "";
+  const std::string low = rounds ? "rounded" : "";
   std::printf("errors relative to float64    hidden states        gradients\n%-24s %10s %10s %10s %10s\n", "",
               plain.c_str(), low.c_str(), plain.c_str(), low.c_str());
   for (size_t i = 0; i < check.plain.blocks.size(); ++i) {
@@ -38,7 +38,7 @@ int verify_precision(const config::Config& requested) {
                 rounds ? error_text(of_low.gradients).c_str() : "");
   }
   std::printf("loss %.8g in float64; error in %s %.2e", check.exact_loss, plain.c_str(), check.plain.loss);
-  if (rounds) std::printf(", with %s %.2e", config.precision.recipe_text().c_str(), check.rounded.loss);
+  if (rounds) std::printf(", rounded %.2e", check.rounded.loss);
   std::printf("\n");
   return kExitOk;
 }

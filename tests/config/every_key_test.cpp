@@ -71,6 +71,8 @@ TEST(EveryKey, TakesAValueFromYamlAndAnOptionAndIsPrinted) {
                               "mlp",
                               "1f1b",
                               "e4m3",
+                              "e2m1",
+                              "fp8",
                               "mxfp8",
                               "max",
                               "fp64"}) {

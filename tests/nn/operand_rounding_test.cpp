@@ -56,7 +56,7 @@ TEST(OperandRounding, ProductsAreThoseOfRoundedValues) {
       const at::Tensor x = sample({20, 2, 48}, 1, type), weight = sample({40, 48}, 2, type),
                        dy = sample({20, 2, 40}, 3, type);
       const Results got = run(recipe(name), type, x, weight, dy);
-      const nn::OperandRounding rounding(recipe(name), {}, {});
+      const nn::OperandRounding rounding(recipe(name), "l", {}, {});
       const auto round = [&](const at::Tensor& tensor, Operand operand, SumOver sum) {
         return rounding.round(tensor.reshape({-1, tensor.size(-1)}).to(at::kDouble), operand, sum);
       };
@@ -94,7 +94,7 @@ TEST(OperandRounding, BlocksRunAlongTheSum) {
   const auto zeros_of = [](const char* name, Operand operand, SumOver sum) {
     at::Tensor x = at::full({64, 64}, 0x1p-40, at::kDouble);
     x[3][5] = 1;
-    const at::Tensor rounded = nn::OperandRounding(recipe(name), {}, {}).round(x, operand, sum);
+    const at::Tensor rounded = nn::OperandRounding(recipe(name), "l", {}, {}).round(x, operand, sum);
     const at::Tensor rows = rounded.eq(0).sum(1), columns = rounded.eq(0).sum(0);
     return std::pair(rows[3].item<int64_t>(), columns[5].item<int64_t>());
   };
@@ -115,7 +115,7 @@ TEST(OperandRounding, BlocksRunAlongTheSum) {
 TEST(OperandRounding, FormatsFollowTheOperand) {
   const at::Tensor x = at::tensor({1.0, 1.125, 448.0}, at::kDouble).view({1, 3});
   for (const char* const format : {"hybrid", "e4m3"}) {
-    const nn::OperandRounding rounding(recipe("tensorwise", format), {}, {});
+    const nn::OperandRounding rounding(recipe("tensorwise", format), "l", {}, {});
     for (const Operand operand : {Operand::input, Operand::weight, Operand::gradient}) {
       const bool coarse = operand == Operand::gradient && format == std::string("hybrid");
       EXPECT_EQ(rounding.round(x, operand, SumOver::columns).select(1, 1).item<double>(), coarse ? 1.0 : 1.125);
@@ -129,7 +129,7 @@ void expect_history(const char* algorithm, int64_t length, double margin, const 
   precision.fp8_amax_history_len = length;
   precision.fp8_margin = static_cast<int64_t>(margin);
   precision.fp8_amax_compute_algo = config::Choice<config::AmaxComputeAlgo>(algorithm);
-  nn::OperandRounding rounding(precision, {}, {});
+  nn::OperandRounding rounding(precision, "l", {}, {});
   const auto history = rounding.make_history("l", at::kDouble, {});
   EXPECT_EQ(history->name, "l.operand_magnitudes");
   const std::vector<double> steps = {8, 2, 0, 4};

@@ -4,12 +4,12 @@
 #include <array>
 #include <charconv>
 #include <cmath>
-#include <regex>
 
 #include "config/derived.h"
 #include "config/experts.h"
 #include "config/family.h"
 #include "config/layer_parts.h"
+#include "config/module_pattern.h"
 
 namespace metroplex::config {
 namespace {
@@ -24,7 +24,7 @@ bool contains(const std::vector<std::string>& words, const std::string& word) {
 double find_number(const std::vector<std::string>& entries, const std::string& module, double otherwise) {
   for (const std::string& entry : entries) {
     const auto found = read_module_number(entry);
-    if (found && found->matches(module)) return found->number;
+    if (found && matches_module(found->pattern, module)) return found->number;
   }
   return otherwise;
 }
@@ -32,20 +32,13 @@ double find_number(const std::vector<std::string>& entries, const std::string& m
 }  // namespace
 
 std::optional<ModuleNumber> read_module_number(const std::string& text) {
-  const size_t equals = text.rfind('=');
-  if (equals == std::string::npos || equals == 0) return std::nullopt;
-  ModuleNumber entry{text.substr(0, equals)};
-  const char *const begin = text.data() + equals + 1, *const end = text.data() + text.size();
-  const auto [stop, error] = std::from_chars(begin, end, entry.number);
-  if (error != std::errc() || stop != end || !(entry.number > 0) || !std::isfinite(entry.number)) return std::nullopt;
-  try {
-    entry.matches("");
-  } catch (const std::regex_error&) { return std::nullopt; }
-  return entry;
-}
-
-bool ModuleNumber::matches(const std::string& module) const {
-  return std::regex_match(module, std::regex("(?:.*\\.)?(?:" + pattern + ")"));
+  const auto entry = read_module_entry(text);
+  if (!entry) return std::nullopt;
+  double number = 0;
+  const char *const begin = entry->value.data(), *const end = begin + entry->value.size();
+  const auto [stop, error] = std::from_chars(begin, end, number);
+  if (error != std::errc() || stop != end || !(number > 0) || !std::isfinite(number)) return std::nullopt;
+  return ModuleNumber{entry->pattern, number};
 }
 
 bool is_target(const std::string& target, const std::string& module) {

@@ -11,9 +11,15 @@
 #include <string>
 #include <vector>
 
+#include "config/choice.h"
 #include "config/model.h"
 
 namespace metroplex::config {
+
+enum class BaseFormat { params, fp8, nvfp4 };
+template <>
+inline constexpr Word<BaseFormat> kWords<BaseFormat>[] = {
+    {BaseFormat::params, "params"}, {BaseFormat::fp8, "fp8"}, {BaseFormat::nvfp4, "nvfp4"}};
 
 struct Peft {
 #define KEY(type, name, value, limits, help) type name = value;
@@ -31,12 +37,10 @@ struct Peft {
   bool trains(const std::string& param) const;
 };
 
-// An entry PATTERN=NUMBER of peft.rank_pattern or peft.alpha_pattern. As in PEFT, the pattern is a regular expression
-// for a module's name, or for its end after a dot; the first match counts.
+// An entry PATTERN=NUMBER of peft.rank_pattern or peft.alpha_pattern (module_pattern.h); the first match counts.
 struct ModuleNumber {
   std::string pattern;
   double number = 0;
-  bool matches(const std::string& module) const;
 };
 // Returns nothing if the text has another form or the number is not above 0.
 std::optional<ModuleNumber> read_module_number(const std::string& text);

@@ -1,29 +1,85 @@
 #include "config/precision.h"
 
+#include <algorithm>
+
+#include "config/module_pattern.h"
+
 namespace metroplex::config {
 
-int64_t Precision::operand_block() const {
-  switch (fp8_recipe) {
-    case Fp8Recipe::blockwise:
+int64_t operand_block(Recipe recipe) {
+  switch (recipe) {
+    case Recipe::blockwise:
       return 128;
-    case Fp8Recipe::mxfp8:
+    case Recipe::mxfp8:
       return 32;
-    case Fp8Recipe::delayed:
-    case Fp8Recipe::tensorwise:
+    case Recipe::nvfp4:
+      return 16;
+    case Recipe::none:
+    case Recipe::delayed:
+    case Recipe::tensorwise:
       break;
   }
   return 0;
 }
 
-std::string Precision::recipe_text() const { return "precision.fp8_recipe = " + fp8_recipe; }
+bool has_tensor_factor(Recipe recipe) {
+  return recipe == Recipe::delayed || recipe == Recipe::tensorwise || recipe == Recipe::nvfp4;
+}
+
+std::string to_setting(Recipe recipe) {
+  return recipe == Recipe::nvfp4 ? "precision.fp4_format = e2m1"
+                                 : std::string("precision.fp8_recipe = ") + text_of(recipe);
+}
+
+Recipe Precision::recipe() const {
+  if (fp4_format != Fp4Format::none) return Recipe::nvfp4;
+  return fp8_format == Fp8Format::none ? Recipe::none : value_of<Recipe>(fp8_recipe.text()).value();
+}
+
+Recipe Precision::recipe_of(const std::string& module) const {
+  for (const std::string& text : recipe_pattern) {
+    const auto entry = read_module_entry(text);
+    if (entry && matches_module(entry->pattern, module)) return value_of<Recipe>(entry->value).value();
+  }
+  return recipe();
+}
+
+std::vector<Recipe> Precision::recipes() const {
+  std::vector<Recipe> all;
+  const auto add = [&](Recipe recipe) {
+    if (recipe != Recipe::none && std::find(all.begin(), all.end(), recipe) == all.end()) all.push_back(recipe);
+  };
+  add(recipe());
+  for (const std::string& text : recipe_pattern) {
+    const auto entry = read_module_entry(text);
+    const auto named = entry ? value_of<Recipe>(entry->value) : std::nullopt;
+    if (named) add(*named);
+  }
+  return all;
+}
+
+bool Precision::delays_scales() const {
+  const std::vector<Recipe> all = recipes();
+  return std::find(all.begin(), all.end(), Recipe::delayed) != all.end();
+}
+
+bool Precision::has_tensor_factors() const {
+  const std::vector<Recipe> all = recipes();
+  return std::any_of(all.begin(), all.end(), has_tensor_factor);
+}
+
+Precision Precision::without_rounding() const {
+  Precision plain = *this;
+  plain.fp8_format = Fp8Format::none;
+  plain.fp4_format = Fp4Format::none;
+  plain.recipe_pattern.clear();
+  return plain;
+}
 
 Precision Precision::of_layer(int64_t layer, int64_t num_layers) const {
-  Precision own = *this;
   const bool first = layer < num_layers_at_start_in_bf16,
              last = layer < num_layers && layer >= num_layers - num_layers_at_end_in_bf16;
-  if (!first_last_layers_bf16 || (!first && !last)) return own;
-  own.fp8_format = Fp8Format::none;
-  return own;
+  return first_last_layers_bf16 && (first || last) ? without_rounding() : *this;
 }
 
 }  // namespace metroplex::config

@@ -6,6 +6,7 @@
 #include <limits>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "config/choice.h"
 
@@ -35,6 +36,23 @@ inline constexpr Word<Fp8Recipe> kWords<Fp8Recipe>[] = {{Fp8Recipe::delayed, "de
                                                         {Fp8Recipe::blockwise, "blockwise"},
                                                         {Fp8Recipe::mxfp8, "mxfp8"}};
 
+enum class Fp4Format { none, e2m1 };
+template <>
+inline constexpr Word<Fp4Format> kWords<Fp4Format>[] = {{Fp4Format::none, "none"}, {Fp4Format::e2m1, "e2m1"}};
+
+// The rounding of a layer's operands: fp8_recipe, NVFP4 (fp4_format), or none.
+enum class Recipe { none, delayed, tensorwise, blockwise, mxfp8, nvfp4 };
+template <>
+inline constexpr Word<Recipe> kWords<Recipe>[] = {
+    {Recipe::none, "none"},           {Recipe::delayed, "delayed"}, {Recipe::tensorwise, "tensorwise"},
+    {Recipe::blockwise, "blockwise"}, {Recipe::mxfp8, "mxfp8"},     {Recipe::nvfp4, "nvfp4"}};
+// Values of a block along a sum; 0: blocks are whole tensors.
+int64_t operand_block(Recipe recipe);
+// Whether an operand has one factor for the whole tensor.
+bool has_tensor_factor(Recipe recipe);
+// "precision.fp8_recipe = mxfp8"
+std::string to_setting(Recipe recipe);
+
 enum class AmaxComputeAlgo { most_recent, max };
 template <>
 inline constexpr Word<AmaxComputeAlgo> kWords<AmaxComputeAlgo>[] = {{AmaxComputeAlgo::most_recent, "most_recent"},
@@ -58,16 +76,17 @@ struct Precision {
 
   bool half() const { return is_half(params_dtype); }
   bool scales_loss() const { return params_dtype == ParamsDtype::fp16 || loss_scale > 0; }
-  bool rounds_operands() const { return fp8_format != Fp8Format::none; }
-  bool delays_scales() const { return rounds_operands() && fp8_recipe == Fp8Recipe::delayed; }
-  // Whether an operand has one factor for the whole tensor.
-  bool has_tensor_factors() const {
-    return delays_scales() || (rounds_operands() && fp8_recipe == Fp8Recipe::tensorwise);
-  }
-  // Values of a block along a sum; 0: blocks are whole tensors.
-  int64_t operand_block() const;
-  std::string recipe_text() const;  // "precision.fp8_recipe = mxfp8"
-  // The formats of a layer: without low precision in layers that first_last_layers_bf16 excludes.
+  // The recipe of layers that no entry of recipe_pattern matches.
+  Recipe recipe() const;
+  // All recipes other than none that layers of the model may have.
+  std::vector<Recipe> recipes() const;
+  bool rounds_operands() const { return !recipes().empty(); }
+  bool delays_scales() const;
+  bool has_tensor_factors() const;
+  // The recipe of the layer <module>: decoder.layers.0.mlp.linear_fc1.
+  Recipe recipe_of(const std::string& module) const;
+  Precision without_rounding() const;
+  // Without low precision in layers that first_last_layers_bf16 excludes.
   Precision of_layer(int64_t layer, int64_t num_layers) const;
   bool scales_dynamically() const { return params_dtype == ParamsDtype::fp16 && loss_scale == 0; }
 };

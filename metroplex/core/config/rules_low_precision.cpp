@@ -1,7 +1,11 @@
-// Rules for products in 8 bits.
+// Rules for products in 8 and 4 bits.
 #include "config/rules.h"
 
+#include <algorithm>
+#include <initializer_list>
+
 #include "base/error.h"
+#include "config/module_pattern.h"
 
 namespace metroplex::config {
 
@@ -10,24 +14,54 @@ using base::concat;
 namespace {
 
 constexpr const char* kFp8 = "precision.fp8_format";
+constexpr const char* kFp4 = "precision.fp4_format";
+constexpr const char* kEither = "precision.fp8_format or fp4_format";
 constexpr const char* kRecipe = "precision.fp8_recipe";
+constexpr const char* kRecipePattern = "precision.recipe_pattern";
 constexpr const char* kExcludes = "precision.first_last_layers_bf16";
+
+bool is_one_of(std::string_view name, std::initializer_list<std::string_view> names) {
+  return std::find(names.begin(), names.end(), name) != names.end();
+}
 
 void check_needs(Rules& rules) {
   const Precision& precision = rules.config.precision;
-  const bool fp8 = precision.fp8_format != Fp8Format::none;
+  const bool fp8 = precision.fp8_format != Fp8Format::none, fp4 = precision.fp4_format != Fp4Format::none;
+  const std::vector<Recipe> recipes = precision.recipes();
+  const bool has_fp4 = std::find(recipes.begin(), recipes.end(), Recipe::nvfp4) != recipes.end();
   if (!fp8) refuse_without(rules, kFp8, [](std::string_view name) { return name == "fp8_recipe"; });
-  if (!fp8 || precision.fp8_recipe != Fp8Recipe::delayed) {
-    refuse_without(rules, "precision.fp8_recipe = delayed", [](std::string_view name) {
-      return name == "fp8_margin" || name == "fp8_amax_history_len" || name == "fp8_amax_compute_algo";
+  if (!has_fp4) {
+    refuse_without(rules, kFp4, [](std::string_view name) {
+      return is_one_of(name, {"fp4_hadamard", "fp4_stochastic_rounding", "fp4_square_weights"});
     });
   }
-  if (!precision.rounds_operands())
-    refuse_without(rules, kFp8, [](std::string_view name) { return name == "first_last_layers_bf16"; });
+  if (!precision.delays_scales()) {
+    refuse_without(rules, "precision.fp8_recipe = delayed", [](std::string_view name) {
+      return is_one_of(name, {"fp8_margin", "fp8_amax_history_len", "fp8_amax_compute_algo"});
+    });
+  }
+  if (!fp8 && !fp4) {
+    refuse_without(rules, kEither, [](std::string_view name) {
+      return is_one_of(name, {"first_last_layers_bf16", "recipe_pattern", "fp8_wgrad", "fp8_output_proj"});
+    });
+  }
   if (!precision.first_last_layers_bf16) {
     refuse_without(rules, kExcludes, [](std::string_view name) {
-      return name == "num_layers_at_start_in_bf16" || name == "num_layers_at_end_in_bf16";
+      return is_one_of(name, {"num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16"});
     });
+  }
+  rules.require(!fp8 || !fp4, kFp4, precision.fp4_format.text(), concat("excludes ", kFp8),
+                "set one of the two to none; recipe_pattern mixes recipes");
+}
+
+void check_recipe_patterns(Rules& rules) {
+  for (const std::string& text : rules.config.precision.recipe_pattern) {
+    const auto entry = read_module_entry(text);
+    rules.require(
+        entry && value_of<Recipe>(entry->value), kRecipePattern, text,
+        "must be PATTERN=RECIPE with a regular expression and none, delayed, tensorwise, blockwise, mxfp8 or "
+        "nvfp4",
+        "write it like linear_fc2=none, several in a list");
   }
 }
 
@@ -47,16 +81,19 @@ void check_excluded_layers(Rules& rules) {
 void check_low_precision(Rules& rules) {
   const Precision& precision = rules.config.precision;
   check_needs(rules);
+  check_recipe_patterns(rules);
   check_excluded_layers(rules);
   if (!precision.rounds_operands()) return;
   rules.require(!precision.delays_scales() || !rules.config.model.moe_enable_echo, "model.moe_enable_echo", "true",
                 "moves experts between ranks, which would need the scales of other ranks",
                 concat("use another ", kRecipe));
-  rules.require(!precision.has_tensor_factors() || !rules.config.parallel.hybrid_context_parallel,
-                "parallel.hybrid_context_parallel", "true",
-                concat("changes the ranks that share a sequence, but ", precision.recipe_text(),
-                       " has a factor of the whole tensor"),
-                concat("use ", kRecipe, " = blockwise or mxfp8"));
+  for (const Recipe recipe : precision.recipes()) {
+    rules.require(!has_tensor_factor(recipe) || !rules.config.parallel.hybrid_context_parallel,
+                  "parallel.hybrid_context_parallel", "true",
+                  concat("changes the ranks that share a sequence, but ", to_setting(recipe),
+                         " has a factor of the whole tensor"),
+                  concat("use ", kRecipe, " = blockwise or mxfp8"));
+  }
 }
 
 }  // namespace metroplex::config

@@ -47,8 +47,8 @@ Experts::Experts(const std::string& name, const config::Model& model, const nn::
       buffers_(at.buffers),
       stash_(at.stash),
       products_(context.target, at.local_groups(model.num_moe_experts), -1, fill_),
-      rounding1_(context.precision, context.target, {{{}, {at.inner}, {at.inner}}}),
-      rounding2_(context.precision, context.target, {{{at.inner}, {at.inner}, {}}}),
+      rounding1_(context.precision, name + ".linear_fc1", context.target, {{{}, {at.inner}, {at.inner}}}),
+      rounding2_(context.precision, name + ".linear_fc2", context.target, {{{at.inner}, {at.inner}, {}}}),
       rows_(nn::activation_spec(model, context.target)) {
   const StackSizes sizes{model.num_moe_experts, config::expert_ffn_width(model), model.gated_linear_unit};
   const int64_t hidden = config::expert_row_width(model);
@@ -178,6 +178,7 @@ at::Tensor Experts::rounded_product(const nn::OperandRounding& rounding, Grouped
 
 at::Tensor Experts::rounded_weight_gradient(const nn::OperandRounding& rounding, nn::Param& weight,
                                             const at::Tensor& dy, const at::Tensor& x, const Counts& counts) const {
+  if (!rounding.rounds_weight_gradients()) return weight_gradient(weight, dy, x, counts);
   const nn::RowGroups groups{counts.device.numel(), counts.device};
   return weight_gradient(weight, rounding.round(dy, nn::Operand::gradient, nn::SumOver::rows, groups),
                          rounding.round(x, nn::Operand::input, nn::SumOver::rows, groups), counts);

@@ -64,7 +64,7 @@ topology::Placement output_placement(const LinearSpec& spec, const comm::Group& 
 }
 
 // The ranks that hold parts of an operand: of the weight over tp, of rows over sp and cp.
-OperandRounding make_rounding(LinearSplit split, const LayerContext& context) {
+OperandRounding make_rounding(const std::string& name, LinearSplit split, const LayerContext& context) {
   const comm::Group &tp = context.tp, &cp = context.cp;
   std::array<std::vector<comm::Group>, 3> shards;
   const auto at = [&](Operand operand) -> std::vector<comm::Group>& { return shards[static_cast<size_t>(operand)]; };
@@ -75,7 +75,12 @@ OperandRounding make_rounding(LinearSplit split, const LayerContext& context) {
     at(Operand::weight).push_back(tp);
     at(split == LinearSplit::input ? Operand::input : Operand::gradient).push_back(tp);
   }
-  return {context.precision, context.target, std::move(shards)};
+  return {context.precision, name, context.target, std::move(shards)};
+}
+
+OperandRounding make_head_rounding(const LayerContext& context) {
+  if (!context.precision.fp8_output_proj) return {};
+  return make_rounding("output_layer", LinearSplit::output, context);
 }
 
 void check_blocks(const OperandRounding& rounding, const Param& weight, const comm::Group& tp) {
@@ -107,7 +112,7 @@ Linear::Linear(const LinearSpec& spec, LinearSplit split, const LayerContext& co
       target_(context.target),
       saving_(context.saving),
       skip_bias_add_(spec.skip_bias_add),
-      rounding_(make_rounding(split, context)),
+      rounding_(make_rounding(spec.name, split, context)),
       adapters_({spec.name, spec.in_features, spec.adapters, split}, context) {
   using topology::Role;
   const comm::Group& tp = context.tp;
@@ -134,8 +139,13 @@ Linear::Linear(std::shared_ptr<Param> weight, const LayerContext& context)
       tp_reduce_(context.tp_reduce),
       target_(context.target),
       saving_(context.saving),
+      rounding_(make_head_rounding(context)),
       wide_output_(context.precision.output_logit_dtype == config::OutputLogitDtype::fp32),
-      weight_(std::move(weight)) {}
+      weight_(std::move(weight)) {
+  if (!rounding_.rounds()) return;
+  check_blocks(rounding_, *weight_, context.tp);
+  weight_->operand_history = rounding_.make_history("output_layer", context.dtype, context.tp_dp_cp);
+}
 
 AdapterRows Linear::adapter_rows(const Input& in, const Microbatch& batch) const {
   std::vector<int64_t> sizes = in.x.sizes().vec();
@@ -145,11 +155,12 @@ AdapterRows Linear::adapter_rows(const Input& in, const Microbatch& batch) const
 }
 
 at::Tensor Linear::output(const at::Tensor& x, const at::Tensor& bias, bool trains) const {
-  if (wide_output_) return wide_linear_product(target_, x, weight_->data.t());
+  if (wide_output_ && !rounding_.rounds()) return wide_linear_product(target_, x, weight_->data.t());
   const at::Tensor rounded = rounding_.round(x, Operand::input, SumOver::columns, {}, trains),
                    matrix = rounding_.round(weight_->data, Operand::weight, SumOver::columns, {}, trains).t();
   const at::Tensor same_type = bias.defined() ? bias.to(rounded.scalar_type()) : bias;
-  return linear_product(target_, rounded, matrix, same_type).to(x.scalar_type());
+  const at::Tensor out = linear_product(target_, rounded, matrix, same_type);
+  return wide_output_ ? out : out.to(x.scalar_type());
 }
 
 at::Tensor Linear::input_gradient(const at::Tensor& dy) const {
@@ -159,6 +170,7 @@ at::Tensor Linear::input_gradient(const at::Tensor& dy) const {
 }
 
 void Linear::put_weight_gradient(at::Tensor& gradient, const at::Tensor& dy, const at::Tensor& x, bool adds) const {
+  if (!rounding_.rounds_weight_gradients()) return put_linear_weight_gradient(target_, gradient, dy, x, adds);
   put_linear_weight_gradient(target_, gradient, rounding_.round(dy, Operand::gradient, SumOver::rows),
                              rounding_.round(x, Operand::input, SumOver::rows), adds);
 }

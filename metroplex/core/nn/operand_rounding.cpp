@@ -24,18 +24,18 @@ const int64_t* counts_pointer(const RowGroups& groups) {
 
 }  // namespace
 
-OperandRounding::OperandRounding(const config::Precision& precision, const device::Target& target,
-                                 std::array<std::vector<comm::Group>, 3> shards)
-    : precision_(precision), target_(target), shards_(std::move(shards)) {}
+OperandRounding::OperandRounding(const config::Precision& precision, const std::string& module,
+                                 const device::Target& target, std::array<std::vector<comm::Group>, 3> shards)
+    : precision_(precision), recipe_(precision.recipe_of(module)), target_(target), shards_(std::move(shards)) {}
 
 RoundShape OperandRounding::shape(Operand operand, SumOver sum) const {
   RoundShape shape;
   const bool hybrid = precision_.fp8_format == config::Fp8Format::hybrid;
   shape.number = hybrid && operand == Operand::gradient ? SmallNumber::e5m2 : SmallNumber::e4m3;
-  const int64_t size = precision_.operand_block();
+  const int64_t size = config::operand_block(recipe_);
   if (size == 0) return shape;
   shape.factor = BlockFactor::power_of_two;
-  const bool square = operand == Operand::weight && precision_.fp8_recipe == config::Fp8Recipe::blockwise;
+  const bool square = operand == Operand::weight && recipe_ == config::Recipe::blockwise;
   shape.block_rows = square || sum == SumOver::rows ? size : 1;
   shape.block_columns = square || sum == SumOver::columns ? size : 1;
   return shape;
@@ -44,7 +44,7 @@ RoundShape OperandRounding::shape(Operand operand, SumOver sum) const {
 std::shared_ptr<Buffer> OperandRounding::make_history(const std::string& name, at::ScalarType dtype,
                                                       const comm::Group& all, int64_t num_groups,
                                                       const std::vector<topology::DimShard>& groups) {
-  if (!precision_.delays_scales()) return nullptr;
+  if (recipe_ != config::Recipe::delayed) return nullptr;
   constexpr int64_t kOperands = 3;
   const int64_t length = precision_.fp8_amax_history_len;
   history_ = std::make_shared<Buffer>();
@@ -95,7 +95,7 @@ at::Tensor OperandRounding::own_magnitudes(const at::Tensor& x, const RowGroups&
 template <class T>
 at::Tensor OperandRounding::magnitudes(const at::Tensor& x, Operand operand, const RowGroups& groups,
                                        const RoundShape& shape, bool counts) const {
-  if (!precision_.has_tensor_factors()) return {};
+  if (!config::has_tensor_factor(recipe_)) return {};
   const auto column = static_cast<int64_t>(operand);
   if (history_ == nullptr) {
     at::Tensor all = own_magnitudes<T>(x, groups, shape);
@@ -112,7 +112,7 @@ at::Tensor OperandRounding::magnitudes(const at::Tensor& x, Operand operand, con
 
 at::Tensor OperandRounding::round(const at::Tensor& given, Operand operand, SumOver sum, const RowGroups& groups,
                                   bool counts) const {
-  if (!precision_.rounds_operands()) return given;
+  if (!rounds()) return given;
   const at::Tensor x = given.contiguous();
   RoundShape call = shape(operand, sum);
   call.columns = x.size(-1), call.rows = call.columns == 0 ? 0 : x.numel() / call.columns;
@@ -135,10 +135,10 @@ at::Tensor OperandRounding::round(const at::Tensor& given, Operand operand, SumO
 }
 
 void OperandRounding::check_shards(const std::string& name, const std::vector<int64_t>& sizes) const {
-  const int64_t block = precision_.rounds_operands() ? precision_.operand_block() : 0;
+  const int64_t block = rounds() ? config::operand_block(recipe_) : 0;
   for (const int64_t size : sizes) {
     MPX_CHECK(block == 0 || size % block == 0, "config", name, ": a rank's shard has ", size,
-              " features, but blocks of ", precision_.recipe_text(), " have ", block,
+              " features, but blocks of ", config::to_setting(recipe_), " have ", block,
               "; use a tensor-parallel size whose shards are multiples of ", block,
               ", another recipe, or precision.fp8_format = none");
   }

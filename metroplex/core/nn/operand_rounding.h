@@ -37,10 +37,12 @@ struct RowGroups {
 class OperandRounding {
  public:
   OperandRounding() = default;  // returns operands unchanged
-  // shards: for each operand, the groups of ranks that hold parts of one tensor.
-  OperandRounding(const config::Precision& precision, const device::Target& target,
+  // The rounding of the layer <module>. shards: for each operand, the groups of ranks that hold parts of one tensor.
+  OperandRounding(const config::Precision& precision, const std::string& module, const device::Target& target,
                   std::array<std::vector<comm::Group>, 3> shards);
 
+  bool rounds() const { return recipe_ != config::Recipe::none; }
+  bool rounds_weight_gradients() const { return rounds() && precision_.fp8_wgrad; }
   // With delayed scales: creates and returns the history of magnitudes <name>.operand_magnitudes [1 + length, 3,
   // groups], else null. Row 0 has the magnitudes in use, the others those of the last steps, the newest first.
   // Columns are operands. `all`: the ranks whose operands share the history; they call Buffer::apply together.
@@ -65,6 +67,7 @@ class OperandRounding {
                         const kernels::RoundShape& shape, bool counts) const;
 
   config::Precision precision_;
+  config::Recipe recipe_ = config::Recipe::none;
   device::Target target_;
   std::array<std::vector<comm::Group>, 3> shards_;
   std::shared_ptr<Buffer> history_;

@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "comm/collectives.h"
+#include "config/module_pattern.h"
 #include "config/name_patterns.h"
 #include "config/optim.h"
 
@@ -56,7 +57,7 @@ void check_adapter_names(const config::Peft& peft, const std::vector<std::string
        {std::pair{"peft.rank_pattern", &peft.rank_pattern}, std::pair{"peft.alpha_pattern", &peft.alpha_pattern}}) {
     for (const std::string& entry : *entries)
       check(key, entry, [number = config::read_module_number(entry)](const std::string& module) {
-        return number->matches(module);
+        return config::matches_module(number->pattern, module);
       });
   }
 }

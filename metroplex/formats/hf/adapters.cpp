@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "base/join.h"
+#include "config/module_pattern.h"
 #include "files/convert_dtype.h"
 #include "hf/decoder.h"
 #include "hf/directory.h"
@@ -138,8 +139,9 @@ class AdapterConfig {
 
   static double find_number(const std::vector<config::ModuleNumber>& numbers, const std::string& theirs,
                             double otherwise) {
-    const auto found = std::find_if(numbers.begin(), numbers.end(),
-                                    [&](const config::ModuleNumber& entry) { return entry.matches(theirs); });
+    const auto found = std::find_if(numbers.begin(), numbers.end(), [&](const config::ModuleNumber& entry) {
+      return config::matches_module(entry.pattern, theirs);
+    });
     return found == numbers.end() ? otherwise : found->number;
   }
 

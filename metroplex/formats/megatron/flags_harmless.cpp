@@ -202,9 +202,8 @@ constexpr FlagGroup kGroups[] = {
      "--fim-eod-token= --fim-fragment-rate= --fim-middle-token= --fim-no-prefix= --fim-pad-token= "
      "--fim-prefix-token= --fim-rate= --fim-split-sample= --fim-spm-rate= --fim-suffix-token="},
     {"read only with --finetune-hf-dataset", "--finetune-data-files+ --finetune-data-split="},
-    {"read only with --fp4-format", "--fp4-param-gather --fp4-quantizer-factory= --fp4-recipe="},
-    {"storage and transport of 8-bit parameters: here they stay in params_dtype",
-     "--disable-stream-ckpt-dequant --fp8-interval= --fp8-param-gather --keep-fp8-transpose-cache "
+    {"storage and transport of rounded parameters: here they stay in params_dtype",
+     "--disable-stream-ckpt-dequant --fp4-param-gather --fp8-interval= --fp8-param-gather --keep-fp8-transpose-cache "
      "--keep-fp8-transpose-cache-when-using-custom-fsdp --no-stream-ckpt-dequant "
      "--reuse-grad-buf-for-mxfp8-param-ag"},
     {"products here need no multiples of 16 or 32 rows",
@@ -270,6 +269,7 @@ constexpr FlagGroup kFixedValues[] = {
     {"format in which gradients are reduced", "--megatron-fsdp-grad-comm-dtype=auto|fp32"},
     {"format of the main parameters with FSDP", "--megatron-fsdp-main-params-dtype=fp32"},
     {"samples to build for each dataset of a blend, and so their order", "--mid-level-dataset-surplus=0.005"},
+    {"another recipe for 4 bits", "--fp4-recipe=nvfp4"},
     {"gradients are sent in fp8", "--moe-combine-bwd-dtype=bf16"},
     {"tokens are sent in fp8", "--moe-dispatch-fwd-dtype=bf16"},
     {"optimizer of the parameters that Muon does not update", "--muon-scalar-optimizer=adam"},

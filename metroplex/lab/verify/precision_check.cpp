@@ -119,7 +119,8 @@ config::Config precision_check_config(const config::Config& requested) {
   const config::Precision& precision = requested.precision;
   MPX_CHECK(precision.half() || precision.rounds_operands(), "config",
             "precision.params_dtype = ", precision.params_dtype,
-            " without precision.fp8_format: the check compares lower formats with float64; ", "set one of the two");
+            " without precision.fp8_format or fp4_format: the check compares lower formats with float64; ",
+            "set one of them");
   config::Config config = single_rank_config(verification_config(requested, 1));
   config.precision = precision;
   return config;
@@ -128,7 +129,8 @@ config::Config precision_check_config(const config::Config& requested) {
 PrecisionCheck check_precision(const config::Config& config, const comm::World& world, int64_t vocab_size) {
   MPX_ASSERT(world.size() == 1, "a check of formats on ", world.size(), " ranks");
   config::Config plain = config, exact = config::in_double_precision(config);
-  plain.precision.fp8_format = exact.precision.fp8_format = config::Fp8Format::none;
+  plain.precision = plain.precision.without_rounding();
+  exact.precision = exact.precision.without_rounding();
   const StepRecord plain_step = record_step(plain, world, vocab_size, nullptr),
                    rounded_step = record_step(config, world, vocab_size, &plain_step),
                    exact_step = record_step(exact, world, vocab_size, &plain_step);

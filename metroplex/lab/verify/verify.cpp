@@ -112,15 +112,15 @@ void find_expert_settings(const config::Config& config, int64_t world_size, std:
 
 // Products in low precision: blocks of values, and gradients before they are summed over the ranks, that depend on
 // the layout.
-void find_rounding_settings(const config::Config& config, int64_t world_size, std::vector<std::string>& found) {
-  const config::Precision& precision = config.precision;
-  if (!precision.rounds_operands()) return;
+void find_rounding_settings(const config::Config& config, int64_t world_size, config::Recipe recipe,
+                            std::vector<std::string>& found) {
   const int64_t dp = config::data_parallel_size(config.parallel, world_size), cp = config.parallel.cp(),
-                block = precision.operand_block(), etp = config.parallel.etp();
-  const auto add = [&](const std::string& text) { found.push_back(precision.recipe_text() + ": " + text); };
+                block = config::operand_block(recipe), etp = config.parallel.etp();
+  const auto add = [&](const std::string& text) { found.push_back(config::to_setting(recipe) + ": " + text); };
   // Ranks of dp and cp have gradients of other sizes, whose mean is the gradient.
   const int64_t parts = dp * cp;
-  const bool scales = precision.delays_scales() || (block > 0 && (parts & (parts - 1)) != 0);
+  const bool delayed = recipe == config::Recipe::delayed,
+             scales = delayed || (!config::has_tensor_factor(recipe) && (parts & (parts - 1)) != 0);
   if (!config.train.calculate_per_token_loss && parts > 1 && scales) {
     add(base::concat("the size of a rank's gradients depends on dp = ", dp, " and cp = ", cp,
                      "; set train.calculate_per_token_loss"));
@@ -131,7 +131,7 @@ void find_rounding_settings(const config::Config& config, int64_t world_size, st
                      "; choose lengths whose parts are multiples of ", block));
   }
   const bool shares_rows = config.parallel.ep() > 1 || cp > 1 || config.parallel.tp() != etp;
-  if (config.model.has_experts() && !precision.delays_scales() && shares_rows)
+  if (config.model.has_experts() && !delayed && shares_rows)
     add("the rows of an expert on a rank depend on the layout; use delayed");
 }
 
@@ -243,7 +243,8 @@ std::vector<std::string> dropped_settings(const config::Config& original, const 
 std::vector<std::string> layout_dependent(const config::Config& config, int64_t world_size) {
   std::vector<std::string> found;
   if (config.model.has_experts()) find_expert_settings(config, world_size, found);
-  find_rounding_settings(config, world_size, found);
+  for (const config::Recipe recipe : config.precision.recipes())
+    find_rounding_settings(config, world_size, recipe, found);
   const std::string noise = parameter_without_gradient(config.model);
   const config::OptimizerTraits* optimizer = config::find_optimizer(config.optim.optimizer);
   // Splitting by pp alone is bitwise identical.
