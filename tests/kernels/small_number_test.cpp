@@ -1,5 +1,5 @@
-// Rounding to 8-bit formats against libtorch's float8 types, and blocks with a common factor against a plain
-// version.
+// Rounding to 8-bit formats against libtorch's float8 types, to e2m1 against the list of its values, and blocks with
+// a common factor against a plain version.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
@@ -59,6 +59,59 @@ TEST(SmallNumber, E5m2IsTorchsCast) {
   expect_torch_casts(sampled_floats(), SmallNumber::e5m2, at::kFloat8_e5m2);
 }
 
+// Ties go to the value with an even code.
+TEST(SmallNumber, E2m1IsTheNearestValue) {
+  constexpr float kValues[] = {0, 0.5F, 1, 1.5F, 2, 3, 4, 6};
+  const SmallForm form = small_form(SmallNumber::e2m1);
+  for (const std::vector<float>& values : {all_bf16(), sampled_floats()}) {
+    for (const float x : values) {
+      const float got = round_small(x, form);
+      if (!std::isfinite(x)) {
+        ASSERT_TRUE(std::isnan(got)) << x;
+        continue;
+      }
+      const double magnitude = std::min(6.0, std::fabs(static_cast<double>(x)));
+      size_t nearest = 0;
+      for (size_t code = 1; code < 8; ++code) {
+        const double before = std::fabs(magnitude - kValues[nearest]), here = std::fabs(magnitude - kValues[code]);
+        if (here < before || (here == before && code % 2 == 0)) nearest = code;
+      }
+      ASSERT_EQ(to_bits(got), to_bits(std::copysign(kValues[nearest], x))) << x;
+    }
+  }
+}
+
+// Values of the format are unchanged. Others go up if the random number is below their distance from the lower value.
+TEST(SmallNumber, RandomRoundingHasAnExactMean) {
+  constexpr double kAlmostOne = 1 - 0x1p-24;
+  for (const SmallNumber number : {SmallNumber::e4m3, SmallNumber::e5m2, SmallNumber::e2m1}) {
+    const SmallForm form = small_form(number);
+    for (double x = 0; x <= form.largest; x = x * 1.37 + form.largest * 0x1p-22) {
+      const double value = round_small(x, form);
+      for (const double sign : {1.0, -1.0}) {
+        for (const double uniform : {0.0, 0.5, kAlmostOne}) {
+          ASSERT_EQ(round_small_randomly(sign * value, form, uniform), sign * value);
+          ASSERT_EQ(round_small_randomly(static_cast<float>(sign * value), form, static_cast<float>(uniform)),
+                    static_cast<float>(sign * value));
+        }
+        const double lower = round_small_randomly(sign * x, form, kAlmostOne),
+                     upper = round_small_randomly(sign * x, form, 0.0);
+        ASSERT_LE(std::fabs(lower), x);
+        ASSERT_GE(std::fabs(upper), x);
+        if (lower == upper) continue;
+        const double share = (sign * x - lower) / (upper - lower);  // exact for the last digits that matter
+        ASSERT_EQ(round_small_randomly(sign * x, form, share * (1 - 0x1p-40)), upper) << x;
+        ASSERT_EQ(round_small_randomly(sign * x, form, share * (1 + 0x1p-40)), lower) << x;
+        // The two are adjacent: no value of the format is between them.
+        ASSERT_TRUE(round_small((lower + upper) / 2, form) == lower ||
+                    round_small((lower + upper) / 2, form) == upper);
+      }
+    }
+    EXPECT_EQ(round_small_randomly(2.0F * form.largest, form, 0.5F), form.largest);
+    EXPECT_TRUE(std::isnan(round_small_randomly(std::numeric_limits<float>::infinity(), form, 0.5F)));
+  }
+}
+
 // A double next to a tie of e4m3 is not first rounded to float, which would make it the tie.
 TEST(SmallNumber, DoublesAreRoundedOnce) {
   const double tie = 1.0625;  // between 1 and 1.125; 1 is even
@@ -74,20 +127,24 @@ struct Case {
 // The same by definition: for every value, the block that contains it, its factor by frexp, the nearest value
 // by division.
 double nearest(double x, SmallNumber number) {
-  const bool e4m3 = number == SmallNumber::e4m3;
-  const double magnitude = std::min(std::fabs(x), e4m3 ? 448.0 : 57344.0);
-  const int exponent = std::max(std::ilogb(std::max(magnitude, 0x1p-100)), e4m3 ? -6 : -14);
-  const double unit = std::ldexp(1.0, exponent - (e4m3 ? 3 : 2));
+  const SmallForm form = small_form(number);
+  const double magnitude = std::min(std::fabs(x), static_cast<double>(form.largest));
+  const int exponent = std::max(std::ilogb(std::max(magnitude, 0x1p-100)), form.least);
+  const double unit = std::ldexp(1.0, exponent - form.fraction);
   return std::copysign(std::nearbyint(magnitude / unit) * unit, x);
 }
 
-double largest_value(SmallNumber number) { return number == SmallNumber::e4m3 ? 448 : 57344; }
-
-double plain_value(double x, double block, const RoundShape& shape) {
-  const double largest = largest_value(shape.number);
+// `block`, `group`: the largest magnitudes.
+double plain_value(double x, double block, double group, const RoundShape& shape) {
+  const double largest = small_form(shape.number).largest;
   if (block == 0) return x;
   if (shape.factor == BlockFactor::fp32)
     return nearest(x * (largest / block), shape.number) * (1 / (largest / block));
+  if (shape.factor == BlockFactor::e4m3) {
+    const double of_group = 448 * largest / group;
+    const double decode = nearest(block / largest * of_group, SmallNumber::e4m3) * (1 / of_group);
+    return decode == 0 ? std::copysign(0, x) : nearest(x * (1 / decode), shape.number) * decode;
+  }
   int exponent = 0;
   const double fraction = std::frexp(largest / block, &exponent);
   EXPECT_GE(fraction, 0.5);
@@ -108,6 +165,7 @@ std::vector<double> plain_blocks(const std::vector<double>& x, const Case& given
           most = std::max(most, std::fabs(x[static_cast<size_t>(row * shape.columns + column)]));
       return most;
     };
+    const double of_group = largest(begin, end, 0, shape.columns);
     const int64_t rows = shape.block_rows > 0 ? shape.block_rows : std::max<int64_t>(1, count);
     for (int64_t row = begin; row < end; ++row) {
       for (int64_t column = 0; column < shape.columns; ++column) {
@@ -116,7 +174,7 @@ std::vector<double> plain_blocks(const std::vector<double>& x, const Case& given
         const double block =
             largest(first, std::min(end, first + rows), left, std::min(shape.columns, left + shape.column_step()));
         const auto i = static_cast<size_t>(row * shape.columns + column);
-        out[i] = plain_value(x[i], block, shape);
+        out[i] = plain_value(x[i], block, of_group, shape);
       }
     }
     begin = end;
@@ -128,8 +186,9 @@ std::vector<Case> cases() {
   std::vector<Case> all;
   const std::pair<int64_t, int64_t> blocks[] = {{0, 0}, {1, 16}, {16, 1}, {1, 32}, {32, 1}, {16, 16}, {128, 128}};
   for (const auto& [rows, columns] : blocks) {
-    for (const SmallNumber number : {SmallNumber::e4m3, SmallNumber::e5m2}) {
-      for (const BlockFactor factor : {BlockFactor::fp32, BlockFactor::power_of_two}) {
+    for (const SmallNumber number : {SmallNumber::e4m3, SmallNumber::e5m2, SmallNumber::e2m1}) {
+      for (const BlockFactor factor : {BlockFactor::fp32, BlockFactor::power_of_two, BlockFactor::e4m3}) {
+        if (rows == 0 && factor == BlockFactor::e4m3) continue;
         all.push_back({{150, 45, 1, rows, columns, number, factor}, {}});
         all.push_back({{150, 48, 3, rows, columns, number, factor}, {}});
         all.push_back({{90, 33, 4, rows, columns, number, factor}, {17, 0, 40, 20}});  // 13 rows of no group
@@ -215,6 +274,83 @@ TEST(RoundBlocks, ExtremesStayNumbersOrNan) {
     EXPECT_TRUE(std::isnan(out[5]));
     EXPECT_TRUE(std::isnan(out[20]));
     EXPECT_TRUE(std::isfinite(out[40]));
+  }
+}
+
+// A block whose factor is 0 in e4m3: its values are 0.
+TEST(RoundBlocks, TinyBlocksOfNvfp4BecomeZero) {
+  const RoundShape shape{2, 16, 1, 1, 16, SmallNumber::e2m1, BlockFactor::e4m3};
+  std::vector<float> x(32, 1), out(32, -1), magnitude(1);
+  for (size_t i = 0; i < 16; ++i) x[16 + i] = 1e-30F;
+  largest_magnitudes(magnitude.data(), x.data(), nullptr, shape);
+  round_blocks(out.data(), x.data(), magnitude.data(), nullptr, shape);
+  for (size_t i = 0; i < 16; ++i) {
+    EXPECT_NEAR(out[i], 1, 0x1p-22);
+    EXPECT_EQ(out[16 + i], 0);
+  }
+}
+
+// Shards of columns and rows have the random numbers of the unsharded values.
+TEST(RoundBlocks, RandomRoundingOfShardsIsThatOfTheWhole) {
+  const std::vector<int64_t> counters = {5, 9};  // two samples
+  const auto random = [&](int64_t rows, int64_t first_row) {
+    RoundingNoise noise;
+    noise.positions.width = 24;
+    noise.positions.num_rows = rows;
+    noise.positions.key = 3;
+    noise.positions.rows = {counters.data(), 2, first_row};
+    return noise;
+  };
+  const RoundShape whole{8, 24, 1, 1, 4, SmallNumber::e2m1, BlockFactor::power_of_two};
+  const std::vector<double> x = random_values(8 * 24);
+  std::vector<double> want(x.size());
+  round_blocks(want.data(), x.data(), nullptr, nullptr, whole, random(8, 0));
+  // Rows 2 and 3 of both samples, columns 4 to 11 and 16 to 19.
+  const std::vector<std::pair<int64_t, int64_t>> ranges = {{4, 8}, {16, 4}};
+  std::vector<double> shard, expected;
+  for (int64_t row = 4; row < 8; ++row) {
+    for (const auto& [first, count] : ranges) {
+      for (int64_t column = first; column < first + count; ++column) {
+        shard.push_back(x[static_cast<size_t>(row * 24 + column)]);
+        expected.push_back(want[static_cast<size_t>(row * 24 + column)]);
+      }
+    }
+  }
+  RoundShape own = whole;
+  own.rows = 4, own.columns = 12;
+  RoundingNoise noise = random(4, 2);
+  noise.ranges[0] = {0, 4}, noise.ranges[1] = {8, 16}, noise.num_ranges = 2;
+  std::vector<double> out(shard.size());
+  round_blocks(out.data(), shard.data(), nullptr, nullptr, own, noise);
+  EXPECT_EQ(out, expected);
+  noise.num_ranges = 1;
+  round_blocks(out.data(), shard.data(), nullptr, nullptr, own, noise);
+  EXPECT_NE(out, expected);
+}
+
+// The matrix by its definition: entry (i, j) is the sign of the number of common bits of i and j.
+TEST(RotateRows, MultipliesByTheSignedMatrix) {
+  constexpr int kSigns[] = {1, 1, 1, -1, 1, -1, -1, -1, -1, -1, -1, 1, -1, 1, -1, -1};
+  const RoundShape shape{50, 7, 2};
+  const std::vector<int64_t> counts = {37, 9};  // two blocks and 5 rows; 9 rows; 4 rows of no group
+  const std::vector<double> x = random_values(350);
+  std::vector<double> out(350, -7);
+  rotate_rows(out.data(), x.data(), counts.data(), shape);
+  for (int64_t row = 0; row < 50; ++row) {
+    for (int64_t column = 0; column < 7; ++column) {
+      const auto at = [&](int64_t r) { return x[static_cast<size_t>(r * 7 + column)]; };
+      double want = row < 46 ? at(row) : -7, sizes = 0;
+      if (row < 32) {
+        want = 0;
+        for (int64_t j = 0; j < 16; ++j) {
+          const double term = kSigns[j] * at(row / 16 * 16 + j) / 4;
+          want += std::popcount(static_cast<uint64_t>(row % 16 & j)) % 2 == 0 ? term : -term;
+          sizes += std::fabs(term);
+        }
+      }
+      // Sums of 16 terms in two orders.
+      EXPECT_NEAR(out[static_cast<size_t>(row * 7 + column)], want, 2 * 16 * 0x1p-53 * sizes) << row;
+    }
   }
 }
 

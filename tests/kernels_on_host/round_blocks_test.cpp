@@ -7,28 +7,55 @@ namespace metroplex::kernels_on_host::round_blocks_test {
 namespace {
 
 template <class T>
-void check(const RoundShape& shape, const std::vector<int64_t>& counts) {
+void check(const RoundShape& shape, const std::vector<int64_t>& counts, bool random = false) {
   using W = Wide<T>;
   SCOPED_TRACE(testing::Message() << kName<T> << " " << shape.rows << " x " << shape.columns << " in " << shape.groups
                                   << ", blocks " << shape.block_rows << " x " << shape.block_columns);
   const std::vector<T> x = make_values<T>(shape.rows * shape.columns, 0.7);
+  const std::vector<int64_t> numbers = {4, 7, 11};  // of three samples
+  const auto noise_at = [&](const int64_t* counters) {
+    RoundingNoise noise;
+    if (!random) return noise;
+    noise.positions.key = 5, noise.positions.width = 50, noise.positions.num_rows = shape.rows;
+    noise.positions.rows = {counters, 3, 2};
+    noise.ranges[0] = {0, 3}, noise.ranges[1] = {10, 20}, noise.num_ranges = 2;
+    return noise;
+  };
   const std::vector<W> none(x.size(), W(-7)), zeros(static_cast<size_t>(shape.groups));
   std::vector<W> on_cpu = none, magnitudes = zeros;
   const int64_t* const given = counts.empty() ? nullptr : counts.data();
   largest_magnitudes(magnitudes.data(), x.data(), given, shape);
-  round_blocks(on_cpu.data(), x.data(), magnitudes.data(), given, shape);
+  round_blocks(on_cpu.data(), x.data(), magnitudes.data(), given, shape, noise_at(numbers.data()));
   const auto got = run_all_orders([&] {
     const DeviceArray<T> there(x, Use::in, "x", 0);
-    const DeviceArray<int64_t> rows(counts, Use::in, "counts", 0);
+    const DeviceArray<int64_t> rows(counts, Use::in, "counts", 0), counters(numbers, Use::in, "counters", 0);
+    const RoundingNoise noise = noise_at(counters.data());
     const DeviceArray<W> largest(zeros, Use::out, "magnitudes", 0), out(none, Use::both, "out", 0),
         parts(std::vector<W>(static_cast<size_t>(shape.groups * kMagnitudeParts)), Use::out, "parts", 0);
     const int64_t* const on_device = counts.empty() ? nullptr : rows.data();
     largest_magnitudes_cuda<T>(largest.data(), parts.data(), there.data(), on_device, shape, nullptr);
-    round_blocks_cuda<T>(out.data(), there.data(), largest.data(), on_device, shape, nullptr);
+    round_blocks_cuda<T>(out.data(), there.data(), largest.data(), on_device, shape, noise, nullptr);
     return std::tuple{largest.values(), out.values()};
   });
   EXPECT_TRUE(same_bits(std::get<0>(got), magnitudes));
   EXPECT_TRUE(same_bits(std::get<1>(got), on_cpu));
+}
+
+template <class T>
+void check_rotation(const RoundShape& shape, const std::vector<int64_t>& counts) {
+  using W = Wide<T>;
+  const std::vector<T> x = make_values<T>(shape.rows * shape.columns, 0.7);
+  const std::vector<W> none(x.size(), W(-7));
+  std::vector<W> on_cpu = none;
+  rotate_rows(on_cpu.data(), x.data(), counts.empty() ? nullptr : counts.data(), shape);
+  const auto got = run_all_orders([&] {
+    const DeviceArray<T> there(x, Use::in, "x", 0);
+    const DeviceArray<int64_t> rows(counts, Use::in, "counts", 0);
+    const DeviceArray<W> out(none, Use::both, "out", 0);
+    rotate_rows_cuda<T>(out.data(), there.data(), counts.empty() ? nullptr : rows.data(), shape, nullptr);
+    return std::tuple{out.values()};
+  });
+  EXPECT_TRUE(same_bits(std::get<0>(got), on_cpu));
 }
 
 template <class T>
@@ -40,6 +67,12 @@ void check_all() {
     check<T>({20, 17, 3, rows, columns, SmallNumber::e5m2, factor}, {9, 0, 4});
   }
   check<T>({20, 17, 3, 16, 16, SmallNumber::e4m3, BlockFactor::power_of_two}, {4, 30, 5});  // counts beyond the rows
+  for (const auto& [rows, columns] : {std::pair<int64_t, int64_t>{1, 16}, {16, 1}, {16, 16}}) {
+    check<T>({40, 17, 3, rows, columns, SmallNumber::e2m1, BlockFactor::e4m3}, {9, 0, 20});
+    check<T>({42, 21, 1, rows, columns, SmallNumber::e2m1, BlockFactor::e4m3}, {}, true);
+  }
+  check_rotation<T>({70, 17, 3}, {35, 0, 20});
+  check_rotation<T>({64, 5, 2}, {});
 }
 
 TEST(RoundBlocks, EqualTheCpu) {

@@ -12,11 +12,22 @@ namespace {
 using nn::Operand;
 using nn::SumOver;
 
-config::Precision recipe(const char* name, const char* format = "hybrid") {
+config::Precision recipe(const std::string& name, const char* format = "hybrid") {
   config::Precision precision;
+  if (name == "nvfp4") {
+    precision.fp4_format = config::Fp4Format::e2m1;
+    precision.fp4_stochastic_rounding = false;
+    return precision;
+  }
   precision.fp8_format = config::Choice<config::Fp8Format>(format);
   precision.fp8_recipe = config::Choice<config::Fp8Recipe>(name);
   return precision;
+}
+
+nn::OperandRounding make_rounding(const config::Precision& precision) {
+  nn::LayerContext context = layer_context({}, false, at::kDouble);
+  context.precision = precision;
+  return {context, "l", {}};
 }
 
 struct Results {
@@ -39,7 +50,7 @@ Results run(const config::Precision& precision, at::ScalarType type, const at::T
   return {y.detach(), input.grad(), params[0]->main_grad};
 }
 
-// Power-of-two factors round the same values in float and double. Every sum of n products rounds n times by 2^-24 of
+// Every sum of n products rounds n times by 2^-24 of
 // the sum of magnitudes; bf16 results round once more, by 2^-8 of the result.
 void expect_bound(const char* what, const at::Tensor& got, const at::Tensor& left, const at::Tensor& right,
                   double rounding) {
@@ -50,15 +61,15 @@ void expect_bound(const char* what, const at::Tensor& got, const at::Tensor& lef
 }
 
 TEST(OperandRounding, ProductsAreThoseOfRoundedValues) {
-  for (const char* const name : {"blockwise", "mxfp8"}) {
+  for (const char* const name : {"blockwise", "mxfp8", "nvfp4"}) {
     for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
       SCOPED_TRACE(testing::Message() << name << " " << at::toString(type));
       const at::Tensor x = sample({20, 2, 48}, 1, type), weight = sample({40, 48}, 2, type),
                        dy = sample({20, 2, 40}, 3, type);
       const Results got = run(recipe(name), type, x, weight, dy);
-      const nn::OperandRounding rounding(recipe(name), "l", {}, {});
+      const nn::OperandRounding rounding = make_rounding(recipe(name));
       const auto round = [&](const at::Tensor& tensor, Operand operand, SumOver sum) {
-        return rounding.round(tensor.reshape({-1, tensor.size(-1)}).to(at::kDouble), operand, sum);
+        return rounding.round(tensor.reshape({-1, tensor.size(-1)}), operand, sum).to(at::kDouble);
       };
       const double once = type == at::kFloat ? 0x1p-24 : 0x1p-8;
       expect_bound("y", got.y, round(x, Operand::input, SumOver::columns),
@@ -91,10 +102,11 @@ TEST(OperandRounding, RepresentableValuesAreUnchanged) {
 
 // Blocks run along the sum: a large value flushes the small values that share its block to 0, and no others.
 TEST(OperandRounding, BlocksRunAlongTheSum) {
-  const auto zeros_of = [](const char* name, Operand operand, SumOver sum) {
-    at::Tensor x = at::full({64, 64}, 0x1p-40, at::kDouble);
+  const auto zeros_of = [](const std::string& name, Operand operand, SumOver sum) {
+    // The factors of NVFP4's blocks cover a smaller range.
+    at::Tensor x = at::full({64, 64}, name == "nvfp4" ? 0x1p-6 : 0x1p-40, at::kDouble);
     x[3][5] = 1;
-    const at::Tensor rounded = nn::OperandRounding(recipe(name), "l", {}, {}).round(x, operand, sum);
+    const at::Tensor rounded = make_rounding(recipe(name)).round(x, operand, sum);
     const at::Tensor rows = rounded.eq(0).sum(1), columns = rounded.eq(0).sum(0);
     return std::pair(rows[3].item<int64_t>(), columns[5].item<int64_t>());
   };
@@ -107,15 +119,63 @@ TEST(OperandRounding, BlocksRunAlongTheSum) {
     EXPECT_EQ(zeros_of("blockwise", Operand::input, sum),
               std::pair(int64_t{columns ? 63 : 0}, int64_t{columns ? 0 : 63}));
     EXPECT_EQ(zeros_of("blockwise", Operand::weight, sum), std::pair(int64_t{63}, int64_t{63}));
+    EXPECT_EQ(zeros_of("nvfp4", Operand::weight, sum), std::pair(int64_t{15}, int64_t{15}));
     EXPECT_EQ(zeros_of("tensorwise", Operand::input, sum), std::pair(int64_t{63}, int64_t{63}));
   }
+}
+
+// The other operands of the three products are rounded as before.
+TEST(OperandRounding, WeightGradientsStayUnrounded) {
+  const at::Tensor x = sample({20, 2, 48}, 1, at::kDouble), weight = sample({40, 48}, 2, at::kDouble),
+                   dy = sample({20, 2, 40}, 3, at::kDouble);
+  const Results plain = run({}, at::kDouble, x, weight, dy);
+  for (const char* const name : {"mxfp8", "nvfp4"}) {
+    config::Precision precision = recipe(name);
+    const Results rounded = run(precision, at::kDouble, x, weight, dy);
+    precision.fp8_wgrad = false;
+    const Results got = run(precision, at::kDouble, x, weight, dy);
+    EXPECT_TRUE(got.dw.equal(plain.dw)) << name;
+    EXPECT_FALSE(rounded.dw.equal(plain.dw)) << name;
+    EXPECT_TRUE(got.y.equal(rounded.y) && got.dx.equal(rounded.dx)) << name;
+    EXPECT_FALSE(got.y.equal(plain.y) || got.dx.equal(plain.dx)) << name;
+  }
+}
+
+// A value in the middle between two codes becomes either, with random numbers that depend on its location, on the
+// microbatch and on the product.
+TEST(OperandRounding, GradientsAreRoundedAtRandom) {
+  config::Precision precision = recipe("nvfp4");
+  precision.fp4_stochastic_rounding = true;
+  precision.fp4_hadamard = false;
+  nn::OperandRounding rounding = make_rounding(precision);
+  rounding.set_gradient_columns(64, {});
+  at::Tensor x = at::full({64, 64}, 5, at::kDouble);  // between the codes of 4 and 6 if the largest is 6
+  for (int64_t block = 0; block < 64; block += 16) x.select(1, block).fill_(6), x[block].fill_(6);
+  // Whether each of the 60 x 60 values was rounded up.
+  const auto round = [&](SumOver sum, int64_t counter, int64_t first_row) {
+    const at::Tensor number = at::full({1}, counter, at::kLong);
+    const at::Tensor y =
+        rounding.round(x, Operand::gradient, sum, {.positions = rounding.positions(64, first_row, number)});
+    const at::Tensor inner = y.view({4, 16, 4, 16}).narrow(1, 1, 15).narrow(3, 1, 15), up = inner.gt(5);
+    const at::Tensor code = up.to(at::kDouble).mul(2).add(4);
+    EXPECT_LE((inner - code).abs().max().item<double>(), 0x1p-50);  // the factor is a quotient
+    return up.clone();
+  };
+  const at::Tensor up = round(SumOver::columns, 1, 0);
+  EXPECT_NEAR(up.sum().item<double>(), 1800, 6 * 30);  // six standard deviations of 3,600 tosses
+  EXPECT_FALSE(up.select(1, 0).equal(up.select(1, 1)));
+  EXPECT_FALSE(up.select(3, 0).equal(up.select(3, 1)));
+  EXPECT_TRUE(round(SumOver::columns, 1, 0).equal(up));
+  EXPECT_FALSE(round(SumOver::columns, 2, 0).equal(up));
+  EXPECT_FALSE(round(SumOver::rows, 1, 0).equal(up));
+  EXPECT_TRUE(round(SumOver::columns, 1, 16).narrow(0, 0, 3).equal(up.narrow(0, 1, 3)));
 }
 
 // hybrid rounds gradients to e5m2, which has two fraction bits, all other operands to e4m3 with three.
 TEST(OperandRounding, FormatsFollowTheOperand) {
   const at::Tensor x = at::tensor({1.0, 1.125, 448.0}, at::kDouble).view({1, 3});
   for (const char* const format : {"hybrid", "e4m3"}) {
-    const nn::OperandRounding rounding(recipe("tensorwise", format), "l", {}, {});
+    const nn::OperandRounding rounding = make_rounding(recipe("tensorwise", format));
     for (const Operand operand : {Operand::input, Operand::weight, Operand::gradient}) {
       const bool coarse = operand == Operand::gradient && format == std::string("hybrid");
       EXPECT_EQ(rounding.round(x, operand, SumOver::columns).select(1, 1).item<double>(), coarse ? 1.0 : 1.125);
@@ -129,14 +189,14 @@ void expect_history(const char* algorithm, int64_t length, double margin, const 
   precision.fp8_amax_history_len = length;
   precision.fp8_margin = static_cast<int64_t>(margin);
   precision.fp8_amax_compute_algo = config::Choice<config::AmaxComputeAlgo>(algorithm);
-  nn::OperandRounding rounding(precision, "l", {}, {});
+  nn::OperandRounding rounding = make_rounding(precision);
   const auto history = rounding.make_history("l", at::kDouble, {});
   EXPECT_EQ(history->name, "l.operand_magnitudes");
   const std::vector<double> steps = {8, 2, 0, 4};
   for (size_t i = 0; i < steps.size(); ++i) {
     history->pending.zero_();
     const at::Tensor x = at::tensor({-steps[i], steps[i] / 2}, at::kDouble).view({1, 2});
-    rounding.round(x, Operand::input, SumOver::columns, {}, true);
+    rounding.round(x, Operand::input, SumOver::columns, {.counts = true});
     rounding.round(x * 64, Operand::input, SumOver::columns);  // does not count
     history->apply(*history);
     EXPECT_EQ(history->data.select(0, 0).select(0, 0).item<double>(), used[i]) << algorithm << " step " << i;

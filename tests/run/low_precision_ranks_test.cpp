@@ -51,6 +51,7 @@ void expect_equal(const std::string& yaml, const std::string& recipe, const std:
   std::map<int64_t, verify::LayoutRun> references;
   for (const Layout& layout : layouts) {
     std::vector<std::string> keys{"precision.fp8_format=hybrid", "precision.fp8_recipe=" + recipe};
+    if (recipe == "nvfp4") keys = {"precision.fp4_format=e2m1"};
     keys.insert(keys.end(), more.begin(), more.end());
     for (const std::string& key : layout.keys) keys.push_back("parallel." + key);
     SCOPED_TRACE(testing::PrintToString(keys));
@@ -78,6 +79,22 @@ TEST(LowPrecision, BlockwiseEqualsOneRank) {
   expect_equal(kWide, "blockwise", {{{kTp2}, 2}, {{kTp2, kSp, kPp2}, 4}, {{kPp2, "pipeline_schedule=zb_h1"}, 4}});
 }
 
+// Blocks of 16 tokens and the positions of gradients do not depend on the layout.
+TEST(LowPrecision, Nvfp4EqualsOneRank) {
+  expect_equal(kDense, "nvfp4", kLayouts);
+  expect_equal(kDense, "nvfp4", {{{kTp2, kSp}, 2}},
+               {"precision.fp4_square_weights=false", "precision.fp4_hadamard=false"});
+}
+TEST(LowPrecision, RecipesByNameEqualOneRank) {
+  expect_equal(kDense, "tensorwise", {{{kTp2, kSp, kPp2}, 4}},
+               {"precision.recipe_pattern=[linear_qkv=mxfp8,layers.1.mlp.linear_fc2=nvfp4,linear_proj=none]",
+                "precision.fp8_wgrad=false"});
+}
+TEST(LowPrecision, OutputLayerEqualsOneRank) {
+  for (const char* const recipe : {"delayed", "tensorwise"})
+    expect_equal(kDense, recipe, {{{kTp2}, 2}, {{kTp2, kSp, kPp2}, 4}}, {"precision.fp8_output_proj=true"});
+}
+
 // Experts: their blocks of rows contain the tokens of one rank.
 TEST(LowPrecision, Mxfp8OfExpertsEqualsOneRank) {
   expect_equal(kExperts, "mxfp8",
@@ -89,6 +106,11 @@ TEST(LowPrecision, Mxfp8OfExpertsEqualsOneRank) {
 // A factor of all rows of an expert: equal if a rank processes the rows of one microbatch, as one rank does.
 TEST(LowPrecision, TensorwiseOfExpertsEqualsOneRank) {
   expect_equal(kExperts, "tensorwise", {{{kTp2, kSp, kEtp2}, 2}, {{kPp2, "pipeline_schedule=zb_h1"}, 4}});
+}
+// Rows of experts have no position in a sequence, so their random numbers depend on the layout.
+TEST(LowPrecision, Nvfp4OfExpertsEqualsOneRank) {
+  expect_equal(kExperts, "nvfp4", {{{kTp2, kSp, kEtp2}, 2}, {{kPp2, "pipeline_schedule=zb_h1"}, 4}},
+               {"precision.fp4_stochastic_rounding=false"});
 }
 // The history of a step is the same however its rows are distributed.
 TEST(LowPrecision, DelayedOfExpertsEqualsOneRank) {

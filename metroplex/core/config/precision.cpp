@@ -39,7 +39,8 @@ Recipe Precision::recipe() const {
 Recipe Precision::recipe_of(const std::string& module) const {
   for (const std::string& text : recipe_pattern) {
     const auto entry = read_module_entry(text);
-    if (entry && matches_module(entry->pattern, module)) return value_of<Recipe>(entry->value).value();
+    const auto named = entry ? value_of<Recipe>(entry->value) : std::nullopt;
+    if (named && matches_module(entry->pattern, module)) return *named;
   }
   return recipe();
 }

@@ -87,6 +87,9 @@ void check_low_precision(Rules& rules) {
   rules.require(!precision.delays_scales() || !rules.config.model.moe_enable_echo, "model.moe_enable_echo", "true",
                 "moves experts between ranks, which would need the scales of other ranks",
                 concat("use another ", kRecipe));
+  rules.require(!precision.fp8_output_proj || precision.recipe_of("output_layer") != Recipe::nvfp4,
+                "precision.fp8_output_proj", "true", "the output layer cannot have 4 bits",
+                concat("add output_layer=mxfp8 to ", kRecipePattern, ", or turn it off"));
   for (const Recipe recipe : precision.recipes()) {
     rules.require(!has_tensor_factor(recipe) || !rules.config.parallel.hybrid_context_parallel,
                   "parallel.hybrid_context_parallel", "true",

@@ -106,7 +106,10 @@ MPX_NO_KERNEL(rope, T*, const Wide<T>*, const Wide<T>*, int, const RopeShape&)
 template <class T>
 MPX_NO_KERNEL(largest_magnitudes, Wide<T>*, Wide<T>*, const T*, const int64_t*, const RoundShape&)
 template <class T>
-MPX_NO_KERNEL(round_blocks, Wide<T>*, const T*, const Wide<T>*, const int64_t*, const RoundShape&)
+MPX_NO_KERNEL(round_blocks, Wide<T>*, const T*, const Wide<T>*, const int64_t*, const RoundShape&,
+              const RoundingNoise&)
+template <class T>
+MPX_NO_KERNEL(rotate_rows, Wide<T>*, const T*, const int64_t*, const RoundShape&)
 template <class T>
 MPX_NO_KERNEL(cross_entropy_statistics, const T*, const int64_t*, const RowStatistics<Wide<T>>&, const LogitsShape&)
 template <class T>
@@ -166,6 +169,7 @@ const Function OfElement<T>::kAll[] = {Function(&activation_forward_cuda<T>),
                                        Function(&rope_cuda<T>),
                                        Function(&largest_magnitudes_cuda<T>),
                                        Function(&round_blocks_cuda<T>),
+                                       Function(&rotate_rows_cuda<T>),
                                        Function(&cross_entropy_statistics_cuda<T>),
                                        Function(&cross_entropy_backward_cuda<T>)};
 #define MPX_ELEMENT(T) template struct OfElement<T>

@@ -1,3 +1,4 @@
+#include "base/philox.h"
 #include "kernels/group_walk.h"
 #include "kernels/launch.h"
 #include "kernels/round_blocks.h"
@@ -31,11 +32,22 @@ __global__ void __launch_bounds__(kThreads) largest_part_kernel(W* magnitudes, c
   if (threadIdx.x == 0) magnitudes[blockIdx.x] = largest;
 }
 
+template <class W>
+__device__ W random_value(const RoundingNoise& noise, int64_t row, int64_t column) {
+  int range = noise.num_ranges - 1;
+  while (noise.ranges[range].local > column) --range;
+  const DropoutRow at = dropout_row(noise.positions, row);
+  const int64_t index = at.start + noise.ranges[range].global + (column - noise.ranges[range].local);
+  const base::PhiloxBlock bits = base::philox4x32(noise.positions.key, static_cast<uint64_t>(index / 4), at.counter);
+  return unit_interval<W>(bits[static_cast<size_t>(index % 4)]);
+}
+
 // A thread block rounds every gridDim.x-th block of values, counted over all groups. The number of blocks in a group
 // depends on its rows.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
-    round_kernel(Wide<T>* out, const T* x, const Wide<T>* magnitudes, const int64_t* counts, RoundShape shape) {
+    round_kernel(Wide<T>* out, const T* x, const Wide<T>* magnitudes, const int64_t* counts, RoundShape shape,
+                 RoundingNoise noise) {
   using W = Wide<T>;
   const SmallForm form = small_form(shape.number);
   const int64_t block_rows = shape.whole_groups() ? 1 : shape.block_rows, across = shape.column_blocks(),
@@ -50,19 +62,54 @@ __global__ void __launch_bounds__(kThreads)
       const int64_t row = begin + block / across * block_rows, column = block % across * step;
       const int64_t rows = end - row < block_rows ? end - row : block_rows,
                     columns = shape.columns - column < step ? shape.columns - column : step;
-      W largest = shape.whole_groups() ? magnitudes[walk.group] : W(0);
+      const W of_group = magnitudes != nullptr ? magnitudes[walk.group] : W(0);
+      W largest = shape.whole_groups() ? of_group : W(0);
       if (!shape.whole_groups()) {
         for (int64_t i = threadIdx.x; i < rows * columns; i += kThreads)
           largest = Max{}(largest, absolute(load(x[(row + i / columns) * shape.columns + column + i % columns])));
         largest = block_reduce(largest, Max{});
       }
-      const CodeFactors<W> by = code_factors(largest, shape.number, shape.factor);
+      const CodeFactors<W> by = code_factors(largest, of_group, shape.number, shape.factor);
       for (int64_t i = threadIdx.x; i < rows * columns; i += kThreads) {
-        const int64_t at = (row + i / columns) * shape.columns + column + i % columns;
-        out[at] = round_small(load(x[at]) * by.encode, form) * by.decode;
+        const int64_t own_row = row + i / columns, own_column = column + i % columns,
+                      at = own_row * shape.columns + own_column;
+        const W scaled = load(x[at]) * by.encode;
+        const W code = noise.active()
+                           ? round_small_randomly(scaled, form, random_value<W>(noise, own_row, own_column))
+                           : round_small(scaled, form);
+        out[at] = code * by.decode;
       }
     }
     first += blocks;
+  }
+}
+
+// A thread rotates one column of every n-th block of 16 rows, counted over all groups.
+template <class T>
+__global__ void __launch_bounds__(kThreads)
+    rotate_kernel(Wide<T>* out, const T* x, const int64_t* counts, RoundShape shape) {
+  using W = Wide<T>;
+  const int64_t threads = int64_t{gridDim.x} * kThreads, thread = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  int64_t first = 0;  // the group's first item
+  for (GroupWalk walk{counts, shape.groups, shape.rows}; walk.next();) {
+    const int64_t items = (walk.end - walk.begin + kHadamardRows - 1) / kHadamardRows * shape.columns;
+    for (int64_t item = (thread - first % threads + threads) % threads; item < items; item += threads) {
+      const int64_t begin = walk.begin + item / shape.columns * kHadamardRows, column = item % shape.columns;
+      const int64_t rows = walk.end - begin < kHadamardRows ? walk.end - begin : kHadamardRows;
+      const bool whole = rows == kHadamardRows;
+      W values[kHadamardRows];
+      for (int64_t row = 0; row < rows; ++row)
+        values[row] = load(x[(begin + row) * shape.columns + column]) * (whole ? hadamard_factor(row) : 1.0F);
+      for (int64_t distance = 1; whole && distance < kHadamardRows; distance *= 2) {
+        for (int64_t row = 0; row < kHadamardRows; ++row) {
+          if ((row & distance) != 0) continue;
+          const W a = values[row], b = values[row + distance];
+          values[row] = a + b, values[row + distance] = a - b;
+        }
+      }
+      for (int64_t row = 0; row < rows; ++row) out[(begin + row) * shape.columns + column] = values[row];
+    }
+    first += items;
   }
 }
 
@@ -82,19 +129,27 @@ void largest_magnitudes_cuda(Wide<T>* magnitudes, Wide<T>* parts, const T* x, co
 
 template <class T>
 void round_blocks_cuda(Wide<T>* out, const T* x, const Wide<T>* magnitudes, const int64_t* counts,
-                       const RoundShape& shape, CUstream_st* stream) {
+                       const RoundShape& shape, const RoundingNoise& noise, CUstream_st* stream) {
   const int64_t block_rows = shape.whole_groups() ? 1 : shape.block_rows;
   const int64_t blocks = (shape.rows / block_rows + shape.groups) * shape.column_blocks();
   if (shape.rows == 0 || shape.columns == 0) return;
   launch_kernel("round_blocks", round_kernel<T>, Grid{blocks_for(blocks * kThreads), kThreads, 0, stream}, out, x,
-                magnitudes, counts, shape);
+                magnitudes, counts, shape, noise);
+}
+
+template <class T>
+void rotate_rows_cuda(Wide<T>* out, const T* x, const int64_t* counts, const RoundShape& shape, CUstream_st* stream) {
+  const int64_t items = (shape.rows / kHadamardRows + shape.groups) * shape.columns;
+  if (shape.rows == 0 || shape.columns == 0) return;
+  launch_kernel("rotate_rows", rotate_kernel<T>, Grid{blocks_for(items), kThreads, 0, stream}, out, x, counts, shape);
 }
 
 #define MPX_INSTANTIATE(T)                                                                                  \
   template void largest_magnitudes_cuda<T>(Wide<T>*, Wide<T>*, const T*, const int64_t*, const RoundShape&, \
                                            CUstream_st*);                                                   \
   template void round_blocks_cuda<T>(Wide<T>*, const T*, const Wide<T>*, const int64_t*, const RoundShape&, \
-                                     CUstream_st*)
+                                     const RoundingNoise&, CUstream_st*);                                   \
+  template void rotate_rows_cuda<T>(Wide<T>*, const T*, const int64_t*, const RoundShape&, CUstream_st*)
 MPX_FOR_ELEMENTS(MPX_INSTANTIATE);
 
 }  // namespace metroplex::kernels

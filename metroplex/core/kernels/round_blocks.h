@@ -1,10 +1,11 @@
-// Rounds operands of products to 8 bits. The values of a block share a factor, so that the block's largest
+// Rounds operands of products to 8 or 4 bits. The values of a block share a factor, so that the block's largest
 // magnitude becomes the largest value of the format. The results are the rounded values after the division by the
 // factor, in float or double. Rows belong to groups, the experts of a layer: no block contains rows of two groups.
 #pragma once
 
 #include <cstdint>
 
+#include "kernels/dropout.h"
 #include "kernels/half.h"
 #include "kernels/small_number.h"
 
@@ -13,8 +14,9 @@ struct CUstream_st;
 namespace metroplex::kernels {
 
 // Form of a block's factor. fp32: any number. power_of_two: the largest that does not exceed the fp32 factor (E8M0;
-// TransformerEngine's MXFP8 and blockwise recipes).
-enum class BlockFactor { fp32, power_of_two };
+// TransformerEngine's MXFP8 and blockwise recipes). e4m3: the inverse factor is an e4m3 number times a factor of the
+// group (NVFP4, arXiv 2509.25149).
+enum class BlockFactor { fp32, power_of_two, e4m3 };
 
 struct RoundShape {
   int64_t rows = 0, columns = 0;  // contiguous
@@ -28,16 +30,36 @@ struct RoundShape {
   constexpr bool whole_groups() const { return block_rows == 0 && block_columns == 0; }
 };
 
+// Random numbers of stochastic rounding, from the location of a value in the unsharded tensor.
+struct RoundingNoise {
+  static constexpr int kRanges = 8;
+  // Columns from `local` on, up to the next range, are columns from `global` on of the unsharded tensor.
+  struct Range {
+    int64_t local, global;
+  };
+  DropoutShape positions;  // width: columns of the unsharded tensor. counters null: round to nearest
+  Range ranges[kRanges] = {};
+  int num_ranges = 1;
+
+  constexpr bool active() const { return positions.rows.counters != nullptr; }
+};
+
 // `counts` [groups] int64 on the device: numbers of consecutive rows of each group; rows after the last group are
 // neither read nor written. Null: all groups have rows / groups rows.
 
 // magnitudes [groups]: the largest magnitude of each group, 0 without rows. NaN is ignored.
 template <class T>
 void largest_magnitudes(Wide<T>* magnitudes, const T* x, const int64_t* counts, const RoundShape& shape);
-// out [rows, columns]. `magnitudes` [groups] are read only if blocks are whole groups.
+// out [rows, columns]. `magnitudes` [groups] are read if blocks are whole groups, and for BlockFactor::e4m3.
 template <class T>
-void round_blocks(Wide<T>* out, const T* x, const Wide<T>* magnitudes, const int64_t* counts,
-                  const RoundShape& shape);
+void round_blocks(Wide<T>* out, const T* x, const Wide<T>* magnitudes, const int64_t* counts, const RoundShape& shape,
+                  const RoundingNoise& noise = {});
+// Multiplies each 16 consecutive rows of a group by a Hadamard matrix with random signs: H diag(signs) / 4 with
+// TransformerEngine's signs. It is orthogonal, so the products of two rotated matrices over their rows are unchanged.
+// The last rows of a group, fewer than 16, are copied. out [rows, columns]; the shape's blocks are not used.
+constexpr int64_t kHadamardRows = 16;
+template <class T>
+void rotate_rows(Wide<T>* out, const T* x, const int64_t* counts, const RoundShape& shape);
 
 // GPU versions, enqueued on `stream`; all pointers are device pointers. They throw base::Error("cuda", ...) if the
 // launch fails. `parts`: scratch for groups * kMagnitudeParts numbers.
@@ -47,7 +69,12 @@ void largest_magnitudes_cuda(Wide<T>* magnitudes, Wide<T>* parts, const T* x, co
                              const RoundShape& shape, CUstream_st* stream);
 template <class T>
 void round_blocks_cuda(Wide<T>* out, const T* x, const Wide<T>* magnitudes, const int64_t* counts,
-                       const RoundShape& shape, CUstream_st* stream);
+                       const RoundShape& shape, const RoundingNoise& noise, CUstream_st* stream);
+template <class T>
+void rotate_rows_cuda(Wide<T>* out, const T* x, const int64_t* counts, const RoundShape& shape, CUstream_st* stream);
+
+// The factor of row `row` of a block before the additions of the Hadamard matrix.
+constexpr MPX_INLINE float hadamard_factor(int64_t row) { return (0xD7E8 >> row & 1) != 0 ? -0.25F : 0.25F; }
 
 // A value x becomes decode * round_small(encode * x).
 template <class W>
@@ -69,10 +96,17 @@ constexpr MPX_INLINE W factor_to(W largest, W magnitude) {
   return factor < kHuge ? factor : kHuge;
 }
 
-// `magnitude`: the largest of the block.
+// `magnitude`: the largest of the block; `of_group`: the largest of its group, for BlockFactor::e4m3.
 template <class W>
-constexpr MPX_INLINE CodeFactors<W> code_factors(W magnitude, SmallNumber number, BlockFactor kind) {
-  W encode = factor_to(static_cast<W>(small_form(number).largest), magnitude);
+constexpr MPX_INLINE CodeFactors<W> code_factors(W magnitude, W of_group, SmallNumber number, BlockFactor kind) {
+  const auto largest = static_cast<W>(small_form(number).largest);
+  if (kind == BlockFactor::e4m3) {
+    const SmallForm inner = small_form(SmallNumber::e4m3);
+    const W group = factor_to(static_cast<W>(inner.largest) * largest, of_group);
+    const W decode = round_small(magnitude / largest * group, inner) * (W(1) / group);
+    return decode > 0 ? CodeFactors<W>{factor_to(W(1), decode), decode} : CodeFactors<W>{W(0), W(0)};
+  }
+  W encode = factor_to(largest, magnitude);
   if (kind == BlockFactor::power_of_two) encode = floor_power(encode);
   return {encode, W(1) / encode};
 }

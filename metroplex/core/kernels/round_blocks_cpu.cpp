@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "kernels/dropout_rows.h"
 #include "kernels/expert_spans.h"
 
 #pragma GCC optimize("O3,no-math-errno,no-trapping-math")
@@ -31,25 +32,65 @@ MPX_INLINE Wide<T> row_maximum(const T* __restrict x, int64_t n, Wide<T> so_far)
 }
 
 // maximum_of_row: the largest of n values and `so_far`. maxima_of_columns: of every column. round_row: with one
-// factor. round_columns: with one factor per column.
+// factor. round_columns: with one factor per column. Stochastic with `noise`, if it is not null. scale_row:
+// without rounding.
 #define MPX_ROWS(replicas, T)                                                                                      \
   replicas Wide<T> maximum_of_row(const T* x, int64_t n, Wide<T> so_far) { return row_maximum(x, n, so_far); }     \
   replicas void maxima_of_columns(Wide<T>* __restrict maxima, const T* __restrict x, int64_t n) {                  \
     for (int64_t i = 0; i < n; ++i) maxima[i] = larger(maxima[i], load(x[i]));                                     \
   }                                                                                                                \
+  replicas void scale_row(Wide<T>* __restrict out, const T* __restrict x, Wide<T> factor, int64_t n) {             \
+    for (int64_t i = 0; i < n; ++i) out[i] = load(x[i]) * factor;                                                  \
+  }                                                                                                                \
   replicas void round_row(Wide<T>* __restrict out, const T* __restrict x, CodeFactors<Wide<T>> by, SmallForm form, \
-                          int64_t n) {                                                                             \
-    for (int64_t i = 0; i < n; ++i) out[i] = round_small(load(x[i]) * by.encode, form) * by.decode;                \
+                          const Wide<T>* __restrict noise, int64_t n) {                                            \
+    if (noise == nullptr) {                                                                                        \
+      for (int64_t i = 0; i < n; ++i) out[i] = round_small(load(x[i]) * by.encode, form) * by.decode;              \
+    } else {                                                                                                       \
+      for (int64_t i = 0; i < n; ++i)                                                                              \
+        out[i] = round_small_randomly(load(x[i]) * by.encode, form, noise[i]) * by.decode;                         \
+    }                                                                                                              \
   }                                                                                                                \
   replicas void round_columns(Wide<T>* __restrict out, const T* __restrict x, const Wide<T>* __restrict encode,    \
-                              const Wide<T>* __restrict decode, SmallForm form, int64_t n) {                       \
-    for (int64_t i = 0; i < n; ++i) out[i] = round_small(load(x[i]) * encode[i], form) * decode[i];                \
+                              const Wide<T>* __restrict decode, SmallForm form, const Wide<T>* __restrict noise,   \
+                              int64_t n) {                                                                         \
+    if (noise == nullptr) {                                                                                        \
+      for (int64_t i = 0; i < n; ++i) out[i] = round_small(load(x[i]) * encode[i], form) * decode[i];              \
+    } else {                                                                                                       \
+      for (int64_t i = 0; i < n; ++i)                                                                              \
+        out[i] = round_small_randomly(load(x[i]) * encode[i], form, noise[i]) * decode[i];                         \
+    }                                                                                                              \
   }
 MPX_ROWS(MPX_VECTOR_CLONES, float)
 MPX_ROWS(MPX_HALF_CLONES, Bf16)
 MPX_ROWS(MPX_HALF_CLONES, F16)
 MPX_ROWS(, double)
 #undef MPX_ROWS
+
+// Replaces rows a and b by their sum and difference.
+#define MPX_BUTTERFLY(replicas, W)                                       \
+  replicas void butterfly(W* __restrict a, W* __restrict b, int64_t n) { \
+    for (int64_t i = 0; i < n; ++i) {                                    \
+      const W sum = a[i] + b[i], difference = a[i] - b[i];               \
+      a[i] = sum, b[i] = difference;                                     \
+    }                                                                    \
+  }
+MPX_BUTTERFLY(MPX_VECTOR_CLONES, float)
+MPX_BUTTERFLY(, double)
+#undef MPX_BUTTERFLY
+
+// Writes the random numbers of columns [begin, end) of a row, which are adjacent in the unsharded row.
+template <class W>
+void fill_noise(W* out, const RoundingNoise& noise, const DropoutRow& row, int64_t begin, int64_t end,
+                int64_t global) {
+  const int64_t start = row.start + global;
+  uint32_t bits[kDrawn];
+  for (int64_t first = begin - start % 4; first < end; first += kDrawn) {
+    philox_blocks(noise.positions.key, static_cast<uint64_t>((start + first - begin) / 4), row.counter, bits);
+    for (int64_t i = std::max(begin, first); i < std::min(end, first + kDrawn); ++i)
+      out[i] = unit_interval<W>(bits[i - first]);
+  }
+}
 
 struct RowBlock {
   int64_t group, begin, end;
@@ -87,22 +128,38 @@ struct Blocks {
   const T* x;
   const W* magnitudes;
   RoundShape shape;
+  RoundingNoise noise;
+
+  // The random numbers of a row in `noise_row`; null: round to nearest.
+  const W* row_noise(int64_t row, std::vector<W>& noise_row) const {
+    if (!noise.active()) return nullptr;
+    noise_row.resize(static_cast<size_t>(shape.columns));
+    const DropoutRow at = dropout_row(noise.positions, row);
+    for (int i = 0; i < noise.num_ranges; ++i) {
+      const bool last = i + 1 == noise.num_ranges;
+      fill_noise(noise_row.data(), noise, at, noise.ranges[i].local, last ? shape.columns : noise.ranges[i + 1].local,
+                 noise.ranges[i].global);
+    }
+    return noise_row.data();
+  }
 
   // encode, decode: one factor for each block of columns.
   void round_rows(const RowBlock& block, const std::vector<W>& encode, const std::vector<W>& decode) const {
     const SmallForm form = small_form(shape.number);
     const int64_t columns = shape.columns, step = shape.column_step();
+    std::vector<W> noise_row;
     for (int64_t row = block.begin; row < block.end; ++row) {
+      const W* const uniform = row_noise(row, noise_row);
       const T* const from = x + row * columns;
       W* const to = out + row * columns;
       if (step == 1) {
-        round_columns(to, from, encode.data(), decode.data(), form, columns);
+        round_columns(to, from, encode.data(), decode.data(), form, uniform, columns);
         continue;
       }
       for (size_t block_index = 0; block_index < encode.size(); ++block_index) {
         const int64_t first = static_cast<int64_t>(block_index) * step;
         round_row(to + first, from + first, {encode[block_index], decode[block_index]}, form,
-                  std::min(step, columns - first));
+                  uniform == nullptr ? nullptr : uniform + first, std::min(step, columns - first));
       }
     }
   }
@@ -125,10 +182,11 @@ struct Blocks {
   }
 
   void round(const RowBlock& block) const {
-    std::vector<W> encode = shape.whole_groups() ? std::vector<W>{magnitudes[block.group]} : block_magnitudes(block);
+    const W of_group = magnitudes != nullptr ? magnitudes[block.group] : W(0);
+    std::vector<W> encode = shape.whole_groups() ? std::vector<W>{of_group} : block_magnitudes(block);
     std::vector<W> decode(encode.size());
     for (size_t block_index = 0; block_index < encode.size(); ++block_index) {
-      const CodeFactors<W> factors = code_factors(encode[block_index], shape.number, shape.factor);
+      const CodeFactors<W> factors = code_factors(encode[block_index], of_group, shape.number, shape.factor);
       encode[block_index] = factors.encode, decode[block_index] = factors.decode;
     }
     round_rows(block, encode, decode);
@@ -150,17 +208,35 @@ void largest_magnitudes(Wide<T>* magnitudes, const T* x, const int64_t* counts, 
 }
 
 template <class T>
-void round_blocks(Wide<T>* out, const T* x, const Wide<T>* magnitudes, const int64_t* counts,
-                  const RoundShape& shape) {
-  const Blocks<T> blocks{out, x, magnitudes, shape};
+void round_blocks(Wide<T>* out, const T* x, const Wide<T>* magnitudes, const int64_t* counts, const RoundShape& shape,
+                  const RoundingNoise& noise) {
+  const Blocks<T> blocks{out, x, magnitudes, shape, noise};
   // Rows of one group that share a factor are rounded independently.
   const int64_t block_rows = shape.whole_groups() ? 1 : shape.block_rows;
   for_blocks(row_blocks(counts, shape, block_rows), shape, [&](const RowBlock& block) { blocks.round(block); });
 }
 
-#define MPX_INSTANTIATE(T)                                                                    \
-  template void largest_magnitudes<T>(Wide<T>*, const T*, const int64_t*, const RoundShape&); \
-  template void round_blocks<T>(Wide<T>*, const T*, const Wide<T>*, const int64_t*, const RoundShape&)
+template <class T>
+void rotate_rows(Wide<T>* out, const T* x, const int64_t* counts, const RoundShape& shape) {
+  const int64_t columns = shape.columns;
+  for_blocks(row_blocks(counts, shape, kHadamardRows), shape, [&](const RowBlock& block) {
+    const bool whole = block.end - block.begin == kHadamardRows;
+    Wide<T>* const rows = out + block.begin * columns;
+    for (int64_t row = 0; row < block.end - block.begin; ++row) {
+      const float factor = whole ? hadamard_factor(row) : 1.0F;
+      scale_row(rows + row * columns, x + (block.begin + row) * columns, factor, columns);
+    }
+    for (int64_t distance = 1; whole && distance < kHadamardRows; distance *= 2)
+      for (int64_t row = 0; row < kHadamardRows; ++row)
+        if ((row & distance) == 0) butterfly(rows + row * columns, rows + (row + distance) * columns, columns);
+  });
+}
+
+#define MPX_INSTANTIATE(T)                                                                             \
+  template void largest_magnitudes<T>(Wide<T>*, const T*, const int64_t*, const RoundShape&);          \
+  template void round_blocks<T>(Wide<T>*, const T*, const Wide<T>*, const int64_t*, const RoundShape&, \
+                                const RoundingNoise&);                                                 \
+  template void rotate_rows<T>(Wide<T>*, const T*, const int64_t*, const RoundShape&)
 MPX_FOR_ELEMENTS(MPX_INSTANTIATE);
 
 }  // namespace metroplex::kernels

@@ -119,7 +119,7 @@ at::Tensor MultiTokenSegment::project_inputs(const at::Tensor& before, const nn:
   const at::Tensor both = at::cat({nn::normalize(embedding_norm_, word_embeddings.tensor(), saving_).x,
                                    nn::normalize(hidden_norm_, before, saving_).x},
                                   2);
-  const at::Tensor out = projection_.forward(both);
+  const at::Tensor out = projection_.forward(both, ahead);
   return fp32_residual_ ? out.to(at::kFloat) : out;
 }
 

@@ -42,13 +42,14 @@ Experts::Experts(const std::string& name, const config::Model& model, const nn::
       grouped_(model.moe_grouped_gemm),
       scales_input_(model.moe_apply_probs_on_input),
       first_of_etp_(at.etp_rank() == 0),
+      first_row_(int64_t{at.experts.index()} << 32),
       slots_(at.slots),
       fill_(config::expert_fill(model, at.etp, at.ep)),
       buffers_(at.buffers),
       stash_(at.stash),
       products_(context.target, at.local_groups(model.num_moe_experts), -1, fill_),
-      rounding1_(context.precision, name + ".linear_fc1", context.target, {{{}, {at.inner}, {at.inner}}}),
-      rounding2_(context.precision, name + ".linear_fc2", context.target, {{{at.inner}, {at.inner}, {}}}),
+      rounding1_(context, name + ".linear_fc1", {{{}, {at.inner}, {at.inner}}}),
+      rounding2_(context, name + ".linear_fc2", {{{at.inner}, {at.inner}, {}}}),
       rows_(nn::activation_spec(model, context.target)) {
   const StackSizes sizes{model.num_moe_experts, config::expert_ffn_width(model), model.gated_linear_unit};
   const int64_t hidden = config::expert_row_width(model);
@@ -67,6 +68,8 @@ Experts::Experts(const std::string& name, const config::Model& model, const nn::
     weight->operand_history =
         rounding->make_history(weight->name, context.dtype, at.holders, sizes.experts, stack_cuts(sizes, at, -1));
   }
+  rounding1_.set_gradient_columns(fc1_.local_shape[1], {});
+  rounding2_.set_gradient_columns(fc2_.local_shape[1], {});
   if (at.etp > 1) {
     rounding1_.check_shards(fc1_.name, {fc2_.local_shape[2]});
     rounding2_.check_shards(fc2_.name, {fc2_.local_shape[2]});
@@ -115,7 +118,7 @@ void plain_product(const device::Target& target, at::Tensor out, const at::Tenso
 }  // namespace
 
 Experts::Counts Experts::counts_of(const ExpertRows& in) const {
-  Counts counts{in.counts, {}};
+  Counts counts{in.counts, {}, in.counter};
   if (grouped_) return counts;
   const int64_t experts = in.counts.numel(), all = in.x.size(0);
   if (target_.meta) {  // counts are unknown: assume an even load
@@ -158,7 +161,7 @@ namespace {
 GroupedWeights rounded_weights(const nn::OperandRounding& rounding, const GroupedWeights& weights, nn::SumOver sum,
                                bool counts) {
   const auto round = [&](const at::Tensor& stack) {
-    return stack.defined() ? rounding.round(stack, nn::Operand::weight, sum, {stack.size(0)}, counts) : stack;
+    return stack.defined() ? rounding.round(stack, nn::Operand::weight, sum, {{stack.size(0), {}}, counts}) : stack;
   };
   return {round(weights.home), round(weights.replicas)};
 }
@@ -168,9 +171,12 @@ GroupedWeights rounded_weights(const nn::OperandRounding& rounding, const Groupe
 at::Tensor Experts::rounded_product(const nn::OperandRounding& rounding, GroupedOp op, const at::Tensor& rows,
                                     const GroupedWeights& weights, const Counts& counts, bool trains) const {
   const bool forward = op == GroupedOp::forward;
-  const nn::RowGroups groups{counts.device.numel(), counts.device};
-  const at::Tensor rounded = rounding.round(rows, forward ? nn::Operand::input : nn::Operand::gradient,
-                                            nn::SumOver::columns, groups, trains);
+  const nn::RoundOptions options{
+      {counts.device.numel(), counts.device},
+      trains,
+      forward ? nn::DropoutMask() : rounding.positions(rows.size(0), first_row_, counts.counter)};
+  const at::Tensor rounded =
+      rounding.round(rows, forward ? nn::Operand::input : nn::Operand::gradient, nn::SumOver::columns, options);
   const nn::SumOver sum = forward ? nn::SumOver::columns : nn::SumOver::rows;
   return product(op, rounded, rounded_weights(rounding, weights, sum, forward && trains), counts)
       .to(rows.scalar_type());
@@ -180,8 +186,9 @@ at::Tensor Experts::rounded_weight_gradient(const nn::OperandRounding& rounding,
                                             const at::Tensor& dy, const at::Tensor& x, const Counts& counts) const {
   if (!rounding.rounds_weight_gradients()) return weight_gradient(weight, dy, x, counts);
   const nn::RowGroups groups{counts.device.numel(), counts.device};
-  return weight_gradient(weight, rounding.round(dy, nn::Operand::gradient, nn::SumOver::rows, groups),
-                         rounding.round(x, nn::Operand::input, nn::SumOver::rows, groups), counts);
+  const nn::RoundOptions of_rows{groups, false, rounding.positions(dy.size(0), first_row_, counts.counter)};
+  return weight_gradient(weight, rounding.round(dy, nn::Operand::gradient, nn::SumOver::rows, of_rows),
+                         rounding.round(x, nn::Operand::input, nn::SumOver::rows, {groups}), counts);
 }
 
 at::Tensor* Experts::replicas_of(const nn::Param& home, at::Tensor& gradient) const {

@@ -64,9 +64,10 @@ struct StackSizes {
 std::vector<topology::DimShard> stack_cuts(const StackSizes& sizes, const ExpertContext& at, int cut_dim);
 
 struct ExpertRows {
-  at::Tensor x;       // [R, h], rows grouped by expert; rows after the last group are never read
-  at::Tensor probs;   // [R], at least fp32
-  at::Tensor counts;  // [local experts + slots] int64 on the device: rows of each; their sum is at most R
+  at::Tensor x;             // [R, h], rows grouped by expert; rows after the last group are never read
+  at::Tensor probs;         // [R], at least fp32
+  at::Tensor counts;        // [local experts + slots] int64 on the device: rows of each; their sum is at most R
+  at::Tensor counter = {};  // [1] int64: number of the microbatch, for stochastic rounding; undefined in evaluation
 };
 
 class Experts {
@@ -94,6 +95,7 @@ class Experts {
   struct Counts {
     at::Tensor device;
     std::vector<int64_t> host;  // only without grouped GEMM
+    at::Tensor counter;         // ExpertRows::counter
   };
   // `input` multiplies the rows before fc1, `probs` the activation and bias; exactly one is defined.
   struct Factors {
@@ -157,6 +159,7 @@ class Experts {
   device::Target target_;
   nn::SavePolicy saving_;
   bool grouped_, scales_input_, first_of_etp_;
+  int64_t first_row_;  // distinguishes the rows of different ranks in stochastic rounding
   int64_t slots_;
   double fill_;  // config::expert_fill
   std::shared_ptr<const StaticBuffers> buffers_;

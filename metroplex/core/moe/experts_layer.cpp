@@ -27,7 +27,7 @@ nn::LinearSpec latent_spec(const std::string& layer, const char* word, int64_t i
 }
 
 at::Tensor project(std::optional<nn::Linear>& linear, const nn::Input& in, const nn::Microbatch& batch) {
-  return linear ? linear->forward(in, linear->adapter_rows(in, batch)) : in.x;
+  return linear ? linear->forward(in, batch) : in.x;
 }
 
 class RouterSegment final : public nn::Segment {
@@ -219,6 +219,8 @@ class ExpertsSegment final : public nn::Segment {
     if (values.replicas.defined()) replicas = make_replicas(values, context);
     if (values.state) under_way = std::exchange(values.state->replicas, {});
     if (under_way.defined()) replicas.under_way = &under_way;
+    const at::Tensor& samples = context.batch.counters.samples;
+    if (samples.defined()) values.rows.counter = samples.narrow(0, 0, 1);
     values.row_output = layer_->experts.forward(values.rows, replicas, context.is_recompute);
     values.rows = {};
     values.replicas = {};

@@ -287,9 +287,9 @@ std::vector<at::Tensor> SelfAttention::run_core_backward(const at::Tensor& dout,
 at::Tensor SelfAttention::forward(const Input& in, const Microbatch& batch, const at::Tensor& query_sbh) {
   MPX_ASSERT(query_sbh.defined() == spec_.has_external_query, spec_.name,
              ": the source of the queries differs from the spec");
-  const at::Tensor fused = fused_.forward(in, fused_.adapter_rows(in, batch));
-  const Input out = run_core(fused, q_ ? q_->forward(query_sbh) : at::Tensor(), batch);
-  return proj_.forward(out, proj_.adapter_rows(out, batch));
+  const at::Tensor fused = fused_.forward(in, batch);
+  const Input out = run_core(fused, q_ ? q_->forward(query_sbh, batch) : at::Tensor(), batch);
+  return proj_.forward(out, batch);
 }
 
 void SelfAttention::collect_params(std::vector<Param*>& params) {

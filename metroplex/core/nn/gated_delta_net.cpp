@@ -161,7 +161,7 @@ Input GatedDeltaNet::run_core(const at::Tensor& projected, const Microbatch& bat
 
 at::Tensor GatedDeltaNet::forward(const Input& in, const Microbatch& batch, const at::Tensor& query_sbh) {
   MPX_ASSERT(!query_sbh.defined(), spec_.name, ": linear attention has no external queries");
-  return out_proj_.forward(run_core(in_proj_.forward(in), batch));
+  return out_proj_.forward(run_core(in_proj_.forward(in, batch), batch), batch);
 }
 
 void GatedDeltaNet::collect_params(std::vector<Param*>& params) {

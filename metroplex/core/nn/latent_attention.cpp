@@ -24,11 +24,6 @@ LinearSpec query_spec(const AttentionSpec& spec, const config::Model& m) {
   return latent_linear(spec.name + ".linear_q_proj", "q_proj", m.hidden_size, out, false);
 }
 
-template <class Linear>
-at::Tensor run_linear(Linear& linear, const Input& in, const Microbatch& batch) {
-  return linear.forward(in, linear.adapter_rows(in, batch));
-}
-
 CoreSpec latent_core_spec(const AttentionSpec& spec, const config::Model& model, const LayerContext& context) {
   CoreSpec core = core_spec(spec, model, context);
   const double mscale = yarn_mscale(model.rotary_scaling_factor, model.mscale_all_dim);
@@ -147,11 +142,11 @@ at::Tensor LatentAttention::forward(const Input& in, const Microbatch& batch, co
     return norm ? normalize(*norm, x, saving_) : Input(x);
   };
   Projections projections;
-  projections.q = run_linear(q_, q_down_ ? normed(q_norm_, run_linear(*q_down_, in, batch)) : in, batch);
-  const at::Tensor down = run_linear(kv_down_, in, batch);
-  projections.kv = run_linear(kv_up_, normed(kv_norm_, down.narrow(2, 0, latent_dim_)), batch);
+  projections.q = q_.forward(q_down_ ? normed(q_norm_, q_down_->forward(in, batch)) : in, batch);
+  const at::Tensor down = kv_down_.forward(in, batch);
+  projections.kv = kv_up_.forward(normed(kv_norm_, down.narrow(2, 0, latent_dim_)), batch);
   projections.k_rotated = gather_for_heads(down.narrow(2, latent_dim_, rotated_dim_));
-  return run_linear(proj_, run_core(projections, batch), batch);
+  return proj_.forward(run_core(projections, batch), batch);
 }
 
 void LatentAttention::collect_params(std::vector<Param*>& params) {

@@ -135,7 +135,7 @@ Input LightningAttention::run(const at::Tensor& projected, const Microbatch& bat
 
 at::Tensor LightningAttention::forward(const Input& in, const Microbatch& batch, const at::Tensor& query_sbh) {
   MPX_ASSERT(!query_sbh.defined(), spec_.name, ": linear attention has no external queries");
-  return out_proj_.forward(run(in_proj_.forward(in), batch));
+  return out_proj_.forward(run(in_proj_.forward(in, batch), batch), batch);
 }
 
 void LightningAttention::collect_params(std::vector<Param*>& params) {

@@ -44,11 +44,6 @@ PendingTensor start_reduce(const at::Tensor& x, const comm::Group& sp, const com
   return pending;
 }
 
-struct AdaptersSaved {
-  AdapterRows rows;
-  std::vector<SavedAdapter> values;
-};
-
 topology::DimShard output_shard(const LinearSpec& spec, const comm::Group& tp) {
   const std::vector<int64_t> whole{spec.out_features};
   return topology::even_shards(0, topology::Axis::tp, spec.sections.empty() ? whole : spec.sections, tp.size(),
@@ -75,7 +70,7 @@ OperandRounding make_rounding(const std::string& name, LinearSplit split, const 
     at(Operand::weight).push_back(tp);
     at(split == LinearSplit::input ? Operand::input : Operand::gradient).push_back(tp);
   }
-  return {context.precision, name, context.target, std::move(shards)};
+  return {context, name, std::move(shards)};
 }
 
 OperandRounding make_head_rounding(const LayerContext& context) {
@@ -130,6 +125,9 @@ Linear::Linear(const LinearSpec& spec, LinearSplit split, const LayerContext& co
   weight_ = param(".weight", {spec.out_features, spec.in_features}, std::move(weight), spec.init);
   check_blocks(rounding_, *weight_, tp);
   weight_->operand_history = rounding_.make_history(spec.name, context.dtype, context.tp_dp_cp);
+  const bool sharded = split == LinearSplit::output && tp.size() > 1;
+  rounding_.set_gradient_columns(
+      spec.out_features, sharded ? weight_->placement.cuts.front().ranges : std::vector<topology::RowRange>());
   if (spec.bias) bias_ = param(".bias", {spec.out_features}, std::move(bias), Init::zeros);
 }
 
@@ -147,35 +145,39 @@ Linear::Linear(std::shared_ptr<Param> weight, const LayerContext& context)
   weight_->operand_history = rounding_.make_history("output_layer", context.dtype, context.tp_dp_cp);
 }
 
-AdapterRows Linear::adapter_rows(const Input& in, const Microbatch& batch) const {
+LinearRows Linear::rows(const Input& in, const Microbatch& batch) const {
   std::vector<int64_t> sizes = in.x.sizes().vec();
   const int64_t first_row = split_ == LinearSplit::none ? sizes[0] * sp_.index() : 0;
   if (split_ == LinearSplit::output) sizes[0] *= sp_.size();
-  return adapters_.rows(sizes, first_row, batch);
+  return {adapters_.rows(sizes, first_row, batch), rounding_.positions(sizes, first_row, batch)};
 }
 
 at::Tensor Linear::output(const at::Tensor& x, const at::Tensor& bias, bool trains) const {
   if (wide_output_ && !rounding_.rounds()) return wide_linear_product(target_, x, weight_->data.t());
-  const at::Tensor rounded = rounding_.round(x, Operand::input, SumOver::columns, {}, trains),
-                   matrix = rounding_.round(weight_->data, Operand::weight, SumOver::columns, {}, trains).t();
+  const RoundOptions options{.counts = trains};
+  const at::Tensor rounded = rounding_.round(x, Operand::input, SumOver::columns, options),
+                   matrix = rounding_.round(weight_->data, Operand::weight, SumOver::columns, options).t();
   const at::Tensor same_type = bias.defined() ? bias.to(rounded.scalar_type()) : bias;
   const at::Tensor out = linear_product(target_, rounded, matrix, same_type);
   return wide_output_ ? out : out.to(x.scalar_type());
 }
 
-at::Tensor Linear::input_gradient(const at::Tensor& dy) const {
-  return linear_product(target_, rounding_.round(dy, Operand::gradient, SumOver::columns, {}, true),
+at::Tensor Linear::input_gradient(const at::Tensor& dy, const DropoutMask& positions) const {
+  const RoundOptions options{.counts = true, .positions = positions};
+  return linear_product(target_, rounding_.round(dy, Operand::gradient, SumOver::columns, options),
                         rounding_.round(weight_->data, Operand::weight, SumOver::rows))
       .to(dy.scalar_type());
 }
 
-void Linear::put_weight_gradient(at::Tensor& gradient, const at::Tensor& dy, const at::Tensor& x, bool adds) const {
+void Linear::put_weight_gradient(at::Tensor& gradient, const at::Tensor& dy, const at::Tensor& x,
+                                 const DropoutMask& positions, bool adds) const {
   if (!rounding_.rounds_weight_gradients()) return put_linear_weight_gradient(target_, gradient, dy, x, adds);
-  put_linear_weight_gradient(target_, gradient, rounding_.round(dy, Operand::gradient, SumOver::rows),
+  const RoundOptions options{.positions = positions};
+  put_linear_weight_gradient(target_, gradient, rounding_.round(dy, Operand::gradient, SumOver::rows, options),
                              rounding_.round(x, Operand::input, SumOver::rows), adds);
 }
 
-at::Tensor Linear::forward(const Input& in, const AdapterRows& rows) {
+at::Tensor Linear::forward(const Input& in, const LinearRows& rows) {
   at::Tensor out;
   std::vector<AdapterValues> adapted;
   const bool trains = at::GradMode::is_enabled();
@@ -185,7 +187,7 @@ at::Tensor Linear::forward(const Input& in, const AdapterRows& rows) {
     const bool sums = split_ == LinearSplit::input, adds_bias = bias != nullptr && (sums || adapters_.scale_output());
     const at::Tensor x = split_ == LinearSplit::output ? comm::all_gather(in.x, 0, sp_) : in.x;
     out = output(x, bias != nullptr && !adds_bias ? bias->data : at::Tensor(), trains);
-    adapted = adapters_.add_outputs(out, x, weight_->data, rows);
+    adapted = adapters_.add_outputs(out, x, weight_->data, rows.adapters);
     if (sums) {
       out = comm::reduce_scatter(out, 0, sp_);
       comm::all_reduce(out, tp_reduce_);
@@ -193,42 +195,45 @@ at::Tensor Linear::forward(const Input& in, const AdapterRows& rows) {
     if (adds_bias) out.add_(bias->data);
   }
   if (!trains) return out;
-  const AdaptersSaved adapters_saved{rows, adapters_.keep(adapted)};
+  const std::vector<SavedAdapter> adapters_saved = adapters_.keep(adapted);
   const Saved saved = keeps_input() ? saving_.keep(in) : Saved();
-  return attach(out, {in.x}, [this, saved, adapters_saved](const at::Tensor& dout) -> Gradients {
+  return attach(out, {in.x}, [this, saved, rows, adapters_saved](const at::Tensor& dout) -> Gradients {
     const at::NoGradGuard no_grad;
     const at::Tensor dy_local = wide_output_ ? dout.to(weight_->scalar_type()) : dout;
     const bool gathers = split_ == LinearSplit::output;
     const at::Tensor dy = adapters_.unscale_gradients(
-        split_ == LinearSplit::input ? comm::all_gather(dy_local, 0, sp_) : dy_local, adapters_saved.values);
+        split_ == LinearSplit::input ? comm::all_gather(dy_local, 0, sp_) : dy_local, adapters_saved);
     const at::Tensor x_local = saved.get();
     // A deferred weight gradient keeps only this rank's rows and gathers them again.
     const bool gathers_again = weight_->deferred != nullptr && sp_.size() > 1 && adapters_.empty() &&
                                split_ != LinearSplit::none && !weight_->frozen;
     PendingTensor input{x_local, {}, {}};
     if (gathers && x_local.defined() && !gathers_again) input = start_gather(x_local, sp_);
-    at::Tensor dx = input_gradient(dy);
-    const auto dhidden = adapters_.add_input_gradients(dx, dy, adapters_saved.rows);
+    at::Tensor dx = input_gradient(dy, rows.gradients);
+    const auto dhidden = adapters_.add_input_gradients(dx, dy, rows.adapters);
     const at::Tensor x = input.wait();
     PendingTensor reduced = gathers ? start_reduce(dx, sp_, tp_reduce_) : PendingTensor{dx, {}, {}};
-    if (gathers_again) gather_and_accumulate(x_local, dy_local);
-    else if (!weight_->frozen) accumulate(dy, x);
+    if (gathers_again) gather_and_accumulate(x_local, dy_local, rows.gradients);
+    else if (!weight_->frozen) accumulate(dy, x, rows.gradients);
     if (Param* const bias = added_bias()) accumulate_bias_gradient(target_, *bias, dy_local);
-    adapters_.accumulate({dy, x, adapters_saved.values, dhidden}, adapters_saved.rows);
+    adapters_.accumulate({dy, x, adapters_saved, dhidden}, rows.adapters);
     return {reduced.wait()};
   });
 }
 
-void Linear::accumulate(const at::Tensor& dy, const at::Tensor& x) const {
-  weight_->accumulate_or_write(
-      [this, dy, x](at::Tensor& main_grad, bool adds) { put_weight_gradient(main_grad, dy, x, adds); });
+void Linear::accumulate(const at::Tensor& dy, const at::Tensor& x, const DropoutMask& positions) const {
+  weight_->accumulate_or_write([this, dy, x, positions](at::Tensor& main_grad, bool adds) {
+    put_weight_gradient(main_grad, dy, x, positions, adds);
+  });
 }
 
-void Linear::gather_and_accumulate(const at::Tensor& x_local, const at::Tensor& dy_local) const {
-  weight_->accumulate_or_write([this, x_local, dy_local](at::Tensor& main_grad, bool adds) {
+void Linear::gather_and_accumulate(const at::Tensor& x_local, const at::Tensor& dy_local,
+                                   const DropoutMask& positions) const {
+  weight_->accumulate_or_write([this, x_local, dy_local, positions](at::Tensor& main_grad, bool adds) {
     const bool gathers_input = split_ == LinearSplit::output;
     const at::Tensor gathered = comm::all_gather(gathers_input ? x_local : dy_local, 0, sp_);
-    put_weight_gradient(main_grad, gathers_input ? dy_local : gathered, gathers_input ? gathered : x_local, adds);
+    const at::Tensor &dy = gathers_input ? dy_local : gathered, &x = gathers_input ? gathered : x_local;
+    put_weight_gradient(main_grad, dy, x, positions, adds);
   });
 }
 

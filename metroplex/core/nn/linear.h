@@ -42,8 +42,12 @@ inline LinearSpec linear_spec(const std::string& name, int64_t in, int64_t out, 
   return spec;
 }
 
-// adapter_rows() returns the dropout mask of the adapters, which is passed to forward(). The mask is empty in
-// evaluation and without adapter dropout.
+// Locations of a layer's values in the unsharded tensors: the dropout mask of its adapters, and its output gradients
+// for stochastic rounding. Both are empty in evaluation and without these features.
+struct LinearRows {
+  AdapterRows adapters;
+  DropoutMask gradients;
+};
 
 // Shapes of a rank. With sequence parallelism, the sequence outside the layer is split: s is s / tp there.
 //   split     input              output             Megatron's name
@@ -57,8 +61,9 @@ class Linear {
   // to the word embedding. With fp32 logits, backward rounds their gradient to the weight's type, as in Megatron.
   Linear(std::shared_ptr<Param> weight, const LayerContext& context);
 
-  at::Tensor forward(const Input& in, const AdapterRows& rows = {});
-  AdapterRows adapter_rows(const Input& in, const Microbatch& batch) const;
+  at::Tensor forward(const Input& in, const Microbatch& batch) { return forward(in, rows(in, batch)); }
+  at::Tensor forward(const Input& in, const LinearRows& rows = {});
+  LinearRows rows(const Input& in, const Microbatch& batch) const;
   Param& weight() { return *weight_; }
   Param* bias() { return bias_ ? bias_.get() : nullptr; }
   Param* skipped_bias() { return skip_bias_add_ ? bias() : nullptr; }
@@ -66,12 +71,14 @@ class Linear {
 
  private:
   at::Tensor output(const at::Tensor& x, const at::Tensor& bias, bool trains) const;
-  at::Tensor input_gradient(const at::Tensor& dy) const;
-  void put_weight_gradient(at::Tensor& gradient, const at::Tensor& dy, const at::Tensor& x, bool adds) const;
+  at::Tensor input_gradient(const at::Tensor& dy, const DropoutMask& positions) const;
+  void put_weight_gradient(at::Tensor& gradient, const at::Tensor& dy, const at::Tensor& x,
+                           const DropoutMask& positions, bool adds) const;
   bool keeps_input() const { return !weight_->frozen || adapters_.need_input(); }
-  void accumulate(const at::Tensor& dy, const at::Tensor& x) const;
+  void accumulate(const at::Tensor& dy, const at::Tensor& x, const DropoutMask& positions) const;
   // Adds a deferred weight gradient with sequence parallelism, from tensors split over sp. Collective over sp.
-  void gather_and_accumulate(const at::Tensor& x_local, const at::Tensor& dy_local) const;
+  void gather_and_accumulate(const at::Tensor& x_local, const at::Tensor& dy_local,
+                             const DropoutMask& positions) const;
   Param* added_bias() const { return skip_bias_add_ ? nullptr : bias_.get(); }
 
   LinearSplit split_;

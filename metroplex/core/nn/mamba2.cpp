@@ -163,7 +163,7 @@ at::Tensor Mamba2::run_backward(const at::Tensor& dout, const at::Tensor& fused,
 
 at::Tensor Mamba2::forward(const Input& in, const Microbatch& batch, const at::Tensor& query_sbh) {
   MPX_ASSERT(!query_sbh.defined(), "Mamba-2 has no external queries");
-  return out_proj_.forward(run(in_proj_.forward(in), batch));
+  return out_proj_.forward(run(in_proj_.forward(in, batch), batch), batch);
 }
 
 void Mamba2::collect_params(std::vector<Param*>& params) {

@@ -47,7 +47,7 @@ Mlp::Mlp(const std::string& name, const config::Model& model, const LayerContext
 
 at::Tensor Mlp::forward(const Input& in, const Microbatch& batch) {
   if (!at::GradMode::is_enabled() || !saving_.recomputes(SavePoint::fc1)) return second(first(in, batch), batch);
-  const AdapterRows rows = fc1_.adapter_rows(in, batch);
+  const LinearRows rows = fc1_.rows(in, batch);
   const Input saved_input(in.x, saving_.keep(in));  // saved here, so that fc1 and its recomputation share it
   const at::Tensor product = fc1_.forward(saved_input, rows);
   const Saved saved = Saved::recomputed([this, bias = fc1_.bias(), input = saved_input.recomputed, rows] {
@@ -56,9 +56,7 @@ at::Tensor Mlp::forward(const Input& in, const Microbatch& batch) {
   return after_fc1(product, saved, batch);
 }
 
-at::Tensor Mlp::first(const Input& in, const Microbatch& batch) {
-  return fc1_.forward(in, fc1_.adapter_rows(in, batch));
-}
+at::Tensor Mlp::first(const Input& in, const Microbatch& batch) { return fc1_.forward(in, batch); }
 
 at::Tensor Mlp::second(const at::Tensor& product, const Microbatch& batch) {
   return after_fc1(product, std::nullopt, batch);
@@ -66,7 +64,7 @@ at::Tensor Mlp::second(const at::Tensor& product, const Microbatch& batch) {
 
 at::Tensor Mlp::after_fc1(const at::Tensor& product, const std::optional<Saved>& saved, const Microbatch& batch) {
   Param* const bias = fc1_.bias();
-  const auto fc2 = [&](const Input& x) { return fc2_.forward(x, fc2_.adapter_rows(x, batch)); };
+  const auto fc2 = [&](const Input& x) { return fc2_.forward(x, batch); };
   if (!at::GradMode::is_enabled()) return fc2(apply_activation(product, bias, activation_, nullptr));
   at::Tensor x_saved;
   at::Tensor out = apply_activation(product, bias, activation_, &x_saved);

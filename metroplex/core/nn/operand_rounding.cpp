@@ -4,9 +4,11 @@
 
 #include <cmath>
 #include <limits>
+#include <algorithm>
 #include <utility>
 
 #include "base/error.h"
+#include "base/philox.h"
 #include "comm/collectives.h"
 #include "nn/wide.h"
 
@@ -18,27 +20,67 @@ using kernels::SmallNumber;
 
 namespace {
 
-const int64_t* counts_pointer(const RowGroups& groups) {
-  return groups.counts.defined() ? static_cast<const int64_t*>(groups.counts.mutable_data_ptr()) : nullptr;
+const int64_t* counts_pointer(const at::Tensor& counts) {
+  return counts.defined() ? static_cast<const int64_t*>(counts.mutable_data_ptr()) : nullptr;
 }
 
 }  // namespace
 
-OperandRounding::OperandRounding(const config::Precision& precision, const std::string& module,
-                                 const device::Target& target, std::array<std::vector<comm::Group>, 3> shards)
-    : precision_(precision), recipe_(precision.recipe_of(module)), target_(target), shards_(std::move(shards)) {}
+OperandRounding::OperandRounding(const LayerContext& context, const std::string& module,
+                                 std::array<std::vector<comm::Group>, 3> shards)
+    : precision_(context.precision),
+      recipe_(context.precision.recipe_of(module)),
+      target_(context.target),
+      shards_(std::move(shards)),
+      key_(random_key(context.seed ^ base::hash_name(module.c_str()), 0, RandomSite::gradient_rounding)) {}
 
 RoundShape OperandRounding::shape(Operand operand, SumOver sum) const {
   RoundShape shape;
-  const bool hybrid = precision_.fp8_format == config::Fp8Format::hybrid;
-  shape.number = hybrid && operand == Operand::gradient ? SmallNumber::e5m2 : SmallNumber::e4m3;
+  const bool fp4 = recipe_ == config::Recipe::nvfp4, hybrid = precision_.fp8_format == config::Fp8Format::hybrid;
+  shape.number = fp4                                      ? SmallNumber::e2m1
+                 : hybrid && operand == Operand::gradient ? SmallNumber::e5m2
+                                                          : SmallNumber::e4m3;
   const int64_t size = config::operand_block(recipe_);
   if (size == 0) return shape;
-  shape.factor = BlockFactor::power_of_two;
-  const bool square = operand == Operand::weight && recipe_ == config::Recipe::blockwise;
+  shape.factor = fp4 ? BlockFactor::e4m3 : BlockFactor::power_of_two;
+  const bool squares = fp4 ? precision_.fp4_square_weights : recipe_ == config::Recipe::blockwise,
+             square = squares && operand == Operand::weight;
   shape.block_rows = square || sum == SumOver::rows ? size : 1;
   shape.block_columns = square || sum == SumOver::columns ? size : 1;
   return shape;
+}
+
+void OperandRounding::set_gradient_columns(int64_t features, const std::vector<topology::RowRange>& ranges) {
+  MPX_ASSERT(ranges.size() <= kernels::RoundingNoise::kRanges, ranges.size(), " ranges of columns");
+  columns_.positions.width = features;
+  columns_.num_ranges = std::max(1, static_cast<int>(ranges.size()));
+  for (size_t i = 0; i < ranges.size(); ++i) columns_.ranges[i] = {ranges[i].local, ranges[i].global};
+}
+
+DropoutMask OperandRounding::positions(at::IntArrayRef sizes_sb, int64_t first_row, const Microbatch& batch) const {
+  if (!rounds_randomly()) return {};
+  const std::array<int64_t, 3> sizes{sizes_sb[0], sizes_sb[1], columns_.positions.width};
+  constexpr double kAny = 0.5;  // a positive probability, so that counters are set
+  return columns_mask(sizes, {0, 0, RandomSite::gradient_rounding, kAny, target_}, {first_row, 1, 0}, batch);
+}
+
+DropoutMask OperandRounding::positions(int64_t num_rows, int64_t first_row, const at::Tensor& counter) const {
+  if (!rounds_randomly() || !counter.defined()) return {};
+  DropoutMask mask{counter, {}, {}};
+  mask.shape.width = columns_.positions.width, mask.shape.num_rows = num_rows;
+  mask.shape.rows.first_row = first_row;
+  mask.shape.rows.counters = static_cast<const int64_t*>(counter.const_data_ptr());
+  return mask;
+}
+
+// The two products of a gradient round it with different random numbers.
+kernels::RoundingNoise OperandRounding::noise(Operand operand, SumOver sum, const DropoutMask& positions) const {
+  kernels::RoundingNoise noise = columns_;
+  if (operand != Operand::gradient || !rounds_randomly()) return noise;
+  MPX_ASSERT(positions.counters.defined(), "stochastic rounding of a gradient without positions");
+  noise.positions = positions.shape;
+  noise.positions.key = key_ + static_cast<uint64_t>(sum);
+  return noise;
 }
 
 std::shared_ptr<Buffer> OperandRounding::make_history(const std::string& name, at::ScalarType dtype,
@@ -75,61 +117,76 @@ std::shared_ptr<Buffer> OperandRounding::make_history(const std::string& name, a
 }
 
 template <class T>
-at::Tensor OperandRounding::own_magnitudes(const at::Tensor& x, const RowGroups& groups,
+at::Tensor OperandRounding::own_magnitudes(const at::Tensor& x, const at::Tensor& counts,
                                            const RoundShape& shape) const {
   using W = kernels::Wide<T>;
   const auto wide = x.options().dtype(kElementType<W>);
   at::Tensor all = at::empty({shape.groups}, wide);
   at::Tensor parts = target_.gpu() ? at::empty({shape.groups * kernels::kMagnitudeParts}, wide) : at::Tensor();
   device::launch(
-      target_, {"largest_magnitudes", {&x, &groups.counts}, {&all, &parts}, {{"groups", shape.groups}}, 0, {&parts}},
+      target_, {"largest_magnitudes", {&x, &counts}, {&all, &parts}, {{"groups", shape.groups}}, 0, {&parts}},
       [](W* all, W*, const T* x, const int64_t* counts, const RoundShape& shape) {
         kernels::largest_magnitudes(all, x, counts, shape);
       },
       kernels::largest_magnitudes_cuda<T>, elements<W>(all), elements<W>(parts),
-      static_cast<const T*>(elements<T>(x)), counts_pointer(groups), shape);
+      static_cast<const T*>(elements<T>(x)), counts_pointer(counts), shape);
   return all;
 }
 
 // Returns the magnitude of each group that determines its factor; undefined if blocks determine theirs alone.
 template <class T>
-at::Tensor OperandRounding::magnitudes(const at::Tensor& x, Operand operand, const RowGroups& groups,
+at::Tensor OperandRounding::magnitudes(const at::Tensor& x, Operand operand, const at::Tensor& rows,
                                        const RoundShape& shape, bool counts) const {
   if (!config::has_tensor_factor(recipe_)) return {};
   const auto column = static_cast<int64_t>(operand);
   if (history_ == nullptr) {
-    at::Tensor all = own_magnitudes<T>(x, groups, shape);
+    at::Tensor all = own_magnitudes<T>(x, rows, shape);
     for (const comm::Group& group : shards_[static_cast<size_t>(operand)])
       comm::all_reduce(all, group, comm::ReduceOp::max);
     return all;
   }
   if (counts) {
     const at::Tensor pending = history_->pending.select(0, column);
-    pending.copy_(at::maximum(pending, own_magnitudes<T>(x, groups, shape)));
+    pending.copy_(at::maximum(pending, own_magnitudes<T>(x, rows, shape)));
   }
   return history_->data.select(0, 0).select(0, column);
 }
 
-at::Tensor OperandRounding::round(const at::Tensor& given, Operand operand, SumOver sum, const RowGroups& groups,
-                                  bool counts) const {
+at::Tensor OperandRounding::rotate(const at::Tensor& x, const at::Tensor& counts, const RoundShape& shape) const {
+  at::Tensor out = at::empty(x.sizes(), x.options().dtype(acc_type(x.scalar_type())));
+  dispatch_element(x.scalar_type(), [&](auto zero) {
+    using T = decltype(zero);
+    device::launch(target_, {"rotate_rows", {&x, &counts}, {&out}, {{"groups", shape.groups}}},
+                   kernels::rotate_rows<T>, kernels::rotate_rows_cuda<T>, elements<kernels::Wide<T>>(out),
+                   static_cast<const T*>(elements<T>(x)), counts_pointer(counts), shape);
+  });
+  return out;
+}
+
+at::Tensor OperandRounding::round(const at::Tensor& given, Operand operand, SumOver sum,
+                                  const RoundOptions& options) const {
   if (!rounds()) return given;
-  const at::Tensor x = given.contiguous();
+  const at::Tensor& counts = options.groups.counts;
+  at::Tensor x = given.contiguous();
   RoundShape call = shape(operand, sum);
   call.columns = x.size(-1), call.rows = call.columns == 0 ? 0 : x.numel() / call.columns;
-  call.groups = groups.groups;
+  call.groups = options.groups.groups;
+  const bool rotates = recipe_ == config::Recipe::nvfp4 && precision_.fp4_hadamard;
+  if (rotates && operand != Operand::weight && sum == SumOver::rows) x = rotate(x, counts, call);
+  const kernels::RoundingNoise random = noise(operand, sum, options.positions);
   at::Tensor out = at::empty(x.sizes(), x.options().dtype(acc_type(x.scalar_type())));
   dispatch_element(x.scalar_type(), [&](auto zero) {
     using T = decltype(zero);
     using W = kernels::Wide<T>;
-    const at::Tensor largest = magnitudes<T>(x, operand, groups, call, counts);
+    const at::Tensor largest = magnitudes<T>(x, operand, counts, call, options.counts);
     device::launch(target_,
                    {"round_blocks",
-                    {&x, &largest, &groups.counts},
+                    {&x, &largest, &counts, &options.positions.counters, &options.positions.rows},
                     {&out},
                     {{"block_rows", call.block_rows}, {"block_columns", call.block_columns}}},
                    kernels::round_blocks<T>, kernels::round_blocks_cuda<T>, elements<W>(out),
                    static_cast<const T*>(elements<T>(x)), static_cast<const W*>(elements<W>(largest)),
-                   counts_pointer(groups), call);
+                   counts_pointer(counts), call, random);
   });
   return out;
 }

@@ -1,12 +1,15 @@
-// Rounds operands of matrix products to 8 bits (precision.fp8_format), with the scales of NVIDIA's TransformerEngine.
-// Rounded operands are multiplied in fp32 (fp64 in an fp64 run), in which the product of two of them is exact. The
-// result is that of a product of the codes with fp32 sums.
+// Rounds operands of matrix products to 8 bits (precision.fp8_format) or 4 bits (fp4_format), with the scales of
+// NVIDIA's TransformerEngine. Rounded operands are multiplied in fp32 (fp64 in an fp64 run), in which the product of
+// two of them is exact. The result is that of a product of the codes with fp32 sums.
 //
 //   recipe      values that share a factor                                   factor
 //   delayed     as tensorwise, from the largest magnitudes of earlier steps  fp32
 //   tensorwise  the microbatch's tensor on all ranks; an expert's rows       fp32
 //   blockwise   1 x 128 along the sum; weights 128 x 128                     power of two
 //   mxfp8       1 x 32 along the sum                                         power of two
+//   nvfp4       1 x 16 along the sum; weights 16 x 16                        E4M3, times tensorwise in fp32
+//
+// nvfp4 also rounds gradients stochastically, and rotates the operands of weight gradients (kernels::rotate_rows).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -20,6 +23,8 @@
 #include "config/precision.h"
 #include "device/launch_point.h"
 #include "kernels/round_blocks.h"
+#include "nn/dropout.h"
+#include "nn/layer_context.h"
 #include "nn/named_tensor.h"
 
 namespace metroplex::nn {
@@ -34,12 +39,27 @@ struct RowGroups {
   at::Tensor counts = {};
 };
 
+struct RoundOptions {
+  RowGroups groups = {};
+  bool counts = false;         // adds the magnitude to the history
+  DropoutMask positions = {};  // of gradients: what OperandRounding::positions() returned
+};
+
 class OperandRounding {
  public:
   OperandRounding() = default;  // returns operands unchanged
   // The rounding of the layer <module>. shards: for each operand, the groups of ranks that hold parts of one tensor.
-  OperandRounding(const config::Precision& precision, const std::string& module, const device::Target& target,
+  OperandRounding(const LayerContext& context, const std::string& module,
                   std::array<std::vector<comm::Group>, 3> shards);
+
+  // The columns of gradients: `features` in the unsharded layer, of which this rank holds `ranges` (empty: all).
+  void set_gradient_columns(int64_t features, const std::vector<topology::RowRange>& ranges);
+  // Locates gradients [s, b, ..] whose rows begin at row `first_row` of the microbatch. Empty without stochastic
+  // rounding.
+  DropoutMask positions(at::IntArrayRef sizes_sb, int64_t first_row, const Microbatch& batch) const;
+  // Locates rows that have no position in a sequence, by their number from `first_row` on. `counter` [1] int64:
+  // number of the microbatch.
+  DropoutMask positions(int64_t num_rows, int64_t first_row, const at::Tensor& counter) const;
 
   bool rounds() const { return recipe_ != config::Recipe::none; }
   bool rounds_weight_gradients() const { return rounds() && precision_.fp8_wgrad; }
@@ -51,19 +71,21 @@ class OperandRounding {
                                        int64_t num_groups = 1, const std::vector<topology::DimShard>& groups = {});
   // x [.., columns] or [groups, rows, columns], whose leading dimensions are rows. Returns the rounded values in the
   // same shape, in at least fp32; x itself without low precision. Rows after the last group are unspecified.
-  // Collective over the shards of the operand with recipe tensorwise. `counts`: adds the magnitude to the history.
-  at::Tensor round(const at::Tensor& x, Operand operand, SumOver sum, const RowGroups& groups = {},
-                   bool counts = false) const;
+  // Collective over the shards of the operand with recipes tensorwise and nvfp4.
+  at::Tensor round(const at::Tensor& x, Operand operand, SumOver sum, const RoundOptions& options = {}) const;
   // Throws base::Error("config") unless every shard of the weight `name` consists of whole blocks. `sizes`: numbers
   // of consecutive features in this rank's shard.
   void check_shards(const std::string& name, const std::vector<int64_t>& sizes) const;
 
  private:
   kernels::RoundShape shape(Operand operand, SumOver sum) const;
+  bool rounds_randomly() const { return recipe_ == config::Recipe::nvfp4 && precision_.fp4_stochastic_rounding; }
+  kernels::RoundingNoise noise(Operand operand, SumOver sum, const DropoutMask& positions) const;
+  at::Tensor rotate(const at::Tensor& x, const at::Tensor& counts, const kernels::RoundShape& shape) const;
   template <class T>
-  at::Tensor own_magnitudes(const at::Tensor& x, const RowGroups& groups, const kernels::RoundShape& shape) const;
+  at::Tensor own_magnitudes(const at::Tensor& x, const at::Tensor& counts, const kernels::RoundShape& shape) const;
   template <class T>
-  at::Tensor magnitudes(const at::Tensor& x, Operand operand, const RowGroups& groups,
+  at::Tensor magnitudes(const at::Tensor& x, Operand operand, const at::Tensor& rows,
                         const kernels::RoundShape& shape, bool counts) const;
 
   config::Precision precision_;
@@ -71,6 +93,8 @@ class OperandRounding {
   device::Target target_;
   std::array<std::vector<comm::Group>, 3> shards_;
   std::shared_ptr<Buffer> history_;
+  uint64_t key_ = 0;                // of stochastic rounding
+  kernels::RoundingNoise columns_;  // without positions
 };
 
 }  // namespace metroplex::nn

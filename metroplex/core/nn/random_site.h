@@ -15,7 +15,8 @@ enum class RandomSite : uint64_t {
   mlp_output,
   router_input,
   router_logits,
-  adapter_input
+  adapter_input,
+  gradient_rounding
 };
 
 // The finalizer of splitmix64, a bijection: spreads small numbers over 64 bits.
