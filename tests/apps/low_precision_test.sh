@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Training with products in 8 bits: resuming, histories of delayed scales in checkpoints, flags of launch scripts.
+# Training with products in 8 and 4 bits: resuming, histories of delayed scales in checkpoints, flags of launch scripts.
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 make_corpus
 bits=(--precision.params_dtype=bf16 --precision.fp8_format=hybrid)
@@ -17,6 +17,9 @@ resumes() {
 }
 resumes delayed --precision.fp8_amax_history_len=4 --precision.fp8_amax_compute_algo=max
 resumes mxfp8 --precision.fp8_recipe=mxfp8
+bits=(--precision.params_dtype=bf16 --precision.fp4_format=e2m1)
+resumes nvfp4 --precision.recipe_pattern=layers.1.mlp.linear_fc2=delayed
+bits=(--precision.params_dtype=bf16 --precision.fp8_format=hybrid)
 
 run 0 train "${tiny[@]}" --precision.params_dtype=bf16 "${short[@]}" --checkpoint.save=other1 --checkpoint.load=delayed --checkpoint.ckpt_step=3
 prints 'loaded checkpoint'
@@ -47,8 +50,11 @@ run 0 train "${tiny[@]}" --bf16 --fp8-format hybrid --fp8-recipe tensorwise --tr
 holds "flags of launch scripts"
 run 2 train "${tiny[@]}" --bf16 --fp8-format hybrid --fp8-recipe mxfp9
 warns 'mxfp8'
-run 2 train "${tiny[@]}" --bf16 --fp4-format e2m1
-warns 'products in fp4'
+run 0 train "${tiny[@]}" --bf16 --fp4-format e2m1 --fp4-recipe nvfp4 --train.train_iters=4
+run 2 train "${tiny[@]}" --bf16 --fp4-format e2m1 --fp8-format hybrid
+warns 'precision.fp4_format = e2m1: excludes precision.fp8_format'
+run 2 train "${tiny[@]}" "${bits[@]}" --precision.recipe_pattern=linear_fc3=none
+warns 'precision.recipe_pattern = linear_fc3=none: must select a linear layer'
 run 2 train "${tiny[@]}" "${bits[@]}" --precision.fp8_recipe=blockwise --run.nproc=2 \
   --parallel.tensor_model_parallel_size=2
 warns 'decoder.layers.0.*: a rank.s shard has .* features, but blocks of precision.fp8_recipe = blockwise have 128'

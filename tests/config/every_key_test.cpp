@@ -72,6 +72,7 @@ TEST(EveryKey, TakesAValueFromYamlAndAnOptionAndIsPrinted) {
                               "1f1b",
                               "e4m3",
                               "e2m1",
+                              "library",
                               "fp8",
                               "mxfp8",
                               "max",

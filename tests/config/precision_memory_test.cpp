@@ -28,6 +28,22 @@ TEST(LowPrecision, LayersAtBothEndsAreExcluded) {
   for (const int64_t layer : {2, 6, 8, 9}) EXPECT_TRUE(precision.of_layer(layer, 8).rounds_operands()) << layer;
 }
 
+TEST(LowPrecision, TheFirstPatternOfALayerCounts) {
+  Precision precision;
+  precision.fp4_format = Fp4Format::e2m1;
+  precision.recipe_pattern = {"layers\\.0\\..*=none", "linear_fc[12]=mxfp8", ".*qkv=none"};
+  EXPECT_EQ(precision.find_recipe("decoder.layers.0.mlp.linear_fc1"), Recipe::none);
+  EXPECT_EQ(precision.find_recipe("decoder.layers.10.mlp.linear_fc1"), Recipe::mxfp8);
+  EXPECT_EQ(precision.find_recipe("decoder.layers.1.self_attention.linear_proj"), Recipe::nvfp4);
+  EXPECT_EQ(precision.find_recipe("decoder.layers.1.mlp.linear_fc3"), Recipe::nvfp4);
+  EXPECT_EQ(precision.recipes(), (std::vector<Recipe>{Recipe::nvfp4, Recipe::mxfp8}));
+  EXPECT_TRUE(precision.has_tensor_factors());
+  EXPECT_FALSE(precision.delays_scales());
+  precision.recipe_pattern.push_back("x=delayed");
+  EXPECT_TRUE(precision.delays_scales());
+  EXPECT_TRUE(precision.without_rounding().recipes().empty());
+}
+
 TEST(Precision, SeveralWrongFormatsAreToldAtOnce) {
   const std::string all = described(
       violations(good({"optim.store_param_remainders=true", "optim.optimizer=muon", "memory.offload_activations=host",

@@ -237,14 +237,20 @@ void expect_type(const Case& given) {
     x.push_back(store<T>(static_cast<float>(value)));
     exact.push_back(load(x.back()));
   }
-  const auto run = [&](const auto& from) {
-    std::vector<float> out(exact.size()), magnitudes(static_cast<size_t>(given.shape.groups));
+  const auto run = [&]<class Out>(const auto& from, Out) {
+    std::vector<Out> out(exact.size());
+    std::vector<float> magnitudes(static_cast<size_t>(given.shape.groups));
     const int64_t* const counts = given.counts.empty() ? nullptr : given.counts.data();
     largest_magnitudes(magnitudes.data(), from.data(), counts, given.shape);
     round_blocks(out.data(), from.data(), magnitudes.data(), counts, given.shape);
-    return out;
+    std::vector<float> values;
+    for (const Out value : out) values.push_back(load(value));
+    return values;
   };
-  ASSERT_EQ(run(x), run(exact));
+  ASSERT_EQ(run(x, float{}), run(exact, float{}));
+  if constexpr (std::is_same_v<T, Bf16>) {
+    if (given.shape.factor == BlockFactor::power_of_two) { ASSERT_EQ(run(x, Bf16{}), run(exact, float{})); }
+  }
 }
 
 TEST(RoundBlocks, HalfTypesAreReadExactly) {
@@ -287,6 +293,38 @@ TEST(RoundBlocks, TinyBlocksOfNvfp4BecomeZero) {
   for (size_t i = 0; i < 16; ++i) {
     EXPECT_NEAR(out[i], 1, 0x1p-22);
     EXPECT_EQ(out[16 + i], 0);
+  }
+}
+
+TEST(EncodeValues, CodesAreThoseOfTorch) {
+  const std::vector<double> given = random_values(60 * 7);
+  const at::Tensor x = at::tensor(given).to(at::kFloat);
+  for (const auto& [number, type] :
+       {std::pair(SmallNumber::e4m3, at::kFloat8_e4m3fn), {SmallNumber::e5m2, at::kFloat8_e5m2}}) {
+    // The largest value that is not clipped: half of the values saturate, or very small ones become subnormal.
+    for (const float magnitude : {0.5F, 64.0F, 1e6F, 0.0F}) {
+      const RoundShape shape{60, 7, 1, 0, 0, number, BlockFactor::fp32};
+      std::vector<uint8_t> codes(x.numel());
+      float decode = -1;
+      encode_values(codes.data(), &decode, x.const_data_ptr<float>(), &magnitude, shape);
+      const float largest = small_form(number).largest, encode = magnitude > 0 ? largest / magnitude : 1;
+      EXPECT_EQ(decode, 1 / encode);
+      const at::Tensor want = x.mul(encode).clamp(-largest, largest).to(type).view(at::kByte).contiguous();
+      for (size_t i = 0; i < codes.size(); ++i) ASSERT_EQ(codes[i], want.const_data_ptr<uint8_t>()[i]) << given[i];
+    }
+  }
+}
+
+TEST(EncodeValues, EveryCodeIsItsValues) {
+  for (const auto& [number, type] :
+       {std::pair(SmallNumber::e4m3, at::kFloat8_e4m3fn), {SmallNumber::e5m2, at::kFloat8_e5m2}}) {
+    const at::Tensor values = at::arange(256, at::kInt).to(at::kByte).view(type).to(at::kFloat);
+    for (int code = 0; code < 256; ++code) {
+      const float value = values.const_data_ptr<float>()[code];
+      if (std::isinf(value)) continue;  // e5m2; rounding saturates instead
+      const int got = small_code(value, small_form(number));
+      ASSERT_EQ(std::isnan(value) ? got & 0x7F : got, std::isnan(value) ? 0x7F : code) << value;
+    }
   }
 }
 
@@ -338,12 +376,12 @@ TEST(RotateRows, MultipliesByTheSignedMatrix) {
   rotate_rows(out.data(), x.data(), counts.data(), shape);
   for (int64_t row = 0; row < 50; ++row) {
     for (int64_t column = 0; column < 7; ++column) {
-      const auto at = [&](int64_t r) { return x[static_cast<size_t>(r * 7 + column)]; };
-      double want = row < 46 ? at(row) : -7, sizes = 0;
+      const auto value = [&](int64_t of_row) { return x[static_cast<size_t>(of_row * 7 + column)]; };
+      double want = row < 46 ? value(row) : -7, sizes = 0;
       if (row < 32) {
         want = 0;
         for (int64_t j = 0; j < 16; ++j) {
-          const double term = kSigns[j] * at(row / 16 * 16 + j) / 4;
+          const double term = kSigns[j] * value(row / 16 * 16 + j) / 4;
           want += std::popcount(static_cast<uint64_t>(row % 16 & j)) % 2 == 0 ? term : -term;
           sizes += std::fabs(term);
         }

@@ -6,7 +6,7 @@
 namespace metroplex::kernels_on_host::round_blocks_test {
 namespace {
 
-template <class T>
+template <class T, class Out = Wide<T>>
 void check(const RoundShape& shape, const std::vector<int64_t>& counts, bool random = false) {
   using W = Wide<T>;
   SCOPED_TRACE(testing::Message() << kName<T> << " " << shape.rows << " x " << shape.columns << " in " << shape.groups
@@ -21,8 +21,10 @@ void check(const RoundShape& shape, const std::vector<int64_t>& counts, bool ran
     noise.ranges[0] = {0, 3}, noise.ranges[1] = {10, 20}, noise.num_ranges = 2;
     return noise;
   };
-  const std::vector<W> none(x.size(), W(-7)), zeros(static_cast<size_t>(shape.groups));
-  std::vector<W> on_cpu = none, magnitudes = zeros;
+  const std::vector<Out> none(x.size(), store<Out>(-7));
+  const std::vector<W> zeros(static_cast<size_t>(shape.groups));
+  std::vector<Out> on_cpu = none;
+  std::vector<W> magnitudes = zeros;
   const int64_t* const given = counts.empty() ? nullptr : counts.data();
   largest_magnitudes(magnitudes.data(), x.data(), given, shape);
   round_blocks(on_cpu.data(), x.data(), magnitudes.data(), given, shape, noise_at(numbers.data()));
@@ -30,15 +32,38 @@ void check(const RoundShape& shape, const std::vector<int64_t>& counts, bool ran
     const DeviceArray<T> there(x, Use::in, "x", 0);
     const DeviceArray<int64_t> rows(counts, Use::in, "counts", 0), counters(numbers, Use::in, "counters", 0);
     const RoundingNoise noise = noise_at(counters.data());
-    const DeviceArray<W> largest(zeros, Use::out, "magnitudes", 0), out(none, Use::both, "out", 0),
+    const DeviceArray<Out> out(none, Use::both, "out", 0);
+    const DeviceArray<W> largest(zeros, Use::out, "magnitudes", 0),
         parts(std::vector<W>(static_cast<size_t>(shape.groups * kMagnitudeParts)), Use::out, "parts", 0);
     const int64_t* const on_device = counts.empty() ? nullptr : rows.data();
     largest_magnitudes_cuda<T>(largest.data(), parts.data(), there.data(), on_device, shape, nullptr);
-    round_blocks_cuda<T>(out.data(), there.data(), largest.data(), on_device, shape, noise, nullptr);
+    round_blocks_cuda<T, Out>(out.data(), there.data(), largest.data(), on_device, shape, noise, nullptr);
     return std::tuple{largest.values(), out.values()};
   });
   EXPECT_TRUE(same_bits(std::get<0>(got), magnitudes));
   EXPECT_TRUE(same_bits(std::get<1>(got), on_cpu));
+}
+
+template <class T>
+void check_codes(SmallNumber number) {
+  using W = Wide<T>;
+  const RoundShape shape{13, 7, 1, 0, 0, number, BlockFactor::fp32};
+  const std::vector<T> x = make_values<T>(shape.rows * shape.columns, 0.7);
+  const std::vector<uint8_t> none(x.size(), 1);
+  std::vector<uint8_t> on_cpu = none;
+  const W magnitude = W(0.25);
+  W decode = 0;
+  encode_values(on_cpu.data(), &decode, x.data(), &magnitude, shape);
+  const auto got = run_all_orders([&] {
+    const DeviceArray<T> there(x, Use::in, "x", 0);
+    const DeviceArray<W> largest(std::vector<W>{magnitude}, Use::in, "magnitude", 0),
+        factor(std::vector<W>{0}, Use::out, "decode", 0);
+    const DeviceArray<uint8_t> out(none, Use::out, "codes", 0);
+    encode_values_cuda<T>(out.data(), factor.data(), there.data(), largest.data(), shape, nullptr);
+    return std::tuple{out.values(), factor.values()};
+  });
+  EXPECT_EQ(std::get<0>(got), on_cpu);
+  EXPECT_EQ(std::get<1>(got), std::vector<W>{decode});
 }
 
 template <class T>
@@ -71,11 +96,13 @@ void check_all() {
     check<T>({40, 17, 3, rows, columns, SmallNumber::e2m1, BlockFactor::e4m3}, {9, 0, 20});
     check<T>({42, 21, 1, rows, columns, SmallNumber::e2m1, BlockFactor::e4m3}, {}, true);
   }
+  for (const SmallNumber number : {SmallNumber::e4m3, SmallNumber::e5m2}) check_codes<T>(number);
   check_rotation<T>({70, 17, 3}, {35, 0, 20});
   check_rotation<T>({64, 5, 2}, {});
 }
 
 TEST(RoundBlocks, EqualTheCpu) {
+  check<Bf16, Bf16>({40, 33, 3, 1, 16, SmallNumber::e4m3, BlockFactor::power_of_two}, {9, 0, 20});
   check_all<float>();
   check_all<double>();
   check_all<Bf16>();

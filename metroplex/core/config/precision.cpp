@@ -36,7 +36,7 @@ Recipe Precision::recipe() const {
   return fp8_format == Fp8Format::none ? Recipe::none : value_of<Recipe>(fp8_recipe.text()).value();
 }
 
-Recipe Precision::recipe_of(const std::string& module) const {
+Recipe Precision::find_recipe(const std::string& module) const {
   for (const std::string& text : recipe_pattern) {
     const auto entry = read_module_entry(text);
     const auto named = entry ? value_of<Recipe>(entry->value) : std::nullopt;

@@ -40,6 +40,11 @@ enum class Fp4Format { none, e2m1 };
 template <>
 inline constexpr Word<Fp4Format> kWords<Fp4Format>[] = {{Fp4Format::none, "none"}, {Fp4Format::e2m1, "e2m1"}};
 
+enum class Fp8Products { widened, library };
+template <>
+inline constexpr Word<Fp8Products> kWords<Fp8Products>[] = {{Fp8Products::widened, "widened"},
+                                                            {Fp8Products::library, "library"}};
+
 // The rounding of a layer's operands: fp8_recipe, NVFP4 (fp4_format), or none.
 enum class Recipe { none, delayed, tensorwise, blockwise, mxfp8, nvfp4 };
 template <>
@@ -84,7 +89,7 @@ struct Precision {
   bool delays_scales() const;
   bool has_tensor_factors() const;
   // The recipe of the layer <module>: decoder.layers.0.mlp.linear_fc1.
-  Recipe recipe_of(const std::string& module) const;
+  Recipe find_recipe(const std::string& module) const;
   Precision without_rounding() const;
   // Without low precision in layers that first_last_layers_bf16 excludes.
   Precision of_layer(int64_t layer, int64_t num_layers) const;

@@ -20,7 +20,7 @@ constexpr const char* kRecipe = "precision.fp8_recipe";
 constexpr const char* kRecipePattern = "precision.recipe_pattern";
 constexpr const char* kExcludes = "precision.first_last_layers_bf16";
 
-bool is_one_of(std::string_view name, std::initializer_list<std::string_view> names) {
+bool belongs_to(std::string_view name, std::initializer_list<std::string_view> names) {
   return std::find(names.begin(), names.end(), name) != names.end();
 }
 
@@ -32,22 +32,23 @@ void check_needs(Rules& rules) {
   if (!fp8) refuse_without(rules, kFp8, [](std::string_view name) { return name == "fp8_recipe"; });
   if (!has_fp4) {
     refuse_without(rules, kFp4, [](std::string_view name) {
-      return is_one_of(name, {"fp4_hadamard", "fp4_stochastic_rounding", "fp4_square_weights"});
+      return belongs_to(name, {"fp4_hadamard", "fp4_stochastic_rounding", "fp4_square_weights"});
     });
   }
   if (!precision.delays_scales()) {
     refuse_without(rules, "precision.fp8_recipe = delayed", [](std::string_view name) {
-      return is_one_of(name, {"fp8_margin", "fp8_amax_history_len", "fp8_amax_compute_algo"});
+      return belongs_to(name, {"fp8_margin", "fp8_amax_history_len", "fp8_amax_compute_algo"});
     });
   }
   if (!fp8 && !fp4) {
     refuse_without(rules, kEither, [](std::string_view name) {
-      return is_one_of(name, {"first_last_layers_bf16", "recipe_pattern", "fp8_wgrad", "fp8_output_proj"});
+      return belongs_to(name,
+                        {"first_last_layers_bf16", "recipe_pattern", "fp8_wgrad", "fp8_output_proj", "fp8_products"});
     });
   }
   if (!precision.first_last_layers_bf16) {
     refuse_without(rules, kExcludes, [](std::string_view name) {
-      return is_one_of(name, {"num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16"});
+      return belongs_to(name, {"num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16"});
     });
   }
   rules.require(!fp8 || !fp4, kFp4, precision.fp4_format.text(), concat("excludes ", kFp8),
@@ -87,10 +88,15 @@ void check_low_precision(Rules& rules) {
   rules.require(!precision.delays_scales() || !rules.config.model.moe_enable_echo, "model.moe_enable_echo", "true",
                 "moves experts between ranks, which would need the scales of other ranks",
                 concat("use another ", kRecipe));
-  rules.require(!precision.fp8_output_proj || precision.recipe_of("output_layer") != Recipe::nvfp4,
+  rules.require(!precision.fp8_output_proj || precision.find_recipe("output_layer") != Recipe::nvfp4,
                 "precision.fp8_output_proj", "true", "the output layer cannot have 4 bits",
                 concat("add output_layer=mxfp8 to ", kRecipePattern, ", or turn it off"));
+  const bool library = precision.fp8_products == Fp8Products::library;
+  rules.require(!library || precision.params_dtype != ParamsDtype::fp64, "precision.fp8_products", "library",
+                "has no version for fp64", "set it to widened, or precision.params_dtype to another format");
   for (const Recipe recipe : precision.recipes()) {
+    rules.require(!library || recipe == Recipe::delayed || recipe == Recipe::tensorwise, "precision.fp8_products",
+                  "library", concat("excludes ", to_setting(recipe)), "set it to widened");
     rules.require(!has_tensor_factor(recipe) || !rules.config.parallel.hybrid_context_parallel,
                   "parallel.hybrid_context_parallel", "true",
                   concat("changes the ranks that share a sequence, but ", to_setting(recipe),

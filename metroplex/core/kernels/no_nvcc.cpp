@@ -105,9 +105,10 @@ template <class T>
 MPX_NO_KERNEL(rope, T*, const Wide<T>*, const Wide<T>*, int, const RopeShape&)
 template <class T>
 MPX_NO_KERNEL(largest_magnitudes, Wide<T>*, Wide<T>*, const T*, const int64_t*, const RoundShape&)
+template <class T, class Out>
+MPX_NO_KERNEL(round_blocks, Out*, const T*, const Wide<T>*, const int64_t*, const RoundShape&, const RoundingNoise&)
 template <class T>
-MPX_NO_KERNEL(round_blocks, Wide<T>*, const T*, const Wide<T>*, const int64_t*, const RoundShape&,
-              const RoundingNoise&)
+MPX_NO_KERNEL(encode_values, uint8_t*, Wide<T>*, const T*, const Wide<T>*, const RoundShape&)
 template <class T>
 MPX_NO_KERNEL(rotate_rows, Wide<T>*, const T*, const int64_t*, const RoundShape&)
 template <class T>
@@ -168,7 +169,7 @@ const Function OfElement<T>::kAll[] = {Function(&activation_forward_cuda<T>),
                                        Function(&grouped_product_cuda<T>),
                                        Function(&rope_cuda<T>),
                                        Function(&largest_magnitudes_cuda<T>),
-                                       Function(&round_blocks_cuda<T>),
+                                       Function(&encode_values_cuda<T>),
                                        Function(&rotate_rows_cuda<T>),
                                        Function(&cross_entropy_statistics_cuda<T>),
                                        Function(&cross_entropy_backward_cuda<T>)};
@@ -218,5 +219,15 @@ const Function OfCast<In, Out>::kAll[] = {Function(&bias_dropout_add_cuda<In, Ou
 #define MPX_CAST(In, Out) template struct OfCast<In, Out>
 MPX_FOR_ELEMENT_CASTS(MPX_CAST);
 #undef MPX_CAST
+
+template <class In, class Out>
+struct OfRounding {
+  static const Function kAll[];
+};
+template <class In, class Out>
+const Function OfRounding<In, Out>::kAll[] = {Function(&round_blocks_cuda<In, Out>)};
+#define MPX_ROUNDING(In, Out) template struct OfRounding<In, Out>
+MPX_FOR_ROUNDINGS(MPX_ROUNDING);
+#undef MPX_ROUNDING
 
 }  // namespace metroplex::kernels

@@ -44,9 +44,9 @@ __device__ W random_value(const RoundingNoise& noise, int64_t row, int64_t colum
 
 // A thread block rounds every gridDim.x-th block of values, counted over all groups. The number of blocks in a group
 // depends on its rows.
-template <class T>
+template <class T, class Out>
 __global__ void __launch_bounds__(kThreads)
-    round_kernel(Wide<T>* out, const T* x, const Wide<T>* magnitudes, const int64_t* counts, RoundShape shape,
+    round_kernel(Out* out, const T* x, const Wide<T>* magnitudes, const int64_t* counts, RoundShape shape,
                  RoundingNoise noise) {
   using W = Wide<T>;
   const SmallForm form = small_form(shape.number);
@@ -77,11 +77,22 @@ __global__ void __launch_bounds__(kThreads)
         const W code = noise.active()
                            ? round_small_randomly(scaled, form, random_value<W>(noise, own_row, own_column))
                            : round_small(scaled, form);
-        out[at] = code * by.decode;
+        out[at] = store<Out>(code * by.decode);
       }
     }
     first += blocks;
   }
+}
+
+template <class T>
+__global__ void __launch_bounds__(kThreads)
+    encode_kernel(uint8_t* codes, Wide<T>* decode, const T* x, const Wide<T>* magnitude, RoundShape shape) {
+  const SmallForm form = small_form(shape.number);
+  const CodeFactors<Wide<T>> by = code_factors(*magnitude, *magnitude, shape.number, shape.factor);
+  const int64_t stride = int64_t{gridDim.x} * kThreads, first = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (first == 0) *decode = by.decode;
+  for (int64_t i = first; i < shape.rows * shape.columns; i += stride)
+    codes[i] = small_code(round_small(load(x[i]) * by.encode, form), form);
 }
 
 // A thread rotates one column of every n-th block of 16 rows, counted over all groups.
@@ -103,8 +114,9 @@ __global__ void __launch_bounds__(kThreads)
       for (int64_t distance = 1; whole && distance < kHadamardRows; distance *= 2) {
         for (int64_t row = 0; row < kHadamardRows; ++row) {
           if ((row & distance) != 0) continue;
-          const W a = values[row], b = values[row + distance];
-          values[row] = a + b, values[row + distance] = a - b;
+          const W sum = values[row] + values[row + distance];
+          values[row + distance] = values[row] - values[row + distance];
+          values[row] = sum;
         }
       }
       for (int64_t row = 0; row < rows; ++row) out[(begin + row) * shape.columns + column] = values[row];
@@ -127,14 +139,23 @@ void largest_magnitudes_cuda(Wide<T>* magnitudes, Wide<T>* parts, const T* x, co
                 static_cast<const Wide<T>*>(parts));
 }
 
-template <class T>
-void round_blocks_cuda(Wide<T>* out, const T* x, const Wide<T>* magnitudes, const int64_t* counts,
+template <class T, class Out>
+void round_blocks_cuda(Out* out, const T* x, const Wide<T>* magnitudes, const int64_t* counts,
                        const RoundShape& shape, const RoundingNoise& noise, CUstream_st* stream) {
   const int64_t block_rows = shape.whole_groups() ? 1 : shape.block_rows;
   const int64_t blocks = (shape.rows / block_rows + shape.groups) * shape.column_blocks();
   if (shape.rows == 0 || shape.columns == 0) return;
-  launch_kernel("round_blocks", round_kernel<T>, Grid{blocks_for(blocks * kThreads), kThreads, 0, stream}, out, x,
-                magnitudes, counts, shape, noise);
+  launch_kernel("round_blocks", round_kernel<T, Out>, Grid{blocks_for(blocks * kThreads), kThreads, 0, stream}, out,
+                x, magnitudes, counts, shape, noise);
+}
+
+template <class T>
+void encode_values_cuda(uint8_t* codes, Wide<T>* decode, const T* x, const Wide<T>* magnitude,
+                        const RoundShape& shape, CUstream_st* stream) {
+  const int64_t values = shape.rows * shape.columns;
+  if (values == 0) return;
+  launch_kernel("encode_values", encode_kernel<T>, Grid{blocks_for(values), kThreads, 0, stream}, codes, decode, x,
+                magnitude, shape);
 }
 
 template <class T>
@@ -147,9 +168,13 @@ void rotate_rows_cuda(Wide<T>* out, const T* x, const int64_t* counts, const Rou
 #define MPX_INSTANTIATE(T)                                                                                  \
   template void largest_magnitudes_cuda<T>(Wide<T>*, Wide<T>*, const T*, const int64_t*, const RoundShape&, \
                                            CUstream_st*);                                                   \
-  template void round_blocks_cuda<T>(Wide<T>*, const T*, const Wide<T>*, const int64_t*, const RoundShape&, \
-                                     const RoundingNoise&, CUstream_st*);                                   \
+  template void encode_values_cuda<T>(uint8_t*, Wide<T>*, const T*, const Wide<T>*, const RoundShape&,      \
+                                      CUstream_st*);                                                        \
   template void rotate_rows_cuda<T>(Wide<T>*, const T*, const int64_t*, const RoundShape&, CUstream_st*)
 MPX_FOR_ELEMENTS(MPX_INSTANTIATE);
+#define MPX_INSTANTIATE_ROUND(T, Out)                                                                        \
+  template void round_blocks_cuda<T, Out>(Out*, const T*, const Wide<T>*, const int64_t*, const RoundShape&, \
+                                          const RoundingNoise&, CUstream_st*)
+MPX_FOR_ROUNDINGS(MPX_INSTANTIATE_ROUND);
 
 }  // namespace metroplex::kernels

@@ -50,10 +50,16 @@ struct RoundingNoise {
 // magnitudes [groups]: the largest magnitude of each group, 0 without rows. NaN is ignored.
 template <class T>
 void largest_magnitudes(Wide<T>* magnitudes, const T* x, const int64_t* counts, const RoundShape& shape);
-// out [rows, columns]. `magnitudes` [groups] are read if blocks are whole groups, and for BlockFactor::e4m3.
-template <class T>
-void round_blocks(Wide<T>* out, const T* x, const Wide<T>* magnitudes, const int64_t* counts, const RoundShape& shape,
+// out [rows, columns]: Wide<T>, or Bf16 for Bf16, which represents all results with BlockFactor::power_of_two.
+// `magnitudes` [groups] are read if blocks are whole groups, and for BlockFactor::e4m3.
+template <class T, class Out>
+void round_blocks(Out* out, const T* x, const Wide<T>* magnitudes, const int64_t* counts, const RoundShape& shape,
                   const RoundingNoise& noise = {});
+// codes [rows, columns] of the values that round_blocks rounds with one group and no blocks, and decode [1]: the
+// factor of a code's value. For 8-bit formats.
+template <class T>
+void encode_values(uint8_t* codes, Wide<T>* decode, const T* x, const Wide<T>* magnitude, const RoundShape& shape);
+
 // Multiplies each 16 consecutive rows of a group by a Hadamard matrix with random signs: H diag(signs) / 4 with
 // TransformerEngine's signs. It is orthogonal, so the products of two rotated matrices over their rows are unchanged.
 // The last rows of a group, fewer than 16, are copied. out [rows, columns]; the shape's blocks are not used.
@@ -67,11 +73,21 @@ constexpr int64_t kMagnitudeParts = 128;
 template <class T>
 void largest_magnitudes_cuda(Wide<T>* magnitudes, Wide<T>* parts, const T* x, const int64_t* counts,
                              const RoundShape& shape, CUstream_st* stream);
-template <class T>
-void round_blocks_cuda(Wide<T>* out, const T* x, const Wide<T>* magnitudes, const int64_t* counts,
+template <class T, class Out>
+void round_blocks_cuda(Out* out, const T* x, const Wide<T>* magnitudes, const int64_t* counts,
                        const RoundShape& shape, const RoundingNoise& noise, CUstream_st* stream);
 template <class T>
+void encode_values_cuda(uint8_t* codes, Wide<T>* decode, const T* x, const Wide<T>* magnitude,
+                        const RoundShape& shape, CUstream_st* stream);
+template <class T>
 void rotate_rows_cuda(Wide<T>* out, const T* x, const int64_t* counts, const RoundShape& shape, CUstream_st* stream);
+
+#define MPX_FOR_ROUNDINGS(MACRO) \
+  MACRO(float, float);           \
+  MACRO(double, double);         \
+  MACRO(Bf16, float);            \
+  MACRO(Bf16, Bf16);             \
+  MACRO(F16, float)
 
 // The factor of row `row` of a block before the additions of the Hadamard matrix.
 constexpr MPX_INLINE float hadamard_factor(int64_t row) { return (0xD7E8 >> row & 1) != 0 ? -0.25F : 0.25F; }

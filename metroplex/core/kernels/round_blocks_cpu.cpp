@@ -31,41 +31,53 @@ MPX_INLINE Wide<T> row_maximum(const T* __restrict x, int64_t n, Wide<T> so_far)
   return so_far;
 }
 
-// maximum_of_row: the largest of n values and `so_far`. maxima_of_columns: of every column. round_row: with one
-// factor. round_columns: with one factor per column. Stochastic with `noise`, if it is not null. scale_row:
-// without rounding.
-#define MPX_ROWS(replicas, T)                                                                                      \
-  replicas Wide<T> maximum_of_row(const T* x, int64_t n, Wide<T> so_far) { return row_maximum(x, n, so_far); }     \
-  replicas void maxima_of_columns(Wide<T>* __restrict maxima, const T* __restrict x, int64_t n) {                  \
-    for (int64_t i = 0; i < n; ++i) maxima[i] = larger(maxima[i], load(x[i]));                                     \
-  }                                                                                                                \
-  replicas void scale_row(Wide<T>* __restrict out, const T* __restrict x, Wide<T> factor, int64_t n) {             \
-    for (int64_t i = 0; i < n; ++i) out[i] = load(x[i]) * factor;                                                  \
-  }                                                                                                                \
-  replicas void round_row(Wide<T>* __restrict out, const T* __restrict x, CodeFactors<Wide<T>> by, SmallForm form, \
-                          const Wide<T>* __restrict noise, int64_t n) {                                            \
-    if (noise == nullptr) {                                                                                        \
-      for (int64_t i = 0; i < n; ++i) out[i] = round_small(load(x[i]) * by.encode, form) * by.decode;              \
-    } else {                                                                                                       \
-      for (int64_t i = 0; i < n; ++i)                                                                              \
-        out[i] = round_small_randomly(load(x[i]) * by.encode, form, noise[i]) * by.decode;                         \
-    }                                                                                                              \
-  }                                                                                                                \
-  replicas void round_columns(Wide<T>* __restrict out, const T* __restrict x, const Wide<T>* __restrict encode,    \
-                              const Wide<T>* __restrict decode, SmallForm form, const Wide<T>* __restrict noise,   \
-                              int64_t n) {                                                                         \
-    if (noise == nullptr) {                                                                                        \
-      for (int64_t i = 0; i < n; ++i) out[i] = round_small(load(x[i]) * encode[i], form) * decode[i];              \
-    } else {                                                                                                       \
-      for (int64_t i = 0; i < n; ++i)                                                                              \
-        out[i] = round_small_randomly(load(x[i]) * encode[i], form, noise[i]) * decode[i];                         \
-    }                                                                                                              \
+// encode_row: codes of values. maximum_of_row: the largest of n values and `so_far`. maxima_of_columns: of every
+// column. scale_row: without rounding.
+#define MPX_ROWS(replicas, T)                                                                                  \
+  replicas void encode_row(uint8_t* __restrict codes, const T* __restrict x, Wide<T> encode, SmallForm form,   \
+                           int64_t n) {                                                                        \
+    for (int64_t i = 0; i < n; ++i) codes[i] = small_code(round_small(load(x[i]) * encode, form), form);       \
+  }                                                                                                            \
+  replicas Wide<T> maximum_of_row(const T* x, int64_t n, Wide<T> so_far) { return row_maximum(x, n, so_far); } \
+  replicas void maxima_of_columns(Wide<T>* __restrict maxima, const T* __restrict x, int64_t n) {              \
+    for (int64_t i = 0; i < n; ++i) maxima[i] = larger(maxima[i], load(x[i]));                                 \
+  }                                                                                                            \
+  replicas void scale_row(Wide<T>* __restrict out, const T* __restrict x, Wide<T> factor, int64_t n) {         \
+    for (int64_t i = 0; i < n; ++i) out[i] = load(x[i]) * factor;                                              \
   }
 MPX_ROWS(MPX_VECTOR_CLONES, float)
 MPX_ROWS(MPX_HALF_CLONES, Bf16)
 MPX_ROWS(MPX_HALF_CLONES, F16)
 MPX_ROWS(, double)
 #undef MPX_ROWS
+
+// round_row: with one factor. round_columns: with one factor per column. Stochastic with `noise`, if it is not null.
+#define MPX_ROUND(replicas, T, Out)                                                                               \
+  replicas void round_row(Out* __restrict out, const T* __restrict x, CodeFactors<Wide<T>> by, SmallForm form,    \
+                          const Wide<T>* __restrict noise, int64_t n) {                                           \
+    if (noise == nullptr) {                                                                                       \
+      for (int64_t i = 0; i < n; ++i) out[i] = store<Out>(round_small(load(x[i]) * by.encode, form) * by.decode); \
+    } else {                                                                                                      \
+      for (int64_t i = 0; i < n; ++i)                                                                             \
+        out[i] = store<Out>(round_small_randomly(load(x[i]) * by.encode, form, noise[i]) * by.decode);            \
+    }                                                                                                             \
+  }                                                                                                               \
+  replicas void round_columns(Out* __restrict out, const T* __restrict x, const Wide<T>* __restrict encode,       \
+                              const Wide<T>* __restrict decode, SmallForm form, const Wide<T>* __restrict noise,  \
+                              int64_t n) {                                                                        \
+    if (noise == nullptr) {                                                                                       \
+      for (int64_t i = 0; i < n; ++i) out[i] = store<Out>(round_small(load(x[i]) * encode[i], form) * decode[i]); \
+    } else {                                                                                                      \
+      for (int64_t i = 0; i < n; ++i)                                                                             \
+        out[i] = store<Out>(round_small_randomly(load(x[i]) * encode[i], form, noise[i]) * decode[i]);            \
+    }                                                                                                             \
+  }
+MPX_ROUND(MPX_VECTOR_CLONES, float, float)
+MPX_ROUND(MPX_HALF_CLONES, Bf16, float)
+MPX_ROUND(MPX_HALF_CLONES, Bf16, Bf16)
+MPX_ROUND(MPX_HALF_CLONES, F16, float)
+MPX_ROUND(, double, double)
+#undef MPX_ROUND
 
 // Replaces rows a and b by their sum and difference.
 #define MPX_BUTTERFLY(replicas, W)                                       \
@@ -121,10 +133,10 @@ void for_blocks(const std::vector<RowBlock>& blocks, const RoundShape& shape, co
                    });
 }
 
-template <class T>
+template <class T, class Out>
 struct Blocks {
   using W = Wide<T>;
-  W* out;
+  Out* out;
   const T* x;
   const W* magnitudes;
   RoundShape shape;
@@ -151,7 +163,7 @@ struct Blocks {
     for (int64_t row = block.begin; row < block.end; ++row) {
       const W* const uniform = row_noise(row, noise_row);
       const T* const from = x + row * columns;
-      W* const to = out + row * columns;
+      Out* const to = out + row * columns;
       if (step == 1) {
         round_columns(to, from, encode.data(), decode.data(), form, uniform, columns);
         continue;
@@ -207,13 +219,23 @@ void largest_magnitudes(Wide<T>* magnitudes, const T* x, const int64_t* counts, 
     magnitudes[row.group] = std::max(magnitudes[row.group], of_rows[static_cast<size_t>(row.begin)]);
 }
 
-template <class T>
-void round_blocks(Wide<T>* out, const T* x, const Wide<T>* magnitudes, const int64_t* counts, const RoundShape& shape,
+template <class T, class Out>
+void round_blocks(Out* out, const T* x, const Wide<T>* magnitudes, const int64_t* counts, const RoundShape& shape,
                   const RoundingNoise& noise) {
-  const Blocks<T> blocks{out, x, magnitudes, shape, noise};
+  const Blocks<T, Out> blocks{out, x, magnitudes, shape, noise};
   // Rows of one group that share a factor are rounded independently.
   const int64_t block_rows = shape.whole_groups() ? 1 : shape.block_rows;
   for_blocks(row_blocks(counts, shape, block_rows), shape, [&](const RowBlock& block) { blocks.round(block); });
+}
+
+template <class T>
+void encode_values(uint8_t* codes, Wide<T>* decode, const T* x, const Wide<T>* magnitude, const RoundShape& shape) {
+  const CodeFactors<Wide<T>> by = code_factors(*magnitude, *magnitude, shape.number, shape.factor);
+  *decode = by.decode;
+  const SmallForm form = small_form(shape.number);
+  at::parallel_for(0, shape.rows * shape.columns, 16384, [&](int64_t begin, int64_t end) {
+    encode_row(codes + begin, x + begin, by.encode, form, end - begin);
+  });
 }
 
 template <class T>
@@ -232,11 +254,14 @@ void rotate_rows(Wide<T>* out, const T* x, const int64_t* counts, const RoundSha
   });
 }
 
-#define MPX_INSTANTIATE(T)                                                                             \
-  template void largest_magnitudes<T>(Wide<T>*, const T*, const int64_t*, const RoundShape&);          \
-  template void round_blocks<T>(Wide<T>*, const T*, const Wide<T>*, const int64_t*, const RoundShape&, \
-                                const RoundingNoise&);                                                 \
+#define MPX_INSTANTIATE(T)                                                                         \
+  template void largest_magnitudes<T>(Wide<T>*, const T*, const int64_t*, const RoundShape&);      \
+  template void encode_values<T>(uint8_t*, Wide<T>*, const T*, const Wide<T>*, const RoundShape&); \
   template void rotate_rows<T>(Wide<T>*, const T*, const int64_t*, const RoundShape&)
 MPX_FOR_ELEMENTS(MPX_INSTANTIATE);
+#define MPX_INSTANTIATE_ROUND(T, Out)                                                                   \
+  template void round_blocks<T, Out>(Out*, const T*, const Wide<T>*, const int64_t*, const RoundShape&, \
+                                     const RoundingNoise&)
+MPX_FOR_ROUNDINGS(MPX_INSTANTIATE_ROUND);
 
 }  // namespace metroplex::kernels

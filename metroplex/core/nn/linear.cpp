@@ -153,16 +153,33 @@ LinearRows Linear::rows(const Input& in, const Microbatch& batch) const {
 }
 
 at::Tensor Linear::output(const at::Tensor& x, const at::Tensor& bias, bool trains) const {
-  if (wide_output_ && !rounding_.rounds()) return wide_linear_product(target_, x, weight_->data.t());
+  if (rounding_.encodes()) {
+    const Codes left = rounding_.encode(x, Operand::input, trains),
+                right = rounding_.encode(weight_->data, Operand::weight, trains);
+    const at::Tensor out = multiply(left, right, wide_output_ ? at::kFloat : x.scalar_type(), x);
+    return bias.defined() ? out.add_(bias) : out;
+  }
   const RoundOptions options{.counts = trains};
   const at::Tensor rounded = rounding_.round(x, Operand::input, SumOver::columns, options),
                    matrix = rounding_.round(weight_->data, Operand::weight, SumOver::columns, options).t();
+  if (wide_output_) return wide_linear_product(target_, rounded, matrix);
   const at::Tensor same_type = bias.defined() ? bias.to(rounded.scalar_type()) : bias;
-  const at::Tensor out = linear_product(target_, rounded, matrix, same_type);
-  return wide_output_ ? out : out.to(x.scalar_type());
+  return linear_product(target_, rounded, matrix, same_type).to(x.scalar_type());
+}
+
+// left right^T, with the leading dimensions of `like`.
+at::Tensor Linear::multiply(const Codes& left, const Codes& right, at::ScalarType type,
+                            const at::Tensor& like) const {
+  std::vector<int64_t> sizes = like.sizes().vec();
+  sizes.back() = right.codes.size(0);
+  return scaled_product(target_, left, right, type, weight_->name).view(sizes);
 }
 
 at::Tensor Linear::input_gradient(const at::Tensor& dy, const DropoutMask& positions) const {
+  if (rounding_.encodes()) {
+    const Codes right = rounding_.encode(weight_->data, Operand::weight).transposed();
+    return multiply(rounding_.encode(dy, Operand::gradient, true), right, dy.scalar_type(), dy);
+  }
   const RoundOptions options{.counts = true, .positions = positions};
   return linear_product(target_, rounding_.round(dy, Operand::gradient, SumOver::columns, options),
                         rounding_.round(weight_->data, Operand::weight, SumOver::rows))
@@ -172,6 +189,12 @@ at::Tensor Linear::input_gradient(const at::Tensor& dy, const DropoutMask& posit
 void Linear::put_weight_gradient(at::Tensor& gradient, const at::Tensor& dy, const at::Tensor& x,
                                  const DropoutMask& positions, bool adds) const {
   if (!rounding_.rounds_weight_gradients()) return put_linear_weight_gradient(target_, gradient, dy, x, adds);
+  if (rounding_.encodes()) {
+    const Codes left = rounding_.encode(dy, Operand::gradient).transposed(),
+                right = rounding_.encode(x, Operand::input).transposed();
+    const at::ScalarType type = is_half(gradient) ? gradient.scalar_type() : at::kFloat;
+    return put_product(target_, gradient, scaled_product(target_, left, right, type, weight_->name), adds);
+  }
   const RoundOptions options{.positions = positions};
   put_linear_weight_gradient(target_, gradient, rounding_.round(dy, Operand::gradient, SumOver::rows, options),
                              rounding_.round(x, Operand::input, SumOver::rows), adds);

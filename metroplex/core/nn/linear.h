@@ -71,6 +71,7 @@ class Linear {
 
  private:
   at::Tensor output(const at::Tensor& x, const at::Tensor& bias, bool trains) const;
+  at::Tensor multiply(const Codes& left, const Codes& right, at::ScalarType type, const at::Tensor& like) const;
   at::Tensor input_gradient(const at::Tensor& dy, const DropoutMask& positions) const;
   void put_weight_gradient(at::Tensor& gradient, const at::Tensor& dy, const at::Tensor& x,
                            const DropoutMask& positions, bool adds) const;

@@ -17,6 +17,7 @@ namespace metroplex::nn {
 using kernels::BlockFactor;
 using kernels::RoundShape;
 using kernels::SmallNumber;
+using kernels::Wide;
 
 namespace {
 
@@ -24,15 +25,32 @@ const int64_t* counts_pointer(const at::Tensor& counts) {
   return counts.defined() ? static_cast<const int64_t*>(counts.mutable_data_ptr()) : nullptr;
 }
 
+// Calls body(T{}, Out{}) with the element types of x and of the result.
+template <class Body>
+void dispatch_rounding(at::ScalarType x, at::ScalarType result, const Body& body) {
+  if (x == result && x == at::kBFloat16) return body(kernels::Bf16{}, kernels::Bf16{});
+  dispatch_element(x, [&](auto zero) { body(zero, Wide<decltype(zero)>{}); });
+}
+
 }  // namespace
+
+at::ScalarType OperandRounding::result_type(at::ScalarType of_x) const {
+  const bool exact = recipe_ == config::Recipe::blockwise || recipe_ == config::Recipe::mxfp8;
+  return exact && of_x == at::kBFloat16 ? of_x : acc_type(of_x);
+}
 
 OperandRounding::OperandRounding(const LayerContext& context, const std::string& module,
                                  std::array<std::vector<comm::Group>, 3> shards)
     : precision_(context.precision),
-      recipe_(context.precision.recipe_of(module)),
+      recipe_(context.precision.find_recipe(module)),
       target_(context.target),
       shards_(std::move(shards)),
-      key_(random_key(context.seed ^ base::hash_name(module.c_str()), 0, RandomSite::gradient_rounding)) {}
+      key_(random_key(context.seed ^ base::hash_name(module.c_str()), 0, RandomSite::gradient_rounding)) {
+  const int capability = target_.gpu() && !target_.meta ? device::compute_capability() : 0;
+  MPX_CHECK(!encodes() || capability == 0 || capability >= 89, "config",
+            "precision.fp8_products = library: needs a GPU of compute capability 8.9 or higher, but this one has ",
+            capability / 10, ".", capability % 10, "; set it to widened");
+}
 
 RoundShape OperandRounding::shape(Operand operand, SumOver sum) const {
   RoundShape shape;
@@ -119,7 +137,7 @@ std::shared_ptr<Buffer> OperandRounding::make_history(const std::string& name, a
 template <class T>
 at::Tensor OperandRounding::own_magnitudes(const at::Tensor& x, const at::Tensor& counts,
                                            const RoundShape& shape) const {
-  using W = kernels::Wide<T>;
+  using W = Wide<T>;
   const auto wide = x.options().dtype(kElementType<W>);
   at::Tensor all = at::empty({shape.groups}, wide);
   at::Tensor parts = target_.gpu() ? at::empty({shape.groups * kernels::kMagnitudeParts}, wide) : at::Tensor();
@@ -157,7 +175,7 @@ at::Tensor OperandRounding::rotate(const at::Tensor& x, const at::Tensor& counts
   dispatch_element(x.scalar_type(), [&](auto zero) {
     using T = decltype(zero);
     device::launch(target_, {"rotate_rows", {&x, &counts}, {&out}, {{"groups", shape.groups}}},
-                   kernels::rotate_rows<T>, kernels::rotate_rows_cuda<T>, elements<kernels::Wide<T>>(out),
+                   kernels::rotate_rows<T>, kernels::rotate_rows_cuda<T>, elements<Wide<T>>(out),
                    static_cast<const T*>(elements<T>(x)), counts_pointer(counts), shape);
   });
   return out;
@@ -174,19 +192,37 @@ at::Tensor OperandRounding::round(const at::Tensor& given, Operand operand, SumO
   const bool rotates = recipe_ == config::Recipe::nvfp4 && precision_.fp4_hadamard;
   if (rotates && operand != Operand::weight && sum == SumOver::rows) x = rotate(x, counts, call);
   const kernels::RoundingNoise random = noise(operand, sum, options.positions);
-  at::Tensor out = at::empty(x.sizes(), x.options().dtype(acc_type(x.scalar_type())));
-  dispatch_element(x.scalar_type(), [&](auto zero) {
+  at::Tensor out = at::empty(x.sizes(), x.options().dtype(result_type(x.scalar_type())));
+  dispatch_rounding(x.scalar_type(), out.scalar_type(), [&](auto zero, auto result) {
     using T = decltype(zero);
-    using W = kernels::Wide<T>;
+    using Out = decltype(result);
     const at::Tensor largest = magnitudes<T>(x, operand, counts, call, options.counts);
     device::launch(target_,
                    {"round_blocks",
                     {&x, &largest, &counts, &options.positions.counters, &options.positions.rows},
                     {&out},
                     {{"block_rows", call.block_rows}, {"block_columns", call.block_columns}}},
-                   kernels::round_blocks<T>, kernels::round_blocks_cuda<T>, elements<W>(out),
-                   static_cast<const T*>(elements<T>(x)), static_cast<const W*>(elements<W>(largest)),
+                   kernels::round_blocks<T, Out>, kernels::round_blocks_cuda<T, Out>, elements<Out>(out),
+                   static_cast<const T*>(elements<T>(x)), static_cast<const Wide<T>*>(elements<Wide<T>>(largest)),
                    counts_pointer(counts), call, random);
+  });
+  return out;
+}
+
+Codes OperandRounding::encode(const at::Tensor& given, Operand operand, bool counts) const {
+  const at::Tensor x = given.contiguous().view({-1, given.size(-1)});
+  RoundShape call = shape(operand, SumOver::columns);
+  call.rows = x.size(0), call.columns = x.size(1);
+  const bool e5m2 = call.number == SmallNumber::e5m2;
+  Codes out{at::empty(x.sizes(), x.options().dtype(e5m2 ? at::kFloat8_e5m2 : at::kFloat8_e4m3fn)),
+            at::empty({1}, x.options().dtype(at::kFloat))};
+  dispatch_element(x.scalar_type(), [&](auto zero) {
+    using T = decltype(zero);
+    const at::Tensor largest = magnitudes<T>(x, operand, {}, call, counts);
+    device::launch(target_, {"encode_values", {&x, &largest}, {&out.codes, &out.decode}}, kernels::encode_values<T>,
+                   kernels::encode_values_cuda<T>, static_cast<uint8_t*>(out.codes.mutable_data_ptr()),
+                   elements<Wide<T>>(out.decode), static_cast<const T*>(elements<T>(x)),
+                   static_cast<const Wide<T>*>(elements<Wide<T>>(largest)), call);
   });
   return out;
 }

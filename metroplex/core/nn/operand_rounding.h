@@ -1,6 +1,7 @@
 // Rounds operands of matrix products to 8 bits (precision.fp8_format) or 4 bits (fp4_format), with the scales of
 // NVIDIA's TransformerEngine. Rounded operands are multiplied in fp32 (fp64 in an fp64 run), in which the product of
-// two of them is exact. The result is that of a product of the codes with fp32 sums.
+// two of them is exact. The result is that of a product of the codes with fp32 sums. In bf16 runs, blockwise and
+// mxfp8 multiply in bf16, which represents the rounded operands exactly.
 //
 //   recipe      values that share a factor                                   factor
 //   delayed     as tensorwise, from the largest magnitudes of earlier steps  fp32
@@ -26,6 +27,7 @@
 #include "nn/dropout.h"
 #include "nn/layer_context.h"
 #include "nn/named_tensor.h"
+#include "nn/scaled_product.h"
 
 namespace metroplex::nn {
 
@@ -70,9 +72,13 @@ class OperandRounding {
   std::shared_ptr<Buffer> make_history(const std::string& name, at::ScalarType dtype, const comm::Group& all,
                                        int64_t num_groups = 1, const std::vector<topology::DimShard>& groups = {});
   // x [.., columns] or [groups, rows, columns], whose leading dimensions are rows. Returns the rounded values in the
-  // same shape, in at least fp32; x itself without low precision. Rows after the last group are unspecified.
+  // same shape; x itself without low precision. Rows after the last group are unspecified.
   // Collective over the shards of the operand with recipes tensorwise and nvfp4.
   at::Tensor round(const at::Tensor& x, Operand operand, SumOver sum, const RoundOptions& options = {}) const;
+  // Whether products are made of codes (precision.fp8_products), by encode() and scaled_product().
+  bool encodes() const { return rounds() && precision_.fp8_products == config::Fp8Products::library; }
+  // The codes of x [.., columns] as a matrix. Collective as round().
+  Codes encode(const at::Tensor& x, Operand operand, bool counts = false) const;
   // Throws base::Error("config") unless every shard of the weight `name` consists of whole blocks. `sizes`: numbers
   // of consecutive features in this rank's shard.
   void check_shards(const std::string& name, const std::vector<int64_t>& sizes) const;
@@ -80,6 +86,7 @@ class OperandRounding {
  private:
   kernels::RoundShape shape(Operand operand, SumOver sum) const;
   bool rounds_randomly() const { return recipe_ == config::Recipe::nvfp4 && precision_.fp4_stochastic_rounding; }
+  at::ScalarType result_type(at::ScalarType of_x) const;
   kernels::RoundingNoise noise(Operand operand, SumOver sum, const DropoutMask& positions) const;
   at::Tensor rotate(const at::Tensor& x, const at::Tensor& counts, const kernels::RoundShape& shape) const;
   template <class T>

@@ -62,15 +62,30 @@ void check_adapter_names(const config::Peft& peft, const std::vector<std::string
   }
 }
 
+// Every pattern of precision.recipe_pattern must select a layer.
+void check_recipe_patterns(const config::Precision& precision, const std::vector<std::string>& names) {
+  constexpr std::string_view kWeight = ".weight";
+  for (const std::string& text : precision.recipe_pattern) {
+    const std::string pattern = config::read_module_entry(text)->pattern;
+    const bool any = std::any_of(names.begin(), names.end(), [&](const std::string& name) {
+      return name.ends_with(kWeight) && config::matches_module(pattern, name.substr(0, name.size() - kWeight.size()));
+    });
+    MPX_CHECK(any || config::matches_module(pattern, "output_layer"), "config", "precision.recipe_pattern = ", text,
+              ": must select a linear layer, such as decoder.layers.0.mlp.linear_fc1; correct it, or leave it out");
+  }
+}
+
 void check_name_patterns(const ProcessContext& process, const RankModel& model) {
   const std::vector<NamePattern> patterns = name_patterns(process.config);
   const config::Peft& peft = process.config.peft;
   const bool adapters =
       !peft.lora_target_modules.empty() || !peft.rank_pattern.empty() || !peft.alpha_pattern.empty();
-  if ((patterns.empty() && !adapters) || !has_all_stages(process)) return;
+  const bool none = patterns.empty() && !adapters && process.config.precision.recipe_pattern.empty();
+  if (none || !has_all_stages(process)) return;
   const std::vector<std::string> names = gather_stage_names(process, model);
   check_patterns(patterns, names);
   check_adapter_names(peft, names);
+  check_recipe_patterns(process.config.precision, names);
 }
 
 void check_patterns(const std::vector<NamePattern>& patterns, const std::vector<std::string>& names) {

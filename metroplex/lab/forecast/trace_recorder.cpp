@@ -28,6 +28,9 @@ std::string dtype_name(at::ScalarType type) {
       return "bf16";
     case at::kHalf:
       return "fp16";
+    case at::kFloat8_e4m3fn:
+    case at::kFloat8_e5m2:
+      return "fp8";
     default:
       return "";
   }
