@@ -388,19 +388,41 @@ TEST(Search, NamesImpossibleRuns) {
   }
 }
 
-// Stages with equal layers share a trace: the same prediction as of every rank alone.
-TEST(StagePredictor, EqualsPredictRank) {
-  config::Config config = small_model(8, 0, 16, 64);
-  config.parallel.pipeline_model_parallel_size = 4;
-  config.parallel.data_parallel_sharding_strategy = config::ShardingStrategy::optim;
-  config = config::resolved(config, 8);
-  const forecast::FitRequest run = request(config, 8, "h100").run;
+void expect_equals_ranks_alone(const config::Config& config, int world) {
+  const forecast::FitRequest run = request(config::resolved(config, world), world, "h100").run;
   const forecast::Fit shared = forecast::fit(run, forecast::make_stage_predictor()), alone = forecast::fit(run);
   ASSERT_EQ(shared.ranks.size(), alone.ranks.size());
   for (size_t i = 0; i < shared.ranks.size(); ++i) {
     EXPECT_EQ(shared.ranks[i].peak, alone.ranks[i].peak);
     EXPECT_EQ(shared.ranks[i].prediction.flops, alone.ranks[i].prediction.flops);
     EXPECT_EQ(shared.ranks[i].prediction.model_flops, alone.ranks[i].prediction.model_flops);
+  }
+}
+
+// Stages with equal layers share a trace: the same prediction as of every rank alone.
+TEST(StagePredictor, EqualsPredictRank) {
+  config::Config config = small_model(8, 0, 16, 64);
+  config.parallel.pipeline_model_parallel_size = 4;
+  config.parallel.data_parallel_sharding_strategy = config::ShardingStrategy::optim;
+  expect_equals_ranks_alone(config, 8);
+}
+
+// Ranks whose shards of the optimizer state differ share the passes. Buckets of 4 KB have shards of several sizes.
+TEST(StagePredictor, SharesPassesOfDataRanks) {
+  for (const auto sharding : {config::ShardingStrategy::no_shard, config::ShardingStrategy::optim,
+                              config::ShardingStrategy::optim_grads, config::ShardingStrategy::optim_grads_params}) {
+    for (const int64_t cp : {1, 2}) {
+      config::Config config = small_model(3, 4, 24, 64);
+      config.parallel.data_parallel_sharding_strategy = sharding;
+      config.parallel.expert_model_parallel_size = 2;
+      config.parallel.context_parallel_size = cp;
+      config.parallel.ddp_bucket_size = 1000;
+      expect_equals_ranks_alone(config, 8);
+      config.optim.optimizer_cpu_offload = sharding != config::ShardingStrategy::no_shard;
+      config.parallel.sequence_parallel = true;
+      config.parallel.tensor_model_parallel_size = 2;
+      expect_equals_ranks_alone(config, 8);
+    }
   }
 }
 

@@ -217,10 +217,11 @@ std::vector<std::string> all_gather_strings(const std::string& mine, const Group
   const at::Tensor bytes = at::zeros({longest}, at::kByte);
   if (!mine.empty()) std::memcpy(bytes.mutable_data_ptr(), mine.data(), mine.size());
   const at::Tensor all = all_gather(bytes, 0, group);
+  const auto* const length = static_cast<const int64_t*>(lengths.const_data_ptr());
   std::vector<std::string> strings;
   for (int64_t i = 0; i < group.size(); ++i) {
     const char* begin = static_cast<const char*>(all.const_data_ptr()) + i * longest;
-    strings.emplace_back(begin, static_cast<size_t>(lengths[i].item<int64_t>()));
+    strings.emplace_back(begin, static_cast<size_t>(length[i]));
   }
   return strings;
 }

@@ -61,6 +61,15 @@ std::optional<std::vector<LayerParts>> read_hybrid_layers(const std::string& pat
   return std::nullopt;
 }
 
+static LayerParts plain_parts(const Model& model, bool linear, bool experts) {
+  const bool lightning = model.has_lightning();
+  return {.delta_net = linear && !lightning,
+          .lightning = linear && lightning,
+          .attention = !linear,
+          .mlp = !experts,
+          .experts = experts};
+}
+
 std::vector<LayerParts> layer_parts(const Model& model) {
   if (!model.hybrid_layer_pattern.empty()) {
     std::string problem;
@@ -70,20 +79,16 @@ std::vector<LayerParts> layer_parts(const Model& model) {
     return *layers;
   }
   const std::vector<bool> experts = moe_layers(model), linear = linear_attention_layers(model);
-  const bool lightning = model.has_lightning();
   std::vector<LayerParts> layers;
-  for (size_t i = 0; i < experts.size(); ++i)
-    layers.push_back({.delta_net = linear[i] && !lightning,
-                      .lightning = linear[i] && lightning,
-                      .attention = !linear[i],
-                      .mlp = !experts[i],
-                      .experts = experts[i]});
+  for (size_t i = 0; i < experts.size(); ++i) layers.push_back(plain_parts(model, linear[i], experts[i]));
   return layers;
 }
 
 LayerParts parts_of_layer(const Model& model, int64_t number) {
   if (number >= model.num_layers && model.mtp_num_layers == 0) return {.attention = true, .mlp = true};
-  return layer_parts(model)[static_cast<size_t>(std::min(number, model.num_layers - 1))];
+  const auto layer = static_cast<size_t>(std::min(number, model.num_layers - 1));
+  if (!model.hybrid_layer_pattern.empty()) return layer_parts(model)[layer];
+  return plain_parts(model, linear_attention_layers(model)[layer], moe_layers(model)[layer]);
 }
 
 static bool has_valid_patterns(const Model& model) {

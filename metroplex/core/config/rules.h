@@ -16,6 +16,12 @@
 
 namespace metroplex::config {
 
+// A key whose value is not the default.
+struct ChangedKey {
+  std::string key, name;  // "model.moe_echo_eps", "moe_echo_eps"
+  std::string value;      // for display
+};
+
 class Rules {
  public:
   Rules(const Config& config, int64_t world, Use u);
@@ -57,6 +63,7 @@ class Rules {
   int64_t world_size;
   Use use;
   int64_t dp;  // 0: the ranks do not divide evenly
+  std::vector<ChangedKey> changed;
   std::vector<Violation> list;
 };
 

@@ -117,6 +117,7 @@ void check_data(Rules& rules) {
 }
 
 static void check_allow(Rules& rules) {
+  if (rules.config.checkpoint.allow.empty()) return;
   std::vector<std::string> keys{"data.tokenizer_type", "data.tokenizer_model"};
   for (const std::string& key : all_keys()) {
     if (key.starts_with("model.")) keys.push_back(key);

@@ -15,17 +15,15 @@ namespace {
 
 // Rejects MoE keys in a dense model. parallel.expert_tensor_parallel_size is exempt, because resolved() sets it.
 void check_dense(Rules& rules) {
-  Config here = rules.config, defaults;
-  const std::vector<Field> given = fields(here), standard = fields(defaults);
-  for (size_t i = 0; i < given.size(); ++i) {
-    const bool experts = given[i].name.rfind("moe_", 0) == 0 || given[i].name == "expert_ranks_per_node" ||
-                         given[i].name == "expert_trace_file" || given[i].name == "log_experts_interval";
-    if (!experts || to_text(given[i]) == to_text(standard[i])) continue;
-    rules.require_effect(false, given[i].key().c_str(), to_text(given[i]),
+  for (const auto& [key, name, value] : rules.changed) {
+    const bool experts = name.rfind("moe_", 0) == 0 || name == "expert_ranks_per_node" ||
+                         name == "expert_trace_file" || name == "log_experts_interval";
+    if (!experts) continue;
+    rules.require_effect(false, key.c_str(), value,
                          "has no meaning in a model without experts (model.num_moe_experts = 0)",
                          "leave it out, or give the model experts");
     // Megatron rejects an expert width unless moe_layer_freq leaves dense layers.
-    if (given[i].name == "moe_ffn_hidden_size" && here.model.moe_layer_freq == defaults.model.moe_layer_freq)
+    if (name == "moe_ffn_hidden_size" && rules.config.model.moe_layer_freq == Model().moe_layer_freq)
       rules.list.back().without_effect = false;
   }
   const Parallel& parallel = rules.config.parallel;

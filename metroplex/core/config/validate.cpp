@@ -18,16 +18,35 @@ static int64_t dp_or_zero(const Parallel& parallel, int64_t world_size) {
                                                                            : 0;
 }
 
+static std::vector<std::string> default_texts() {
+  Config defaults;
+  std::vector<std::string> texts;
+  for (const Field& field : fields(defaults)) texts.push_back(to_text(field));
+  return texts;
+}
+
+static std::vector<ChangedKey> changed_keys(Config config) {
+  static const std::vector<std::string> kDefaults = default_texts();  // a search checks thousands of configurations
+  const std::vector<Field> list = fields(config);
+  std::vector<ChangedKey> changed;
+  for (size_t i = 0; i < list.size(); ++i) {
+    const std::string value = to_text(list[i]);
+    if (value != kDefaults[i]) changed.push_back({list[i].key(), list[i].name, value});
+  }
+  return changed;
+}
+
 Rules::Rules(const Config& settings, int64_t world, Use u)
-    : config(settings), world_size(world), use(u), dp(dp_or_zero(settings.parallel, world)) {}
+    : config(settings),
+      world_size(world),
+      use(u),
+      dp(dp_or_zero(settings.parallel, world)),
+      changed(changed_keys(settings)) {}
 
 void refuse_without(Rules& rules, const char* switched, bool (*belongs)(std::string_view name)) {
-  Config here = rules.config, defaults;
-  const std::vector<Field> given = fields(here), standard = fields(defaults);
-  for (size_t i = 0; i < given.size(); ++i) {
-    if (!belongs(given[i].name)) continue;
-    rules.require_effect(to_text(given[i]) == to_text(standard[i]), given[i].key().c_str(), to_text(given[i]),
-                         base::concat("has no effect without ", switched),
+  for (const ChangedKey& one : rules.changed) {
+    if (!belongs(one.name)) continue;
+    rules.require_effect(false, one.key.c_str(), one.value, base::concat("has no effect without ", switched),
                          base::concat("leave it out, or turn ", switched, " on"));
   }
 }
@@ -44,15 +63,15 @@ static std::string fix_for_limit(const Field& field) {
 // Returns the violations of each key's own limits. Resets those keys to their defaults in `config`, so that later
 // rules see valid numbers.
 static std::vector<Violation> check_limits(Config& config) {
-  Config defaults;
-  const std::vector<Field> list = fields(config), standard = fields(defaults);
+  const std::vector<Field> list = fields(config);
   std::vector<Violation> found;
   for (size_t i = 0; i < list.size(); ++i) {
     const std::string rule = broken_limit(list[i]);
     if (rule.empty()) continue;
     const std::string value = to_text(list[i]);
     found.push_back({list[i].key(), value.empty() ? "(empty)" : value, rule, fix_for_limit(list[i])});
-    copy_value(list[i], standard[i]);
+    Config defaults;
+    copy_value(list[i], fields(defaults)[i]);
   }
   return found;
 }

@@ -8,7 +8,7 @@ namespace {
 std::vector<at::Tensor> defined(at::ArrayRef<const at::Tensor*> tensors) {
   std::vector<at::Tensor> all;
   for (const at::Tensor* tensor : tensors) {
-    if (tensor != nullptr && tensor->defined()) all.push_back(tensor->detach());
+    if (tensor != nullptr && tensor->defined()) all.push_back(tensor->variable_data());
   }
   return all;
 }

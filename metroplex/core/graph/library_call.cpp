@@ -204,30 +204,36 @@ bool reads_argument(const c10::OperatorHandle& op, size_t i) {
   return !written(argument) || !(argument.is_out() || (i == 0 && overwrites(op.schema().name())));
 }
 
-TapeOperation make_operation(const LibraryCall& call) {
+CallTensors find_tensors(const LibraryCall& call) {
   const FunctionSchema& schema = call.op.schema();
+  CallTensors tensors;
+  for (size_t i = 0; i < call.arguments.size(); ++i) {
+    const bool writes = written(schema.arguments()[i]), reads = reads_argument(call.op, i);
+    for_each_tensor(call.arguments[i], [&](const at::Tensor& x) {
+      if (reads) tensors.reads.push_back(x);
+      if (writes) tensors.writes.push_back(x);
+    });
+  }
+  if (schema.is_mutable()) return tensors;
+  for (const IValue& result : call.results) {
+    for_each_tensor(result, [&](const at::Tensor& x) {
+      if (!shares_storage(x, call.arguments)) tensors.writes.push_back(x);
+    });
+  }
+  return tensors;
+}
+
+TapeOperation make_operation(const LibraryCall& call) {
   TapeOperation operation;
   operation.name = name_of(call.op);
   operation.unfit = unfit_for_graph(call.op);
   for (size_t i = 0; i < call.arguments.size(); ++i) {
-    const Argument& argument = schema.arguments()[i];
-    const IValue& value = call.arguments[i];
-    if (!holds_tensors(value)) {
-      operation.scalars.push_back(to_scalar(argument.name(), value));
-      continue;
-    }
-    const bool writes = written(argument), reads = reads_argument(call.op, i);
-    for_each_tensor(value, [&](const at::Tensor& x) {
-      if (reads) operation.reads.push_back(x);
-      if (writes) operation.writes.push_back(x);
-    });
+    if (!holds_tensors(call.arguments[i]))
+      operation.scalars.push_back(to_scalar(call.op.schema().arguments()[i].name(), call.arguments[i]));
   }
-  if (schema.is_mutable()) return operation;
-  for (const IValue& result : call.results) {
-    for_each_tensor(result, [&](const at::Tensor& x) {
-      if (!shares_storage(x, call.arguments)) operation.writes.push_back(x);
-    });
-  }
+  CallTensors tensors = find_tensors(call);
+  operation.reads = std::move(tensors.reads);
+  operation.writes = std::move(tensors.writes);
   return operation;
 }
 

@@ -32,6 +32,11 @@ bool reads_argument(const c10::OperatorHandle& op, size_t i);
 // Returns whether the call only makes views or only allocates; then there is nothing to replay.
 bool computes_nothing(const LibraryCall& call);
 
+struct CallTensors {
+  std::vector<at::Tensor> reads, writes;
+};
+CallTensors find_tensors(const LibraryCall& call);
+
 // Returns name, reads, writes and scalars; the tensors are those of the call.
 TapeOperation make_operation(const LibraryCall& call);
 

@@ -30,14 +30,6 @@ at::Tensor in_order(const at::Tensor& x, const std::vector<int64_t>& lengths, co
 
 }  // namespace
 
-RowTable RowTable::turned() const {
-  RowTable out(members_);
-  for (int from = 0; from < members_; ++from) {
-    for (int to = 0; to < members_; ++to) out.at(to, from) = at(from, to);
-  }
-  return out;
-}
-
 int64_t RowTable::sent(int from) const {
   int64_t sum = 0;
   for (int to = 0; to < members_; ++to) sum += at(from, to);
@@ -142,9 +134,8 @@ at::Tensor RowsUnderWay::finish() {
     out = how_->finish(std::exchange(started_, {}), table_, *context_);
   }
   return nn::attach(out, {std::exchange(x_, {})},
-                    [table = table_, context = context_, how = how_](const at::Tensor& dy) -> nn::Gradients {
+                    [back = table_.turned(), context = context_, how = how_](const at::Tensor& dy) -> nn::Gradients {
                       const at::NoGradGuard no_grad;
-                      const RowTable back = table.turned();
                       return {how->finish(how->start(dy.contiguous(), back, *context), back, *context)};
                     });
 }

@@ -18,14 +18,23 @@ class RowTable {
   RowTable() = default;
   explicit RowTable(int members) : members_(members), rows_(static_cast<size_t>(members * members), 0) {}
   int members() const { return members_; }
-  int64_t& at(int from, int to) { return rows_[static_cast<size_t>(from * members_ + to)]; }
-  int64_t at(int from, int to) const { return rows_[static_cast<size_t>(from * members_ + to)]; }
-  RowTable turned() const;
+  int64_t& at(int from, int to) { return rows_[index(from, to)]; }
+  int64_t at(int from, int to) const { return rows_[index(from, to)]; }
+  RowTable turned() const {
+    RowTable out = *this;
+    out.turned_ = !turned_;
+    return out;
+  }
   int64_t sent(int from) const;
   int64_t received(int to) const;
 
  private:
+  size_t index(int from, int to) const {
+    return static_cast<size_t>(turned_ ? to * members_ + from : from * members_ + to);
+  }
+
   int members_ = 0;
+  bool turned_ = false;  // rows_ is ordered by the second index
   std::vector<int64_t> rows_;
 };
 

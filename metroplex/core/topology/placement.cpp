@@ -48,8 +48,9 @@ DimShard even_shards(int dim, AxisSet axes, const std::vector<int64_t>& sections
 
 std::vector<Region> expert_regions(const std::string& module, int64_t num_experts, const std::string& tensor) {
   std::vector<Region> regions;
+  const std::string first = module + ".local_experts.";
   for (int64_t e = 0; e < num_experts; ++e) {
-    const std::string name = base::concat(module, ".local_experts.", e, ".", tensor);
+    const std::string name = first + std::to_string(e) + "." + tensor;
     regions.push_back({name, 0, e, 1, name});
   }
   return regions;

@@ -28,6 +28,11 @@ StageForm stage_form(const config::Config& config, int pp_rank) {
 
 namespace {
 
+// Data-parallel and expert-parallel ranks run the same passes; they hold other shards of the optimizer state.
+bool has_same_passes(const topology::Coordinates& one, const topology::Coordinates& other) {
+  return one.tp == other.tp && one.gtp == other.gtp && one.cp == other.cp && one.etp == other.etp;
+}
+
 struct KnownTraces {
   struct Known {
     StageForm form;
@@ -41,10 +46,14 @@ struct KnownTraces {
         topology::RankGrid(request.world_size, request.config.parallel).coordinates(request.rank);
     const StageForm form = stage_form(request.config, static_cast<int>(at.pp));
     at.pp = 0;
+    const replay::RankTrace* passes = nullptr;
     for (const Known& one : known) {
-      if (one.form == form && one.at == at) return one.trace;
+      if (one.form != form || !has_same_passes(one.at, at)) continue;
+      if (one.at == at) return one.trace;
+      passes = one.trace.get();
     }
-    return known.emplace_back(Known{form, at, std::make_shared<replay::RankTrace>(trace_rank(request))}).trace;
+    return known.emplace_back(Known{form, at, std::make_shared<replay::RankTrace>(trace_rank(request, passes))})
+        .trace;
   }
 };
 

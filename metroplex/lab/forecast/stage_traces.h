@@ -13,7 +13,8 @@ namespace metroplex::forecast {
 using StageForm = std::vector<plan::StageLayers>;
 StageForm stage_form(const config::Config& config, int pp_rank);
 
-// Returns a predictor equal to predict_rank that keeps its traces. Use it for one configuration. Not thread-safe.
+// Returns a predictor equal to predict_rank that keeps its traces, and runs passes that ranks share once. Use it for
+// one configuration. Not thread-safe.
 Predictor make_stage_predictor();
 
 }  // namespace metroplex::forecast

@@ -190,7 +190,7 @@ int64_t library_bytes(const RankRequest& request) {
 
 }  // namespace
 
-replay::RankTrace trace_rank(const RankRequest& request) {
+replay::RankTrace trace_rank(const RankRequest& request, const replay::RankTrace* passes) {
   const config::Config& config = request.config;
   TraceRecorder recorder(block_bytes(request.device));
   const topology::RankGrid grid(request.world_size, config.parallel);
@@ -223,10 +223,15 @@ replay::RankTrace trace_rank(const RankRequest& request) {
   for (const distributed::ParamFamily& family : assembly->model.families.all()) {
     if (family.gradients) family.gradients->detach_params();
   }
-  out.chunks = trace_chunks(assembly->process, assembly->model, recorder, batches,
-                            {kMicrobatches, false, config::splits_backward(config.parallel)}, nullptr);
-  if (config.train.captures_parts() && !request.eager)
-    out.graphs = trace_graphs(assembly->process, assembly->model, recorder, graphs, batches);
+  if (passes != nullptr) {
+    out.chunks = passes->chunks;
+    out.graphs = passes->graphs;
+  } else {
+    out.chunks = trace_chunks(assembly->process, assembly->model, recorder, batches,
+                              {kMicrobatches, false, config::splits_backward(config.parallel)}, nullptr);
+    if (config.train.captures_parts() && !request.eager)
+      out.graphs = trace_graphs(assembly->process, assembly->model, recorder, graphs, batches);
+  }
   recorder.start();
   assembly->optimization.optimizer->step(assembly->optimization.step_state);
   assembly->model.families.updated();

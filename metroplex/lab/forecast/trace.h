@@ -24,7 +24,8 @@ struct RankRequest {
 };
 
 // Allocates no tensor memory and needs neither other ranks nor a GPU. For a GPU, sizes are rounded up to 512 bytes,
-// the block size of PyTorch's caching allocator.
-replay::RankTrace trace_rank(const RankRequest& request);
+// the block size of PyTorch's caching allocator. `passes` is the trace of a rank that has the same layers and
+// microbatches, but other shards of the parameters: its passes are copied instead of run.
+replay::RankTrace trace_rank(const RankRequest& request, const replay::RankTrace* passes = nullptr);
 
 }  // namespace metroplex::forecast

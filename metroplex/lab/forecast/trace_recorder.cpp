@@ -166,9 +166,9 @@ void TraceRecorder::call(const c10::OperatorHandle& op, c10::DispatchKeySet keys
   const double seconds = watch.seconds() - clock_s_;
   call.results.assign(stack.end() - static_cast<int64_t>(op.schema().returns().size()), stack.end());
   if (graph::computes_nothing(call)) return;
-  const graph::TapeOperation made = graph::make_operation(call);
-  region_.operations.push_back({made.name, "", 0, bytes_of(made.reads) + bytes_of(made.writes),
-                                dtype_name(made.reads, made.writes), 0, seconds});
+  const auto [reads, writes] = graph::find_tensors(call);
+  region_.operations.push_back(
+      {graph::name_of(op), "", 0, bytes_of(reads) + bytes_of(writes), dtype_name(reads, writes), 0, seconds});
 }
 
 void TraceRecorder::start() {

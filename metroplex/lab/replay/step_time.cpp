@@ -20,6 +20,7 @@ struct Communicator {
   std::vector<int> members;  // simulated ranks, by pp
   // Exists for several members. Its operations have given seconds: one "byte" is one second.
   std::unique_ptr<price::LinkTimeline> timeline;
+  std::map<std::pair<std::string, double>, price::CollectiveCost> costs = {};  // by name and bytes
 };
 
 // A collective in flight. The transfers of a group with one simulated member share the links of this rank. Groups
@@ -89,13 +90,19 @@ class Simulation {
     double action_start = 0;
     bool finished = false;
     std::optional<price::SharedLinks> links;
-    std::unordered_map<int, InFlight> open;         // collectives by call number
-    std::map<const Communicator*, int64_t> issued;  // number of collectives of groups that span stages
+    std::unordered_map<int, InFlight> open;              // collectives by call number
+    std::map<std::string, Communicator*> communicators;  // by group
+    std::map<const Communicator*, int64_t> issued;       // number of collectives of groups that span stages
     Items after;
   };
 
   // The communicator of a group of `rank`.
   Communicator* communicator(size_t rank, const std::string& name) {
+    Communicator*& known = ranks_[rank].communicators[name];
+    if (known == nullptr) known = make_communicator(rank, name);
+    return known;
+  }
+  Communicator* make_communicator(size_t rank, const std::string& name) {
     const auto group = in_.traces[rank].groups.find(name);
     MPX_ASSERT(group != in_.traces[rank].groups.end(), "no group ", name, " in a trace");
     auto& made = communicators_[{group->second.purpose, group->second.ranks}];
@@ -130,6 +137,16 @@ class Simulation {
     return in_.machine.gpu ? std::max(device, host) : device + host;
   }
 
+  // Layers repeat their collectives.
+  const price::CollectiveCost& cost(size_t rank, const TraceOperation& operation, Communicator& on) const {
+    const double bytes = static_cast<double>(operation.bytes) * scale(operation);
+    const auto [entry, is_new] = on.costs.try_emplace({operation.name, bytes});
+    if (is_new)
+      entry->second = in_.machine.cluster.collective_cost(operation.name,
+                                                          in_.traces[rank].groups.at(operation.group).ranks, bytes);
+    return entry->second;
+  }
+
   Items compile(size_t rank, const std::vector<IslandTrace>& regions) {
     Items items;
     const auto add_compute = [&](double time) {
@@ -151,10 +168,7 @@ class Simulation {
         item.communicator = on;
         item.call = operation.call;
         item.name = operation.name;
-        if (!wait)
-          item.cost =
-              in_.machine.cluster.collective_cost(operation.name, in_.traces[rank].groups.at(operation.group).ranks,
-                                                  static_cast<double>(operation.bytes) * scale(operation));
+        if (!wait) item.cost = cost(rank, operation, *on);
       }
     }
     return items;
