@@ -86,6 +86,46 @@ Numbers collect_scalars(const std::vector<ExpertMetrics>& layers) {
   return all;
 }
 
+// Shares are of all elements. The error is relative: ||rounded - x|| / ||x||.
+Numbers metric_values(const kernels::RoundingFigures& m) {
+  Numbers numbers{{"amax", m.largest},
+                  {"saturated", m.saturated / m.elements},
+                  {"flushed", m.flushed / m.elements},
+                  {"nonfinite", m.nonfinite / m.elements},
+                  {"error", std::sqrt(m.squared_error / m.squares)}};
+  if (m.decode > 0) numbers.emplace_back("scale", 1 / m.decode);
+  return numbers;
+}
+
+std::string json_text(const std::vector<step::LayerRounding>& layers) {
+  std::string all;
+  for (const step::LayerRounding& layer : layers) {
+    all += (all.empty() ? "{\"" : ", \"") + layer.module + "\": {";
+    for (size_t i = 0; i < layer.operands.size(); ++i) {
+      all += base::concat(i == 0 ? "" : ", ", "\"", step::kOperandNames[i], "\": {");
+      std::string values;
+      for (const auto& [name, value] : metric_values(layer.operands[i]))
+        values += (values.empty() ? "\"" : ", \"") + name + "\": " + json_number(value);
+      all += values + "}";
+    }
+    all += "}";
+  }
+  return all + "}";
+}
+
+Numbers collect_scalars(const std::vector<step::LayerRounding>& layers) {
+  Numbers all;
+  for (const step::LayerRounding& layer : layers) {
+    for (size_t i = 0; i < layer.operands.size(); ++i) {
+      for (const auto& [name, value] : metric_values(layer.operands[i])) {
+        if (std::isfinite(value))
+          all.emplace_back(base::concat("rounding/", layer.module, "/", step::kOperandNames[i], "/", name), value);
+      }
+    }
+  }
+  return all;
+}
+
 }  // namespace
 
 std::string format_duration(double seconds) {
@@ -234,10 +274,12 @@ void Metrics::step(const StepMetrics& m) {
   line += format("%ld, \"consumed_samples\": %ld", m.iteration, m.consumed_samples);
   for (const auto& [tag, value] : values) line += ", \"" + tag + "\": " + json_number(value);
   if (!m.experts.empty()) line += ", \"experts\": " + json_text(m.experts);
+  if (!m.rounding.empty()) line += ", \"rounding\": " + json_text(m.rounding);
   sinks_->line(line + (outcome.updated ? "}" : ", \"skipped\": true}"));
   for (const std::string& of_experts : m.experts.empty() ? std::vector<std::string>{} : expert_lines(m.experts))
     sinks_->log.info(of_experts);
   if (!m.experts.empty()) sinks_->scalars(m.iteration, collect_scalars(m.experts));
+  if (!m.rounding.empty()) sinks_->scalars(m.iteration, collect_scalars(m.rounding));
   if (m.iteration % sinks_->tensorboard_interval != 0) return;
   std::erase_if(values, [](const auto& entry) { return !std::isfinite(entry.second); });  // a gap, not a zero
   sinks_->scalars(m.iteration, values);

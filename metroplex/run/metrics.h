@@ -15,6 +15,7 @@
 #include "files/file_system.h"
 #include "run/slowest_rank.h"
 #include "run/step_times.h"
+#include "step/rounding_figures.h"
 #include "step/step.h"
 
 namespace metroplex::run {
@@ -46,8 +47,9 @@ struct StepMetrics {
   double seconds = 0;
   double tflops_per_rank = 0;
   double tokens_per_second = 0;
-  double params_norm = -1;                  // -1: not computed
-  std::vector<ExpertMetrics> experts = {};  // by layer; empty: not due
+  double params_norm = -1;                         // -1: not computed
+  std::vector<ExpertMetrics> experts = {};         // by layer; empty: not due
+  std::vector<step::LayerRounding> rounding = {};  // by layer; empty: not due
 };
 
 // Means over the steps of a log interval.
@@ -90,7 +92,8 @@ class Metrics {
   Metrics(const config::Train& config, files::FileSystem& disk, base::Log& log);
   ~Metrics();
   // Appends one JSON line per step to the metrics file. Numbers read back to the same double; non-finite values are
-  // null. A skipped step has "skipped": true. "experts" holds the layers of a due expert table, which is also logged.
+  // null. A skipped step has "skipped": true. "experts" holds the layers of a due expert table, which is also logged;
+  // "rounding" the operands of each layer in a step of train.log_rounding_interval.
   void step(const StepMetrics& m);
   void iteration(const IterationMetrics& m);
   void evaluation(const EvaluationMetrics& m);

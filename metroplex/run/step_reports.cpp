@@ -60,6 +60,14 @@ bool StepReports::measure_memory() {
   return true;
 }
 
+bool StepReports::measure_rounding() {
+  const int64_t interval = run_.config().train.log_rounding_interval;
+  const auto& meter = run_.assembly->model.rounding_meter;
+  if (!meter || interval == 0 || (run_.position.iteration + 1) % interval != 0) return false;
+  meter->start();
+  return true;
+}
+
 void StepReports::begin_computation() {
   if (times_) times_->timer().begin_step();
 }
@@ -110,6 +118,11 @@ void StepReports::step(const step::StepOutcome& outcome, int64_t global_batch_si
   last_.tflops_per_rank = tflops_per_rank(last_.seconds, global_batch_size);
   last_.tokens_per_second = static_cast<double>(global_batch_size * config.train.seq_length) / last_.seconds;
   if (experts_) last_.experts = experts_->after_step(last_.iteration);
+  last_.rounding.clear();
+  if (const auto& meter = run_.assembly->model.rounding_meter; meter && meter->measures()) {
+    last_.rounding = step::reduce_rounding(run_.assembly->process, run_.assembly->model);
+    meter->stop();
+  }
   if (config.train.log_params_norm)
     last_.params_norm = optim::params_norm(step::param_norm_parts(run_.assembly->process, run_.assembly->model));
   if (run_.metrics) run_.metrics->step(last_);

@@ -38,13 +38,16 @@ class StepReports {
   // Call after the microbatches are made. True if the memory of this step is measured, which is the second step of
   // the run. It must run eagerly, and no microbatches may be fetched in it.
   bool measure_memory();
+  // Call before a step. True if train.log_rounding_interval applies to it; it must run eagerly.
+  bool measure_rounding();
   bool is_measuring() const { return memory_ != nullptr; }
   // Call before and after the computation of a step of this many microbatches.
   void begin_computation();
   void end_computation(size_t num_microbatches);
   // Reports the memory that was measured in a step of this many microbatches, and newly captured graphs.
   void memory_and_graphs(size_t num_microbatches);
-  // Reports a step after run.position has advanced. Collective if train.log_params_norm or expert loads are due.
+  // Reports a step after run.position has advanced. Collective if train.log_params_norm, expert loads, or
+  // rounding figures are due.
   void step(const step::StepOutcome& outcome, int64_t global_batch_size);
   // Writes the iteration line of the steps since the last one. Collective with train.timing_log_level,
   // train.log_slowest_rank and train.machine.

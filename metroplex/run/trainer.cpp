@@ -152,8 +152,9 @@ step::StepInput Job::next_step() {
   batches_ = prefetcher_.take({due.num_microbatches, position.consumed_train_samples, position.iteration, kTrain});
   const double minutes = static_cast<double>(run_.config().train.exit_duration_in_mins);
   const bool stop = run_.stop_requested() || (minutes > 0 && reports_->seconds_of_run() > 60 * minutes);
-  return {batches_, position.iteration + 1, position.scheduled_samples, stop,
-          {},       &run_.timers,           reports_->measure_memory()};
+  const bool measures_memory = reports_->measure_memory(), measures_rounding = reports_->measure_rounding();
+  return {batches_, position.iteration + 1, position.scheduled_samples,          stop,
+          {},       &run_.timers,           measures_memory || measures_rounding};
 }
 
 // Fetches the microbatches of the next step while the device computes. Does nothing while memory is measured, so that

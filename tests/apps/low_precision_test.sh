@@ -46,6 +46,16 @@ printf 'model: {family: gpt, num_layers: 2, hidden_size: 32, num_attention_heads
 run 0 plan plan.yaml "${bits[@]}" --gpus 2 --cluster h100
 holds "a step with delayed scales runs without values"
 
+run 0 train "${tiny[@]}" "${bits[@]}" --train.train_iters=4 --train.log_rounding_interval=2 --train.metrics_file=seen.jsonl \
+  --train.tensorboard_dir=seen
+[ "$(grep -c '"rounding": {' seen.jsonl)" = 2 ] || fail "not two of four steps have rounding errors"
+[ "$(tail -1 seen.jsonl | grep -o '"error": 0.0' | wc -l)" = 24 ] || fail "not three operands of eight layers have errors"
+grep -qa 'rounding/decoder.layers.0.mlp.linear_fc1/weight/saturated' seen/* || fail "TensorBoard has no rounding errors"
+run 0 report seen.jsonl
+grep -q '"rounding":\[{"iteration":4,"count":24,' report.html || fail "the report has no rounding errors"
+! grep -q rounding delayed.jsonl || fail "rounding errors were written without an interval"
+holds "rounding errors are in the metrics, TensorBoard and the report"
+
 run 0 train "${tiny[@]}" --bf16 --fp8-format hybrid --fp8-recipe tensorwise --train.train_iters=4
 holds "flags of launch scripts"
 run 2 train "${tiny[@]}" --bf16 --fp8-format hybrid --fp8-recipe mxfp9

@@ -119,7 +119,7 @@ while read -r line; do
   grep -qxF -- "fact $line" out && held || fail "no fact '$line'"
 done << 'FACTS'
 background: rgb(245, 246, 247)
-sections: Summary, Training, Speed, Predicted and measured, Slowest rank, Expert load, Layout, Configuration
+sections: Summary, Training, Speed, Predicted and measured, Slowest rank, Expert load, Rounding of operands, Layout, Configuration
 charts: Loss, Learning rate, Gradient norm, Loss scale, Throughput, Compute, Time of a step
 unnamed charts: 0
 curves of loss: 3
@@ -128,6 +128,7 @@ heat: 90
 strip: 30
 bars: 5 and 5
 pictures: 2
+rounding: 12 operands, first decoder.layers.3.mlp.linear_fc1
 other cursors: 6
 left: none
 log scale: other axis

@@ -26,6 +26,7 @@
 #include "kernels/permutation.h"
 #include "kernels/rope.h"
 #include "kernels/round_blocks.h"
+#include "kernels/rounding_errors.h"
 #include "kernels/step_state.h"
 #include "kernels_on_host/twins.h"
 
@@ -219,6 +220,9 @@ void run_rounding(const Buffers& buffer) {
   encode_values_cuda<Bf16>(buffer.codes.data(), buffer.g.data(), buffer.x.data(), buffer.g.data() + 1, shape,
                            nullptr);
   rotate_rows_cuda<Bf16>(buffer.f.data(), buffer.x.data(), nullptr, shape, nullptr);
+  RoundingFigures* const figures = reinterpret_cast<RoundingFigures*>(buffer.d.data());
+  rounding_errors_cuda<Bf16>(figures, figures + 1, {buffer.x.data(), buffer.f.data(), nullptr, nullptr, shape},
+                             nullptr);
 }
 
 std::set<std::string> find_launches() {

@@ -161,6 +161,24 @@ TEST(PageData, HeatKeepsLargestImbalance) {
   EXPECT_EQ(experts["rows"][0][82], 1.25);
 }
 
+// An error of null is of values that are not finite.
+TEST(PageData, SortsRoundingByError) {
+  RunData run = run_with({1});
+  EXPECT_TRUE(page_data({&run})["rounding"][0].is_null());
+  run.rounding = {7, Json::parse(R"({"a": {"input": {"error": 0.01, "amax": 3}, "weight": {"error": null}},
+                                     "b": {"input": {"error": 0.02, "scale": 448}}, "c": 5})")};
+  const Json rounding = page_data({&run})["rounding"][0];
+  EXPECT_EQ(rounding["iteration"], 7);
+  EXPECT_EQ(rounding["count"], 3);
+  std::vector<std::string> order;
+  for (const Json& row : rounding["rows"])
+    order.push_back(row["layer"].get<std::string>() + " " + row["operand"].get<std::string>());
+  EXPECT_EQ(order, (std::vector<std::string>{"a weight", "b input", "a input"}));
+  EXPECT_TRUE(rounding["rows"][0]["error"].is_null());
+  EXPECT_EQ(rounding["rows"][1]["scale"], 448);
+  EXPECT_EQ(rounding["rows"][2]["amax"], 3);
+}
+
 TEST(ConfigRows, DifferingKeysComeFirst) {
   RunData first, second;
   first.start =

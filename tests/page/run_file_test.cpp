@@ -121,6 +121,16 @@ TEST(RunFile, ReadsMemoryTimeAndSlowestRank) {
   EXPECT_EQ(run.slowest[0].seconds, 0.25);
 }
 
+TEST(RunFile, KeepsLastRounding) {
+  const auto measured = [](int64_t iteration, const std::string& error) {
+    return step(iteration, "1", ", \"rounding\": {\"a\": {\"input\": {\"error\": " + error + "}}}");
+  };
+  const std::string text = measured(1, "0.5") + measured(2, "0.25") + step(3, "1");
+  EXPECT_EQ(read(text).rounding.iteration, 2);
+  EXPECT_EQ(read(text).rounding.layers["a"]["input"]["error"], 0.25);
+  EXPECT_TRUE(read(text + step(2, "1")).rounding.layers.is_null());  // a resumed run
+}
+
 TEST(RunFile, RereadsShorterFile) {
   Disk disk;
   disk.add("m.jsonl", step(1, "9") + step(2, "8"));

@@ -24,6 +24,7 @@
 #include "kernels/permutation.h"
 #include "kernels/rope.h"
 #include "kernels/round_blocks.h"
+#include "kernels/rounding_errors.h"
 #include "kernels/step_state.h"
 
 namespace metroplex::kernels {
@@ -112,6 +113,8 @@ MPX_NO_KERNEL(encode_values, uint8_t*, Wide<T>*, const T*, const Wide<T>*, const
 template <class T>
 MPX_NO_KERNEL(rotate_rows, Wide<T>*, const T*, const int64_t*, const RoundShape&)
 template <class T>
+MPX_NO_KERNEL(rounding_errors, RoundingFigures*, RoundingFigures*, const RoundedOperand<T>&)
+template <class T>
 MPX_NO_KERNEL(cross_entropy_statistics, const T*, const int64_t*, const RowStatistics<Wide<T>>&, const LogitsShape&)
 template <class T>
 MPX_NO_KERNEL(cross_entropy_backward, T*, const int64_t*, const CrossEntropyGradient<Wide<T>>&, const LogitsShape&)
@@ -171,6 +174,7 @@ const Function OfElement<T>::kAll[] = {Function(&activation_forward_cuda<T>),
                                        Function(&largest_magnitudes_cuda<T>),
                                        Function(&encode_values_cuda<T>),
                                        Function(&rotate_rows_cuda<T>),
+                                       Function(&rounding_errors_cuda<T>),
                                        Function(&cross_entropy_statistics_cuda<T>),
                                        Function(&cross_entropy_backward_cuda<T>)};
 #define MPX_ELEMENT(T) template struct OfElement<T>

@@ -160,10 +160,10 @@ namespace {
 
 GroupedWeights rounded_weights(const nn::OperandRounding& rounding, const GroupedWeights& weights, nn::SumOver sum,
                                bool counts) {
-  const auto round = [&](const at::Tensor& stack) {
-    return stack.defined() ? rounding.round(stack, nn::Operand::weight, sum, {{stack.size(0), {}}, counts}) : stack;
+  const auto round = [&](const at::Tensor& stack, bool counted) {
+    return stack.defined() ? rounding.round(stack, nn::Operand::weight, sum, {{stack.size(0), {}}, counted}) : stack;
   };
-  return {round(weights.home), round(weights.replicas)};
+  return {round(weights.home, counts), round(weights.replicas, false)};  // replicas are counted by their owners
 }
 
 }  // namespace

@@ -14,6 +14,7 @@
 #include "config/peft.h"
 #include "config/precision.h"
 #include "device/launch_point.h"
+#include "nn/rounding_meter.h"
 #include "nn/saved.h"
 #include "topology/axis.h"
 
@@ -36,12 +37,13 @@ struct LayerContext {
   device::Target target;
   uint64_t seed = 1234;
   double init_std = 0.02;
-  int64_t num_layers = 1;                // of the whole model, for Init::scaled_normal
-  std::shared_ptr<InitStreams> streams;  // null: initial weights do not depend on the parallel layout
-  bool deferred = false;                 // make_param leaves `data` undefined and sets Param::initialize
-  config::Peft peft;                     // adapters of linear layers
-  config::Precision precision;           // number formats of products (operand_rounding.h)
-  SavePolicy saving;                     // storage of activations between forward and backward
+  int64_t num_layers = 1;                         // of the whole model, for Init::scaled_normal
+  std::shared_ptr<InitStreams> streams;           // null: initial weights do not depend on the parallel layout
+  bool deferred = false;                          // make_param leaves `data` undefined and sets Param::initialize
+  config::Peft peft;                              // adapters of linear layers
+  config::Precision precision;                    // number formats of products (operand_rounding.h)
+  std::shared_ptr<RoundingMeter> rounding_meter;  // null: the rounding of operands is not measured
+  SavePolicy saving;                              // storage of activations between forward and backward
 };
 
 void set_tensor_parallel(LayerContext& context, const comm::Group& tp, bool sequence_parallel);

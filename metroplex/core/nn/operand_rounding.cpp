@@ -45,7 +45,9 @@ OperandRounding::OperandRounding(const LayerContext& context, const std::string&
       recipe_(context.precision.find_recipe(module)),
       target_(context.target),
       shards_(std::move(shards)),
-      key_(random_key(context.seed ^ base::hash_name(module.c_str()), 0, RandomSite::gradient_rounding)) {
+      key_(random_key(context.seed ^ base::hash_name(module.c_str()), 0, RandomSite::gradient_rounding)),
+      meter_(rounds() ? context.rounding_meter : nullptr),
+      meter_row_(meter_ != nullptr ? meter_->add(module) : 0) {
   const int capability = target_.gpu() && !target_.meta ? device::compute_capability() : 0;
   MPX_CHECK(!encodes() || capability == 0 || capability >= 89, "config",
             "precision.fp8_products = library: needs a GPU of compute capability 8.9 or higher, but this one has ",
@@ -170,6 +172,31 @@ at::Tensor OperandRounding::magnitudes(const at::Tensor& x, Operand operand, con
   return history_->data.select(0, 0).select(0, column);
 }
 
+template <class T>
+void OperandRounding::measure(Operand operand, const Measured& given) const {
+  using kernels::RoundingFigures;
+  const at::Tensor figures = meter_->figures().select(0, meter_row_).select(0, static_cast<int64_t>(operand)),
+                   rounded = to_wide(given.rounded);
+  at::Tensor parts = target_.gpu()
+                         ? at::empty({given.shape.groups * kernels::kFigureParts, figures.numel()}, figures.options())
+                         : at::Tensor();
+  device::launch(
+      target_,
+      {"rounding_errors",
+       {&given.x, &rounded, &given.magnitudes, &given.counts},
+       {&figures, &parts},
+       {{"groups", given.shape.groups}},
+       0,
+       {&parts}},
+      [](RoundingFigures* figures, RoundingFigures*, const kernels::RoundedOperand<T>& rounded) {
+        kernels::rounding_errors(figures, rounded);
+      },
+      kernels::rounding_errors_cuda<T>, reinterpret_cast<RoundingFigures*>(elements<double>(figures)),
+      reinterpret_cast<RoundingFigures*>(elements<double>(parts)),
+      kernels::RoundedOperand<T>{static_cast<const T*>(elements<T>(given.x)), elements<Wide<T>>(rounded),
+                                 elements<Wide<T>>(given.magnitudes), counts_pointer(given.counts), given.shape});
+}
+
 at::Tensor OperandRounding::rotate(const at::Tensor& x, const at::Tensor& counts, const RoundShape& shape) const {
   at::Tensor out = at::empty(x.sizes(), x.options().dtype(acc_type(x.scalar_type())));
   dispatch_element(x.scalar_type(), [&](auto zero) {
@@ -205,6 +232,7 @@ at::Tensor OperandRounding::round(const at::Tensor& given, Operand operand, SumO
                    kernels::round_blocks<T, Out>, kernels::round_blocks_cuda<T, Out>, elements<Out>(out),
                    static_cast<const T*>(elements<T>(x)), static_cast<const Wide<T>*>(elements<Wide<T>>(largest)),
                    counts_pointer(counts), call, random);
+    if (options.counts && is_measured()) measure<T>(operand, {x, out, largest, counts, call});
   });
   return out;
 }
@@ -223,6 +251,8 @@ Codes OperandRounding::encode(const at::Tensor& given, Operand operand, bool cou
                    kernels::encode_values_cuda<T>, static_cast<uint8_t*>(out.codes.mutable_data_ptr()),
                    elements<Wide<T>>(out.decode), static_cast<const T*>(elements<T>(x)),
                    static_cast<const Wide<T>*>(elements<Wide<T>>(largest)), call);
+    if (counts && is_measured())
+      measure<T>(operand, {x, out.codes.to(at::kFloat).mul(out.decode), largest, {}, call});
   });
   return out;
 }

@@ -24,9 +24,11 @@
 #include "config/precision.h"
 #include "device/launch_point.h"
 #include "kernels/round_blocks.h"
+#include "kernels/rounding_errors.h"
 #include "nn/dropout.h"
 #include "nn/layer_context.h"
 #include "nn/named_tensor.h"
+#include "nn/rounding_meter.h"
 #include "nn/scaled_product.h"
 
 namespace metroplex::nn {
@@ -43,7 +45,7 @@ struct RowGroups {
 
 struct RoundOptions {
   RowGroups groups = {};
-  bool counts = false;         // adds the magnitude to the history
+  bool counts = false;         // adds the magnitude to the history, and the figures to the meter
   DropoutMask positions = {};  // of gradients: what OperandRounding::positions() returned
 };
 
@@ -95,6 +97,15 @@ class OperandRounding {
   at::Tensor magnitudes(const at::Tensor& x, Operand operand, const at::Tensor& rows,
                         const kernels::RoundShape& shape, bool counts) const;
 
+  // An operand before and after its rounding, with the arguments of the kernel.
+  struct Measured {
+    at::Tensor x, rounded, magnitudes, counts;
+    kernels::RoundShape shape;
+  };
+  bool is_measured() const { return meter_ != nullptr && meter_->measures(); }
+  template <class T>
+  void measure(Operand operand, const Measured& given) const;
+
   config::Precision precision_;
   config::Recipe recipe_ = config::Recipe::none;
   device::Target target_;
@@ -102,6 +113,8 @@ class OperandRounding {
   std::shared_ptr<Buffer> history_;
   uint64_t key_ = 0;                // of stochastic rounding
   kernels::RoundingNoise columns_;  // without positions
+  std::shared_ptr<RoundingMeter> meter_;  // null: operands are not measured
+  int64_t meter_row_ = 0;
 };
 
 }  // namespace metroplex::nn

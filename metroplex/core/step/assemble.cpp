@@ -74,6 +74,7 @@ models::ModelContext model_context(const ProcessContext& process, const RankMode
   if (model.experts) context.experts = *model.experts;
   context.peft = config.peft;
   context.precision = config.precision;
+  context.rounding_meter = model.rounding_meter;
   context.dtype = process.dtype;
   context.target = process.world->target();
   context.fp32_residual_connection = config.precision.fp32_residual_connection;
@@ -156,6 +157,7 @@ std::vector<size_t> build_stages(const ProcessContext& process, RankModel& model
     const plan::StageLayers& slice = model.layers[stage_index];
     if (slice.pp_rank != process.groups().pp.index()) continue;
     chunks.push_back({static_cast<int64_t>(stage_index), {}});
+    if (model.rounding_meter) model.rounding_meter->begin_stage(static_cast<int64_t>(stage_index));
     nn::Blocks blocks = build(context, {slice.first_layer, slice.num_layers, slice.has_embedding, slice.has_loss,
                                         slice.num_mtp_layers > 0});
     auto saving = pipeline::stage_saving(memory, blocks, process.groups().tp, store);
@@ -285,6 +287,8 @@ std::unique_ptr<Assembly> assemble(const config::Config& config, const comm::Wor
       at::zeros({kernels::kStepFlags}, at::TensorOptions().dtype(at::kInt).device(target.memory()));
   make_experts(process, assembly->step_buffers.flags, forward_only,
                file_system != nullptr ? *file_system : local_disk, model);
+  if (!forward_only && config.precision.rounds_operands())
+    model.rounding_meter = std::make_shared<nn::RoundingMeter>(target);
   models::ModelContext context = model_context(process, model);
   context.deferred = model.sharding.gathers_units();
   if (values == InitialValues::loaded) context.init_std = 0;

@@ -9,6 +9,7 @@
 
 #include "distributed/families.h"
 #include "moe/context.h"
+#include "nn/rounding_meter.h"
 #include "optim/clip.h"
 #include "pipeline/executor.h"
 #include "pipeline/stage.h"
@@ -28,9 +29,10 @@ struct RankModel {
 
   std::optional<moe::ExpertContext> experts;  // only for MoE models; has a load meter if the run reports expert loads
 
-  std::vector<nn::Buffer*> buffers;     // non-trainable state of all stages
-  std::vector<at::Tensor> step_counts;  // zeroed at the start of each training step
-  config::Sharding sharding;            // default (no sharding) in a forward-only assembly
+  std::shared_ptr<nn::RoundingMeter> rounding_meter;  // only if operands are rounded; null in a forward-only assembly
+  std::vector<nn::Buffer*> buffers;                   // non-trainable state of all stages
+  std::vector<at::Tensor> step_counts;                // zeroed at the start of each training step
+  config::Sharding sharding;                          // default (no sharding) in a forward-only assembly
   distributed::ParamFamilies families;
   std::vector<std::unique_ptr<nn::StageObserver>> gathers;  // one per stage; null if nothing is gathered
   std::vector<distributed::Shard> slices;  // this rank's shards of the weights; forward-only: whole local tensors

@@ -119,7 +119,7 @@ void check_numbers(Assembly& assembly, const StepInput& input, const StepVector&
   if (host_vector.sums()->overflows > 0) return;
   const kernels::StepRules rules = make_step_rules(assembly.process, assembly.optimization);
   if (rules.holds_bad_losses && host_vector.sums()->bad_losses > 0)
-    throw_nonfinite_loss(assembly.process, input, host_vector.losses(), host_vector.microbatches());
+    throw_nonfinite_loss(assembly, input, host_vector.losses());
   if (rules.holds_bad_gradients && decision.found_inf != 0)
     throw_nonfinite_grad(assembly, input, assembly.step_buffers.loss_factors);
 }

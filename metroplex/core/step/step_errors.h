@@ -13,14 +13,13 @@
 namespace metroplex::step {
 
 // Throws base::Error("numerics") because some rank has a non-finite loss. The error on that rank reports the
-// loss and the microbatch; the other ranks throw after it. `losses` [count] has one loss per microbatch of this rank.
-// Collective.
-[[noreturn]] void throw_nonfinite_loss(const ProcessContext& process, const StepInput& input, const double* losses,
-                                       int64_t count);
+// loss and the microbatch; the other ranks throw after it. `losses` has one loss per microbatch of this rank. Runs
+// the microbatches again if operands are rounded, to find the first operand that is not finite. Collective.
+[[noreturn]] void throw_nonfinite_loss(Assembly& assembly, const StepInput& input, const double* losses);
 
 // Throws base::Error("numerics") because some gradient is not finite. Runs each microbatch alone to find parameter,
-// rank and microbatch; with hybrid context parallelism all run together, and no microbatch is reported. `factors`
-// [microbatches] are the loss factors. Collective.
+// rank, microbatch, and the first rounded operand that is not finite. With hybrid context parallelism all run
+// together, and no microbatch is reported. `factors` [microbatches] are the loss factors. Collective.
 [[noreturn]] void throw_nonfinite_grad(Assembly& assembly, const StepInput& input, const at::Tensor& factors);
 
 // Returns the rules that judge_step uses to decide whether to apply the update.

@@ -11,6 +11,7 @@ namespace metroplex::step {
 void begin_gradients(RankModel& model, int64_t microbatches) {
   model.families.begin_step(microbatches);
   for (const at::Tensor& counts : model.step_counts) counts.zero_();
+  if (model.rounding_meter) model.rounding_meter->clear();
 }
 
 namespace {

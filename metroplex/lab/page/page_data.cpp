@@ -113,13 +113,14 @@ size_t points_of_curve(size_t runs) { return std::max<size_t>(200, 4000 / std::m
 
 Json page_data(const std::vector<const RunData*>& runs) {
   Json out{{"points", points_of_curve(runs.size())}, {"runs", Json::array()}, {"metrics", metrics_json(runs)}};
-  for (const char* key : {"memory", "time", "slowest", "experts"}) out[key] = Json::array();
+  for (const char* key : {"memory", "time", "slowest", "experts", "rounding"}) out[key] = Json::array();
   for (const RunData* run : runs) {
     out["runs"].push_back(run_json(*run));
     out["memory"].push_back(memory_json(*run));
     out["time"].push_back(time_json(*run));
     out["slowest"].push_back(slowest_json(*run));
     out["experts"].push_back(experts_json(*run));
+    out["rounding"].push_back(rounding_json(*run));
   }
   Json& rows = out["config"] = Json::array();
   for (const ConfigRow& row : config_rows(runs))

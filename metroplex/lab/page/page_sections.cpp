@@ -13,6 +13,7 @@ constexpr size_t kMostIntervals = 500;  // of the strip of slowest ranks
 constexpr size_t kMostRows = 100;       // of their table
 constexpr size_t kMostColumns = 160;    // of the heat strip
 constexpr size_t kMostLayers = 256;
+constexpr size_t kMostOperands = 200;  // of the table of rounding errors
 
 Json bars_json(const Amounts& predicted, const Amounts& measured) {
   Json bars = Json::array();
@@ -55,6 +56,12 @@ Json interval_json(const Slowest& slowest) {
   return {{"from", slowest.from}, {"to", slowest.to},
           {"rank", slowest.rank}, {"seconds", rounded(slowest.seconds)},
           {"why", slowest.why},   {"text", slowest.text}};
+}
+
+// Returns a number of an operand; infinity for null, which a value that is not finite becomes.
+double figure(const Json& operand, const char* name) {
+  const auto found = operand.find(name);
+  return found != operand.end() && found->is_number() ? found->get<double>() : HUGE_VAL;
 }
 
 }  // namespace
@@ -137,6 +144,30 @@ Json experts_json(const RunData& run) {
           {"last", steps.back()},
           {"rows", rows},
           {"all_layers", run.expert_imbalance.size()}};
+}
+
+Json rounding_json(const RunData& run) {
+  struct Row {
+    std::string layer, operand;
+    const Json* figures;
+    double error;
+  };
+  std::vector<Row> rows;
+  for (const auto& [layer, operands] : run.rounding.layers.items()) {
+    if (!operands.is_object()) continue;
+    for (const auto& [operand, figures] : operands.items())
+      if (figures.is_object()) rows.push_back({layer, operand, &figures, figure(figures, "error")});
+  }
+  if (rows.empty()) return nullptr;
+  std::stable_sort(rows.begin(), rows.end(),
+                   [](const Row& one, const Row& other) { return one.error > other.error; });
+  Json shown = Json::array();
+  for (size_t i = 0; i < std::min(rows.size(), kMostOperands); ++i) {
+    Json& row = shown.emplace_back(Json{{"layer", rows[i].layer}, {"operand", rows[i].operand}});
+    for (const char* name : {"error", "saturated", "flushed", "nonfinite", "amax", "scale"})
+      row[name] = rounded(figure(*rows[i].figures, name));
+  }
+  return {{"iteration", run.rounding.iteration}, {"count", rows.size()}, {"rows", shown}};
 }
 
 }  // namespace metroplex::page

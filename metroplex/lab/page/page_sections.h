@@ -15,5 +15,7 @@ Json time_json(const RunData& run);
 Json slowest_json(const RunData& run);
 // A row per layer and a column per bucket of iterations, which holds the largest imbalance.
 Json experts_json(const RunData& run);
+// Operands of the last measured step, those with the largest errors first.
+Json rounding_json(const RunData& run);
 
 }  // namespace metroplex::page

@@ -84,6 +84,7 @@ void RunData::remove_from(int64_t iteration) {
   for (auto& [layer, series] : expert_imbalance) series.remove_from(iteration);
   std::erase_if(restarts, [&](int64_t step) { return step >= iteration; });
   std::erase_if(skipped, [&](int64_t step) { return step >= iteration; });
+  if (rounding.iteration >= iteration) rounding = {};
   std::erase_if(slowest, [&](const Slowest& interval) { return interval.to >= iteration; });
 }
 
@@ -199,6 +200,7 @@ void RunReader::add_nested(const Json& json) {
     const auto found = json.find(key);
     return found != json.end() && found->is_object() ? &*found : nullptr;
   };
+  if (const Json* layers = object("rounding")) run_.rounding = {last_step_, *layers};
   if (const Json* start = object("run")) {
     run_.start = *start;
     if (const int64_t done = integer_at(*start, "iteration"); last_step_ >= 0) {

@@ -43,6 +43,12 @@ struct Slowest {
   std::string why, text;
 };
 
+// Figures of rounded operands by layer and operand, of one step (run/metrics.h).
+struct Rounding {
+  int64_t iteration = 0;
+  Json layers;  // null: none
+};
+
 struct RunData {
   std::string path, name;
   std::vector<std::pair<std::string, Series>> metrics;  // in the order of the file; also "<split> loss"
@@ -51,7 +57,8 @@ struct RunData {
   std::map<int64_t, Prediction> memory;                 // by rank
   std::optional<Prediction> time;
   std::vector<Slowest> slowest;
-  Json start;  // value of the last line {"run": ...}; null without one
+  Rounding rounding;  // of the last measured step
+  Json start;         // value of the last line {"run": ...}; null without one
   int64_t unreadable_lines = 0;
 
   const Series* find(std::string_view metric) const;

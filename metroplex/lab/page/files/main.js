@@ -52,6 +52,7 @@ curveSections();
 barSections();
 slowestSection();
 expertSection();
+roundingSection();
 document.getElementById("layout").hidden = !document.querySelector("#layout svg");
 configSection();
 header();

@@ -1,4 +1,4 @@
-// The slowest ranks, the expert loads and the configuration.
+// The slowest ranks, the expert loads, the rounding of operands and the configuration.
 const kReasons = [["own work", 0], ["waits", 1], ["link", 2], ["host", 3]];
 const reasonOf = (why) => kReasons.find(([word]) => why.startsWith(word)) || ["other", 7];
 
@@ -70,6 +70,21 @@ function expertSection() {
       make("div", {class: "head"}, make("h3", {}, several ? runs[i].name : "Imbalance by layer"), make("span", {class: "unit"}, "tokens of an expert, max / mean of a step" + shown)),
       make("div", {class: "legend"}, make("span", {}, "1 (even)", make("i", {class: "scale"}), format(largest, 3)), readout), svg));
     drawHeat(svg, load, largest);
+  });
+}
+
+function roundingSection() {
+  const columns = [["error", "relative error"], ["saturated", "saturated"], ["flushed", "flushed"], ["nonfinite", "not finite"],
+                   ["amax", "largest magnitude"], ["scale", "scale"]];
+  data.rounding.forEach((rounding, i) => {
+    if (!rounding) return;
+    const head = ["layer", "operand", ...columns.map(([, title]) => title)].map((title, k) => make("th", {scope: "col", class: k > 1 ? "number" : null}, title));
+    const rows = rounding.rows.map((row) => make("tr", {}, make("th", {scope: "row"}, row.layer), make("td", {}, row.operand),
+      ...columns.map(([name]) => make("td", {class: "number"}, format(row[name], 3)))));
+    const shown = rounding.rows.length < rounding.count ? `, ${rounding.rows.length} of ${count(rounding.count)}` : "";
+    body("rounding").append(make("figure", {class: "card"},
+      make("div", {class: "head"}, make("h3", {}, several ? runs[i].name : "Largest errors first"), make("span", {class: "unit"}, `iteration ${count(rounding.iteration)}, shares of elements${shown}`)),
+      make("div", {class: "scroll", tabindex: 0}, make("table", {}, make("thead", {}, make("tr", {}, ...head)), make("tbody", {}, ...rows)))));
   });
 }
 
