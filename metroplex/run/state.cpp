@@ -131,7 +131,11 @@ void load_weights(const step::ProcessContext& process, const step::RankModel& mo
                   const SkippedNames& skipped) {
   for (const optim::State& state : weight_states(model)) {
     const bool exact = !process.config.precision.half() && source.find(state.param->name, "main") != nullptr;
-    if (!skipped.contains(state.param->name)) step::fill(source, state, state.values(), exact ? "main" : "weight");
+    if (!skipped.contains(state.param->name)) {
+      const at::Tensor values = state.values();
+      step::fill(source, state, values, exact ? "main" : "weight");
+      if (state.store) state.store(values);
+    }
     for (const char* kind : {"weight", "main"}) source.mark_read(state.param->name, kind);  // one replaces the other
   }
 }

@@ -476,6 +476,9 @@ class Drawing(Experts, Positions):
                 self.maybe("peft.lora_target_modules", "q_proj,v_proj", "k_proj,o_proj", odds=0.3)
             if "model.moe_latent_size" in self.keys:
                 self.maybe("peft.lora_target_modules", "fc1_latent_proj,fc2_latent_proj,o_proj", odds=0.3)
+            excluded = {"model.moe_enable_echo", "train.log_params_norm"} & set(self.keys) or self.dtype == "fp16"
+            if not excluded and self.tp == 1 and self.sharding != "optim_grads_params":  # small shards are parts of blocks
+                self.maybe("peft.base_format", "fp8", "fp8", "nvfp4", odds=0.4)
             if self.experts and not {"peft.lora_dropout", "model.moe_enable_echo"} & set(self.keys):
                 self.maybe("peft.lora_target_modules", "experts.up_proj,experts.down_proj,o_proj", odds=0.5)
 

@@ -28,6 +28,7 @@
 #include "kernels/round_blocks.h"
 #include "kernels/rounding_errors.h"
 #include "kernels/step_state.h"
+#include "kernels/weight_codes.h"
 #include "kernels_on_host/twins.h"
 
 namespace metroplex::kernels_on_host::traffic_test {
@@ -225,6 +226,15 @@ void run_rounding(const Buffers& buffer) {
                              nullptr);
 }
 
+void run_weight_codes(const Buffers& buffer) {
+  const CodesShape shape{1, kRows, kWidth};
+  const E2m1Codes e2m1{buffer.codes.data(), buffer.codes.data() + kCount / 2, buffer.g.data()};
+  encode_e4m3_cuda<Bf16>(buffer.codes.data(), buffer.g.data(), buffer.x.data(), shape, nullptr);
+  decode_e4m3_cuda<Bf16>(buffer.y.data(), buffer.codes.data(), buffer.g.data(), shape, nullptr);
+  encode_e2m1_cuda<Bf16>(e2m1, buffer.x.data(), buffer.row.data(), shape, nullptr);
+  decode_e2m1_cuda<Bf16>(buffer.y.data(), e2m1, shape, nullptr);
+}
+
 std::set<std::string> find_launches() {
   std::set<std::string> names;
   const std::filesystem::path folder = METROPLEX_SOURCE_DIR "/metroplex/core/kernels";
@@ -258,6 +268,7 @@ TEST(TrafficOnHost, TheTableOfTheDocsIsWhatTheKernelsMove) {
   run_replicas(buffer);
   run_optimizer(buffer);
   run_rounding(buffer);
+  run_weight_codes(buffer);
   if (!watches()) return;
   for (const std::string& name : find_launches())
     EXPECT_TRUE(traffic().contains(name)) << name << " was not launched";

@@ -337,7 +337,7 @@ MUTANTS = [
     ("tokens_of_one_rank_for_all", "moe/balance.cpp", "  return own * batch.sequence.length / (rows * cp.size());", "  return own + 0 * rows * cp.size();", "run_test ContextParallelEqualsOneRank.Experts"),
     # Saves in the background, and who writes what.
     ("copies_of_a_save_overlap", "run/saving.cpp", "    to += step::copy_bytes(piece);\n", "", "run_test BackgroundSaves*"),
-    ("replicas_write_whole_states", "step/state_tensors.cpp", "last_(total_bytes * (replicas.index() + 1) / replicas.size())", "last_(replicas.first() ? total_bytes : first_)", "run_test Writing*"),
+    ("replicas_write_whole_states", "step/state_tensors.cpp", "last_(total_bytes * (index + 1) / size)", "last_(index == 0 ? total_bytes : first_)", "run_test Writing*"),
     # What is frozen, and adapters.
     ("frozen_gradient_counts", "nn/param.cpp", "  if (frozen) return;\n  if (deferred != nullptr) {", "  if (deferred != nullptr) {", "run_test Freezing*"),
     ("frozen_values_not_gathered", "distributed/families.cpp", "    if (family.values) family.values->updated();", "    if (family.gradients) family.values->updated();", "run_test *"),

@@ -68,6 +68,8 @@ inline config::Config saved_config(const MemoryCase& test_case) {
   return cut(config, test_case.cut);
 }
 
+// Multiples of 16 also after a split over two ranks, for blocks of nvfp4.
+inline const std::vector<std::string> kSixteens = {"model.hidden_size=64", "model.ffn_hidden_size=160"};
 inline const std::string kLossChunks = "memory.loss_chunk_tokens=7";
 inline const std::string kEightBits = "precision.fp8_format=hybrid";
 inline const std::string kFp32Sums = "parallel.reduce_scatter_with_fp32_accumulation=true";
@@ -86,6 +88,18 @@ inline std::vector<MemoryCase> with_parts(std::vector<MemoryCase> cases) {
        {"train.trainable=*.self_attention.*"}},
       {"adapters", true, {}, "peft: {lora_rank: 4}\n"},
       {"adapters bf16 tp 2 pp 2 sp", true, {2, 2, 1, 1, true}, "peft: {lora_rank: 4, lora_dropout: 0.1}\n" + kBf16},
+      {"adapters over fp8 bf16 dp 2 zero 2",
+       true,
+       {1, 1, 1, 2, false},
+       "peft: {lora_rank: 4, base_format: fp8}\n" + kBf16 + zero("optim_grads"),
+       50,
+       kSixteens},
+      {"adapters over nvfp4 bf16 tp 2 pp 2 sp",
+       true,
+       {2, 2, 1, 1, true},
+       "peft: {lora_rank: 4, base_format: nvfp4}\n" + kBf16,
+       50,
+       kSixteens},
       {"adapters of latent attention, zero 3, fc1 recomputed",
        false,
        {1, 1, 1, 2, false},

@@ -27,6 +27,8 @@ struct Peft {
 #undef KEY
 
   bool lora() const { return lora_rank > 0; }
+  // Whether frozen weights of linear layers and experts are stored as codes.
+  bool stores_codes() const { return lora() && base_format != BaseFormat::params; }
   // Rank, alpha and scale of the adapter of <module>.
   int64_t rank(const std::string& module) const;
   double alpha(const std::string& module) const;

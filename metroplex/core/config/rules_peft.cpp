@@ -59,6 +59,25 @@ static void check_dora(Rules& rules) {
                 "set model.from, or turn it off");
 }
 
+static void check_base_format(Rules& rules) {
+  const Config& config = rules.config;
+  if (!config.peft.stores_codes()) return;
+  const std::string key = concat("peft.base_format = ", config.peft.base_format);
+  rules.require(config.precision.params_dtype != ParamsDtype::fp16, "precision.params_dtype", "fp16",
+                concat(key, " does not support it, because fp16 does not contain all codes times scales"),
+                "use bf16");
+  rules.require(!config.parallel.sharding().parameters, "parallel.data_parallel_sharding_strategy",
+                config.parallel.data_parallel_sharding_strategy, concat(key, " does not shard codes"),
+                "use optim_grads");
+  const std::string fix = "turn it off, or set peft.base_format to params";
+  rules.require(!config.peft.use_dora, "peft.use_dora", "true",
+                concat("begins with the lengths of the loaded rows, which differ from those of ", key), fix);
+  rules.require(!config.model.moe_enable_echo, "model.moe_enable_echo", "true",
+                concat("sends weights of experts in params_dtype, which ", key, " does not store"), fix);
+  rules.require(!config.train.log_params_norm, "train.log_params_norm", "true",
+                concat("sums stored values, which ", key, " does not support"), fix);
+}
+
 static void check_module_numbers(Rules& rules) {
   const Peft& peft = rules.config.peft;
   const char* const fix = "write it like o_proj=2, several in a list";
@@ -108,7 +127,7 @@ void check_peft(Rules& rules) {
     refuse_without(rules, "peft.lora_rank", [](std::string_view name) {
       return name == "lora_alpha" || name == "use_rslora" || name == "lora_dropout" ||
              name == "lora_target_modules" || name == "modules_to_save" || name == "rank_pattern" ||
-             name == "alpha_pattern" || name == "use_dora";
+             name == "alpha_pattern" || name == "use_dora" || name == "base_format";
     });
     return;
   }
@@ -116,6 +135,7 @@ void check_peft(Rules& rules) {
   check_module_numbers(rules);
   check_routed_adapters(rules);
   check_dora(rules);
+  check_base_format(rules);
   check_saved_modules(rules);
   if (family(rules.config.model.family).top_query) {
     rules.require(false, "peft.lora_rank", peft.lora_rank, "is not supported with model.family = codegeex",

@@ -220,6 +220,7 @@ std::unique_ptr<nn::StageObserver> ParamFamilies::make_gather(
   for (const std::vector<nn::Param*>& params : blocks) {
     std::vector<ParamBucket>& mine = gathered.emplace_back();
     for (const nn::Param* param : params) {
+      if (param->stored) continue;
       const ParamFamily& family = of(*param);
       if (!family.values || !family.values->storage().defined()) continue;
       const auto at = std::find(family.params.begin(), family.params.end(), param) - family.params.begin();

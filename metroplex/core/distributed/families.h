@@ -53,8 +53,9 @@ struct FamilyOptions {
 class ParamFamilies {
  public:
   ParamFamilies() = default;
-  // `params` must be in forward order. They, `world` and the pointers in `options` must outlive the families. All
-  // pipeline stages get the same families in the same order. Collective over the pipeline.
+  // `params` must be in forward order, without stored weights (nn/stored_weight.h). They, `world` and the pointers in
+  // `options` must outlive the families. All pipeline stages get the same families in the same order. Collective over
+  // the pipeline.
   ParamFamilies(const comm::World& world, const std::vector<nn::Param*>& params, const FamilyOptions& options);
 
   const std::vector<ParamFamily>& all() const { return families_; }

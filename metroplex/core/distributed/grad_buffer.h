@@ -27,6 +27,7 @@ struct DataParallel {
   comm::Group shard;     // without sharding: one rank
   comm::Group replicas;  // without sharding: all data-parallel ranks
   int size() const { return shard.size() * replicas.size(); }
+  int index() const { return shard.index() * replicas.size() + replicas.index(); }
   bool first() const { return shard.first() && replicas.first(); }
 };
 

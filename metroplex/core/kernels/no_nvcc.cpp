@@ -26,6 +26,7 @@
 #include "kernels/round_blocks.h"
 #include "kernels/rounding_errors.h"
 #include "kernels/step_state.h"
+#include "kernels/weight_codes.h"
 
 namespace metroplex::kernels {
 namespace {
@@ -115,6 +116,14 @@ MPX_NO_KERNEL(rotate_rows, Wide<T>*, const T*, const int64_t*, const RoundShape&
 template <class T>
 MPX_NO_KERNEL(rounding_errors, RoundingFigures*, RoundingFigures*, const RoundedOperand<T>&)
 template <class T>
+MPX_NO_KERNEL(encode_e4m3, uint8_t*, float*, const T*, const CodesShape&)
+template <class T>
+MPX_NO_KERNEL(decode_e4m3, T*, const uint8_t*, const float*, const CodesShape&)
+template <class T>
+MPX_NO_KERNEL(encode_e2m1, const E2m1Codes&, const T*, const Wide<T>*, const CodesShape&)
+template <class T>
+MPX_NO_KERNEL(decode_e2m1, T*, const E2m1Codes&, const CodesShape&)
+template <class T>
 MPX_NO_KERNEL(cross_entropy_statistics, const T*, const int64_t*, const RowStatistics<Wide<T>>&, const LogitsShape&)
 template <class T>
 MPX_NO_KERNEL(cross_entropy_backward, T*, const int64_t*, const CrossEntropyGradient<Wide<T>>&, const LogitsShape&)
@@ -175,6 +184,10 @@ const Function OfElement<T>::kAll[] = {Function(&activation_forward_cuda<T>),
                                        Function(&encode_values_cuda<T>),
                                        Function(&rotate_rows_cuda<T>),
                                        Function(&rounding_errors_cuda<T>),
+                                       Function(&encode_e4m3_cuda<T>),
+                                       Function(&decode_e4m3_cuda<T>),
+                                       Function(&encode_e2m1_cuda<T>),
+                                       Function(&decode_e2m1_cuda<T>),
                                        Function(&cross_entropy_statistics_cuda<T>),
                                        Function(&cross_entropy_backward_cuda<T>)};
 #define MPX_ELEMENT(T) template struct OfElement<T>

@@ -2,6 +2,7 @@
 #include "kernels/group_walk.h"
 #include "kernels/launch.h"
 #include "kernels/round_blocks.h"
+#include "kernels/small_codes.h"
 
 namespace metroplex::kernels {
 namespace {
@@ -87,12 +88,12 @@ __global__ void __launch_bounds__(kThreads)
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     encode_kernel(uint8_t* codes, Wide<T>* decode, const T* x, const Wide<T>* magnitude, RoundShape shape) {
-  const SmallForm form = small_form(shape.number);
+  const CodeForm form = code_form(shape.number);
   const CodeFactors<Wide<T>> by = code_factors(*magnitude, *magnitude, shape.number, shape.factor);
   const int64_t stride = int64_t{gridDim.x} * kThreads, first = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (first == 0) *decode = by.decode;
   for (int64_t i = first; i < shape.rows * shape.columns; i += stride)
-    codes[i] = small_code(round_small(load(x[i]) * by.encode, form), form);
+    codes[i] = small_code(static_cast<float>(round_small(load(x[i]) * by.encode, form.number)), form);
 }
 
 // A thread rotates one column of every n-th block of 16 rows, counted over all groups.

@@ -7,6 +7,7 @@
 
 #include "kernels/dropout_rows.h"
 #include "kernels/expert_spans.h"
+#include "kernels/small_codes.h"
 
 #pragma GCC optimize("O3,no-math-errno,no-trapping-math")
 
@@ -34,9 +35,10 @@ MPX_INLINE Wide<T> row_maximum(const T* __restrict x, int64_t n, Wide<T> so_far)
 // encode_row: codes of values. maximum_of_row: the largest of n values and `so_far`. maxima_of_columns: of every
 // column. scale_row: without rounding.
 #define MPX_ROWS(replicas, T)                                                                                  \
-  replicas void encode_row(uint8_t* __restrict codes, const T* __restrict x, Wide<T> encode, SmallForm form,   \
+  replicas void encode_row(uint8_t* __restrict codes, const T* __restrict x, Wide<T> encode, CodeForm form,    \
                            int64_t n) {                                                                        \
-    for (int64_t i = 0; i < n; ++i) codes[i] = small_code(round_small(load(x[i]) * encode, form), form);       \
+    for (int64_t i = 0; i < n; ++i)                                                                            \
+      codes[i] = small_code(static_cast<float>(round_small(load(x[i]) * encode, form.number)), form);          \
   }                                                                                                            \
   replicas Wide<T> maximum_of_row(const T* x, int64_t n, Wide<T> so_far) { return row_maximum(x, n, so_far); } \
   replicas void maxima_of_columns(Wide<T>* __restrict maxima, const T* __restrict x, int64_t n) {              \
@@ -232,7 +234,7 @@ template <class T>
 void encode_values(uint8_t* codes, Wide<T>* decode, const T* x, const Wide<T>* magnitude, const RoundShape& shape) {
   const CodeFactors<Wide<T>> by = code_factors(*magnitude, *magnitude, shape.number, shape.factor);
   *decode = by.decode;
-  const SmallForm form = small_form(shape.number);
+  const CodeForm form = code_form(shape.number);
   at::parallel_for(0, shape.rows * shape.columns, 16384, [&](int64_t begin, int64_t end) {
     encode_row(codes + begin, x + begin, by.encode, form, end - begin);
   });

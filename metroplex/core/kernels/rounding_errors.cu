@@ -28,7 +28,8 @@ __global__ void __launch_bounds__(kThreads) part_figures_kernel(RoundingFigures*
   RoundingFigures mine;
   for (int64_t i = begin + int64_t{blockIdx.x} * kThreads + threadIdx.x; i < end; i += kFigureParts * kThreads)
     add_element(mine, load(operand.x[i]), operand.rounded[i], limit);
-  if (begin < end && shape.whole_groups()) mine.decode = code_factors(*magnitude, *magnitude, shape.number, shape.factor).decode;
+  if (begin < end && shape.whole_groups())
+    mine.decode = code_factors(*magnitude, *magnitude, shape.number, shape.factor).decode;
   const RoundingFigures total = total_of_threads(mine);
   if (threadIdx.x == 0) parts[int64_t{blockIdx.y} * kFigureParts + blockIdx.x] = total;
 }

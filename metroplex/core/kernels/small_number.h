@@ -82,21 +82,6 @@ constexpr MPX_INLINE W round_small_randomly(W x, const SmallForm& form, W unifor
   return with_sign_or_nan((below + (uniform < steps - below ? W(1) : W(0))) * distance, x);
 }
 
-// Returns the code of a value of an 8-bit format: sign, exponent and fraction bits.
-template <class W>
-constexpr MPX_INLINE uint8_t small_code(W value, const SmallForm& form) {
-  using Float = FloatBits<W>;
-  const W magnitude = value < 0 ? -value : value;
-  const auto bits = __builtin_bit_cast(typename Float::Bits, magnitude);
-  const int exponent = static_cast<int>(bits >> Float::kFraction) - Float::kBias - form.least + 1;
-  const int fraction = static_cast<int>(bits >> (Float::kFraction - form.fraction)) & ((1 << form.fraction) - 1);
-  // Values below the smallest normal one are multiples of the smallest value.
-  const auto units = static_cast<W>(int64_t{1} << (form.fraction - form.least));
-  const int subnormal = exponent > 0 ? 0 : static_cast<int>(magnitude * units);
-  const int code = value != value ? 0x7F : exponent > 0 ? exponent << form.fraction | fraction : subnormal;
-  return static_cast<uint8_t>(code | (__builtin_signbit(value) ? 0x80 : 0));
-}
-
 // Uniform in [0, 1) from the top 24 bits of a random word.
 template <class W>
 constexpr MPX_INLINE W unit_interval(uint32_t bits) {

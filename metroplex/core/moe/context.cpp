@@ -63,7 +63,8 @@ ExpertContext expert_context(const comm::World& world, const config::Config& con
   }
   context.node = world.make_group({"etp-ep-node", comm::Purpose::experts, node});
   context.across = world.make_group({"etp-ep-across", comm::Purpose::experts, across});
-  if (config.precision.has_tensor_factors()) context.inner = world.make_layer_group("etp", {Axis::etp});
+  if (config.precision.has_tensor_factors() || config.peft.stores_codes())
+    context.inner = world.make_layer_group("etp", {Axis::etp});
   if (config.precision.delays_scales()) context.holders = world.make_layer_group("etp-edp", {Axis::etp, Axis::edp});
   context.tp_cp = world.make_layer_group("tp-cp", {Axis::tp, Axis::cp});
   context.tp_dp_cp = world.make_layer_group("tp-dp-cp", {Axis::tp, Axis::dp, Axis::cp});

@@ -13,6 +13,7 @@
 #include "device/launch_point.h"
 #include "nn/matmul.h"
 #include "nn/param_init.h"
+#include "nn/stored_weight.h"
 #include "nn/wide.h"
 
 namespace metroplex::moe {
@@ -74,6 +75,7 @@ Experts::Experts(const std::string& name, const config::Model& model, const nn::
     rounding1_.check_shards(fc1_.name, {fc2_.local_shape[2]});
     rounding2_.check_shards(fc2_.name, {fc2_.local_shape[2]});
   }
+  for (nn::Param* weight : {&fc1_, &fc2_}) nn::store_as_codes(*weight, context, at.inner);
   if (stash_) {
     const int64_t activated = saving_.recomputes(nn::SavePoint::expert_activation) ? 0 : fc2_.local_shape[2];
     const int64_t width = hidden + fc1_.local_shape[1] + activated;
@@ -254,13 +256,13 @@ at::Tensor Experts::forward(const ExpertRows& in, const Replicas& given, bool is
   const Factors factors{scales_input_ ? probs : at::Tensor(), scales_input_ ? at::Tensor() : probs};
   if (given.under_way != nullptr) given.under_way->join_fc1();
   const at::Tensor scaled = input(x, factors, counts);
-  const at::Tensor inner =
-      rounded_product(rounding1_, GroupedOp::forward, scaled, {fc1_.data, replicas.fc1}, counts, differentiates);
+  const at::Tensor inner = rounded_product(rounding1_, GroupedOp::forward, scaled,
+                                           {nn::weight_values(fc1_), replicas.fc1}, counts, differentiates);
   add_adapters(adapters1_, inner, scaled, counts);
   const at::Tensor activated = activation(inner, factors, counts, replicas.bias1);
   if (given.under_way != nullptr) given.under_way->join_fc2();
-  const at::Tensor y =
-      rounded_product(rounding2_, GroupedOp::forward, activated, {fc2_.data, replicas.fc2}, counts, differentiates);
+  const at::Tensor y = rounded_product(rounding2_, GroupedOp::forward, activated,
+                                       {nn::weight_values(fc2_), replicas.fc2}, counts, differentiates);
   add_adapters(adapters2_, y, activated, counts);
   // Results are partial sums over etp, so one etp rank adds the bias.
   if (bias2_ && first_of_etp_) rows_.add_bias(y, biases(bias2_, replicas.bias2), factors.probs, counts.device);
@@ -316,8 +318,8 @@ nn::Gradients Experts::backward(const at::Tensor& dy, const Kept& kept) {
     if (slots_ > 0 && !home.frozen) kept.bring_home(home, of_replicas);
   };
   const at::Tensor dprobs = at::empty_like(scales_input_ ? factors.input : factors.probs);
-  at::Tensor gradient =
-      rounded_product(rounding2_, GroupedOp::input_gradient, dy, {fc2_.data, replicas.fc2.get()}, counts, true);
+  at::Tensor gradient = rounded_product(rounding2_, GroupedOp::input_gradient, dy,
+                                        {nn::weight_values(fc2_), replicas.fc2.get()}, counts, true);
   const bool has_pages = stash_ && !saving_.recomputes(nn::SavePoint::expert_activation);  // get() frees them
   const at::Tensor activated = !fc2_.frozen || trains(adapters2_) || has_pages ? kept.activated.get() : at::Tensor();
   if (!fc2_.frozen) bring_home(fc2_, rounded_weight_gradient(rounding2_, fc2_, dy, activated, counts));
@@ -333,7 +335,7 @@ nn::Gradients Experts::backward(const at::Tensor& dy, const Kept& kept) {
   if (!fc1_.frozen) bring_home(fc1_, rounded_weight_gradient(rounding1_, fc1_, gradient, scaled, counts));
   const at::Tensor inner_gradient =
       std::exchange(gradient, rounded_product(rounding1_, GroupedOp::input_gradient, gradient,
-                                              {fc1_.data, replicas.fc1.get()}, counts, true));
+                                              {nn::weight_values(fc1_), replicas.fc1.get()}, counts, true));
   adapters_backward(adapters1_, gradient, inner_gradient, scaled, counts);
   if (scales_input_) gradient = rows_.scale_backward(gradient, x, factors.input, counts.device, dprobs);
   return {gradient, dprobs};

@@ -11,6 +11,7 @@
 #include "comm/collectives.h"
 #include "nn/matmul.h"
 #include "nn/param_init.h"
+#include "nn/stored_weight.h"
 
 namespace metroplex::nn {
 namespace {
@@ -124,6 +125,7 @@ Linear::Linear(const LinearSpec& spec, LinearSplit split, const LayerContext& co
   };
   weight_ = param(".weight", {spec.out_features, spec.in_features}, std::move(weight), spec.init);
   check_blocks(rounding_, *weight_, tp);
+  store_as_codes(*weight_, context, split == LinearSplit::none ? comm::Group() : tp);
   weight_->operand_history = rounding_.make_history(spec.name, context.dtype, context.tp_dp_cp);
   const bool sharded = split == LinearSplit::output && tp.size() > 1;
   rounding_.set_gradient_columns(
@@ -155,13 +157,13 @@ LinearRows Linear::rows(const Input& in, const Microbatch& batch) const {
 at::Tensor Linear::output(const at::Tensor& x, const at::Tensor& bias, bool trains) const {
   if (rounding_.encodes()) {
     const Codes left = rounding_.encode(x, Operand::input, trains),
-                right = rounding_.encode(weight_->data, Operand::weight, trains);
+                right = rounding_.encode(weight_values(*weight_), Operand::weight, trains);
     const at::Tensor out = multiply(left, right, wide_output_ ? at::kFloat : x.scalar_type(), x);
     return bias.defined() ? out.add_(bias) : out;
   }
   const RoundOptions options{.counts = trains};
   const at::Tensor rounded = rounding_.round(x, Operand::input, SumOver::columns, options),
-                   matrix = rounding_.round(weight_->data, Operand::weight, SumOver::columns, options).t();
+                   matrix = rounding_.round(weight_values(*weight_), Operand::weight, SumOver::columns, options).t();
   if (wide_output_) return wide_linear_product(target_, rounded, matrix);
   const at::Tensor same_type = bias.defined() ? bias.to(rounded.scalar_type()) : bias;
   return linear_product(target_, rounded, matrix, same_type).to(x.scalar_type());
@@ -177,12 +179,12 @@ at::Tensor Linear::multiply(const Codes& left, const Codes& right, at::ScalarTyp
 
 at::Tensor Linear::input_gradient(const at::Tensor& dy, const DropoutMask& positions) const {
   if (rounding_.encodes()) {
-    const Codes right = rounding_.encode(weight_->data, Operand::weight).transposed();
+    const Codes right = rounding_.encode(weight_values(*weight_), Operand::weight).transposed();
     return multiply(rounding_.encode(dy, Operand::gradient, true), right, dy.scalar_type(), dy);
   }
   const RoundOptions options{.counts = true, .positions = positions};
   return linear_product(target_, rounding_.round(dy, Operand::gradient, SumOver::columns, options),
-                        rounding_.round(weight_->data, Operand::weight, SumOver::rows))
+                        rounding_.round(weight_values(*weight_), Operand::weight, SumOver::rows))
       .to(dy.scalar_type());
 }
 

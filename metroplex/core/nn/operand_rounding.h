@@ -111,8 +111,8 @@ class OperandRounding {
   device::Target target_;
   std::array<std::vector<comm::Group>, 3> shards_;
   std::shared_ptr<Buffer> history_;
-  uint64_t key_ = 0;                // of stochastic rounding
-  kernels::RoundingNoise columns_;  // without positions
+  uint64_t key_ = 0;                      // of stochastic rounding
+  kernels::RoundingNoise columns_;        // without positions
   std::shared_ptr<RoundingMeter> meter_;  // null: operands are not measured
   int64_t meter_row_ = 0;
 };

@@ -33,6 +33,8 @@ struct State {
   // Returns [end - begin] of `dtype` (fp32 or fp64 for optimizer state): the storage itself, or a copy decoded in
   // each call. Valid while the optimizer lives.
   std::function<at::Tensor()> values;
+  // Sets the values of a weight that is stored as codes; null for other states.
+  std::function<void(const at::Tensor&)> store = nullptr;
 };
 
 class Optimizer {

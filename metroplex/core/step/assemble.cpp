@@ -144,7 +144,8 @@ void make_stash(const ProcessContext& process, RankModel& model, const std::vect
   model.step_counts.push_back(model.experts->stash->state());
 }
 
-// Builds this rank's chunks and collects their parameters. Returns the number of new parameters per block.
+// Builds this rank's chunks and collects their parameters. Returns the number of new parameters in families per
+// block.
 std::vector<size_t> build_stages(const ProcessContext& process, RankModel& model, models::ModelContext context,
                                  const StageBuilder& build) {
   const config::Memory& memory = process.config.memory;
@@ -164,13 +165,14 @@ std::vector<size_t> build_stages(const ProcessContext& process, RankModel& model
     saved_row_layers.push_back(count_saved_row_layers(saving, blocks));
     model.stages.push_back(std::make_unique<pipeline::Stage>(std::move(blocks), std::move(saving)));
     for (const nn::Block& block : model.stages.back()->blocks()) {
-      const size_t before = model.params.size();
+      const size_t before = model.params.size(), before_in_families = model.in_families.size();
       for (nn::Param* param : nn::list_params(block)) {
         if (std::find(model.params.begin(), model.params.end(), param) != model.params.end()) continue;
         model.params.push_back(param);
+        if (!param->stored) model.in_families.push_back(param);
         chunks.back().params.push_back(param);
       }
-      units.push_back(model.params.size() - before);
+      units.push_back(model.in_families.size() - before_in_families);
       for (size_t i = before; i < model.params.size(); ++i) {
         if (const auto& history = model.params[i]->operand_history) model.buffers.push_back(history.get());
       }
@@ -200,7 +202,7 @@ void make_families(const ProcessContext& process, RankModel& model, Optimization
   options.gradients_as_params = process.config.precision.main_grads_dtype == config::MainGradsDtype::params;
   options.device = process.world->device();
   options.units = std::move(units);
-  model.families = distributed::ParamFamilies(*process.world, model.params, options);
+  model.families = distributed::ParamFamilies(*process.world, model.in_families, options);
   model.slices = model.families.slices();
   if (!forward_only) {
     std::copy_if(model.slices.begin(), model.slices.end(), std::back_inserter(optimization.trained),

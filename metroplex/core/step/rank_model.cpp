@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "models/multi_token.h"
+#include "nn/stored_weight.h"
 #include "plan/schedules/registry.h"
 #include "plan/verify.h"
 
@@ -20,6 +21,12 @@ const plan::PipelineTable& RankModel::table(const config::Parallel& parallel, in
   plan::PipelineTable table = plan::build_schedule(parallel.pipeline_schedule, request);
   plan::verify(table);
   return tables_.emplace(key, std::move(table)).first->second;
+}
+
+int64_t RankModel::values_bytes() const {
+  int64_t bytes = families.values_bytes();
+  for (const nn::Param* param : params) bytes += param->stored ? param->stored->bytes() : 0;
+  return bytes;
 }
 
 void RankModel::set_table(plan::PipelineTable table) {

@@ -24,6 +24,7 @@ struct RankModel {
   std::vector<plan::StageLayers> layers;                 // one entry per stage, in model order
   std::vector<std::unique_ptr<pipeline::Stage>> stages;  // one per chunk of this rank
   std::vector<nn::Param*> params;                        // all stages, in forward order; a shared parameter once
+  std::vector<nn::Param*> in_families;                   // the params whose values are not stored as codes
   std::vector<SharedParam> shared;                       // the subset of params that other stages or chunks also hold
   std::unique_ptr<pipeline::Executor> executor;
 
@@ -41,6 +42,8 @@ struct RankModel {
   // parallelism; callers may set it before a step.
   bool variable_lengths = false;
   std::vector<pipeline::BorderValue> extra_border_values;  // extra values passed between stages, for custom models
+
+  int64_t values_bytes() const;  // permanent memory of the parameters' values
 
   // Returns the schedule for this number of microbatches. Builds and verifies it on the first call and caches it.
   const plan::PipelineTable& table(const config::Parallel& parallel, int num_microbatches, bool forward_only);

@@ -7,6 +7,7 @@
 #include <iterator>
 
 #include "checkpoint/pieces.h"
+#include "nn/stored_weight.h"
 
 namespace metroplex::step {
 namespace {
@@ -36,9 +37,8 @@ struct ElementRange {
 // The range of each state that one of several replicas writes. Call next() for all states in order.
 class ReplicaShare {
  public:
-  ReplicaShare(int64_t total_bytes, const comm::Group& replicas)
-      : first_(total_bytes * replicas.index() / replicas.size()),
-        last_(total_bytes * (replicas.index() + 1) / replicas.size()) {}
+  ReplicaShare(int64_t total_bytes, int index, int size)
+      : first_(total_bytes * index / size), last_(total_bytes * (index + 1) / size) {}
 
   ElementRange next(const optim::State& state) {
     const auto width = static_cast<int64_t>(c10::elementSize(state.dtype));
@@ -84,6 +84,12 @@ std::vector<optim::State> weight_states(const RankModel& model) {
     all.push_back({slice.param, "weight", slice.begin, slice.begin + slice.values.numel(), slice.values.scalar_type(),
                    [values = slice.values] { return values; }});
   }
+  for (nn::Param* param : model.params) {
+    if (!param->stored) continue;
+    all.push_back(
+        {param, "weight", 0, param->numel(), param->dtype, [param] { return nn::weight_values(*param).view(-1); },
+         [param](const at::Tensor& values) { nn::set_weight_values(*param, values.view(param->local_shape)); }});
+  }
   return all;
 }
 
@@ -109,12 +115,17 @@ std::vector<checkpoint::LocalPiece> regions_to_write(const ProcessContext& proce
   std::vector<optim::State> states =
       process.config.checkpoint.no_save_optim ? weight_states(model) : training_states(model, optimization);
   for (const topology::Grid grid : {topology::Grid::dense, topology::Grid::expert}) {
-    std::vector<optim::State> mine;
-    std::copy_if(states.begin(), states.end(), std::back_inserter(mine), [&](const optim::State& state) {
-      return state.param->placement.grid == grid && state.param->counts(process.world->coordinates());
-    });
-    ReplicaShare share(total_bytes(mine), model.families.data_parallel(grid).replicas);
-    for (const optim::State& state : mine) add_regions(state, share.next(state), pieces);
+    const distributed::DataParallel& ranks = model.families.data_parallel(grid);
+    for (const bool sharded : {true, false}) {
+      std::vector<optim::State> mine;
+      std::copy_if(states.begin(), states.end(), std::back_inserter(mine), [&](const optim::State& state) {
+        return state.param->placement.grid == grid && (state.store == nullptr) == sharded &&
+               state.param->counts(process.world->coordinates());
+      });
+      ReplicaShare share(total_bytes(mine), sharded ? ranks.replicas.index() : ranks.index(),
+                         sharded ? ranks.replicas.size() : ranks.size());
+      for (const optim::State& state : mine) add_regions(state, share.next(state), pieces);
+    }
   }
   for (const optim::State& state : buffer_states(model)) {
     const bool first =

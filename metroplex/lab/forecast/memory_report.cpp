@@ -89,7 +89,7 @@ void MemoryReport::after_action(const plan::Action& action) {
 MeasuredMemory MemoryReport::end_step() const {
   MeasuredMemory out;
   replay::MemoryUse& use = out.use;
-  use.parameters = assembly_.model.families.values_bytes();
+  use.parameters = assembly_.model.values_bytes();
   use.gradients = assembly_.model.families.gradients_bytes();
   const optim::Optimizer::Bytes state = assembly_.optimization.optimizer->bytes();
   use.main_parameters = state.main_params;

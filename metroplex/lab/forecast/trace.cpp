@@ -200,7 +200,7 @@ replay::RankTrace trace_rank(const RankRequest& request, const replay::RankTrace
   const auto assembly = step::assemble(config, world, request.vocab_size, false, request.build);
 
   replay::RankTrace out;
-  out.parameters = assembly->model.families.values_bytes();
+  out.parameters = assembly->model.values_bytes();
   out.gradients = assembly->model.families.gradients_bytes();
   const optim::Optimizer::Bytes state = assembly->optimization.optimizer->bytes();
   out.main_parameters = state.main_params;

@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "checkpoint/pieces.h"
 #include "comm/collectives.h"
+#include "nn/stored_weight.h"
 #include "step/state_tensors.h"
 
 namespace metroplex::verify {
@@ -98,6 +99,10 @@ std::map<std::string, at::Tensor> gather_whole(const step::ProcessContext& proce
   std::vector<ParamShard> slices;
   for (const distributed::Shard& slice : what == GatherKind::data ? model.slices : optimization.trained)
     slices.push_back({slice.param, slice.begin, slice.end, what == GatherKind::data ? slice.values : slice.gradient});
+  for (const nn::Param* param : model.params) {
+    if (param->stored && what == GatherKind::data)
+      slices.push_back({param, 0, param->numel(), nn::weight_values(*param).view(-1)});
+  }
   const bool narrow = what == GatherKind::data || process.dtype == at::kDouble;
   return gather_shards(process, model, slices, narrow ? process.dtype : at::kFloat);
 }

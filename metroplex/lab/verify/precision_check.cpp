@@ -11,6 +11,7 @@
 #include "base/error.h"
 #include "config/validate.h"
 #include "nn/segment.h"
+#include "nn/stored_weight.h"
 #include "step/step.h"
 #include "verify/gather.h"
 #include "verify/verify.h"
@@ -58,14 +59,14 @@ StepRecord record_step(const config::Config& config, const comm::World& world, i
   const auto begin = [&] {
     assembly->model.families.finish_gathers();
     if (weights == nullptr) return;
-    for (nn::Param* param : assembly->model.params) param->data.copy_(weights->weights.at(param->name));
+    for (nn::Param* param : assembly->model.params) nn::set_weight_values(*param, weights->weights.at(param->name));
   };
   begin();
   const at::ScalarType floats = assembly->process.dtype == at::kDouble ? at::kDouble : at::kFloat;
   const std::vector<nn::Microbatch> batches = synthetic_batches(config, world, vocab_size, 0, floats);
   StepRecord record;
   for (const nn::Param* param : assembly->model.params)
-    record.weights.emplace(param->name, param->data.to(at::kDouble).clone());
+    record.weights.emplace(param->name, nn::weight_values(*param).to(at::kDouble, false, true));
   if (config.precision.delays_scales()) {  // without a history the scales are 1
     step::train_step(*assembly, {batches, 1, 0, false, {}});
     begin();
