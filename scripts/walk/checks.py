@@ -205,7 +205,8 @@ def capturable(impl, modules):
 
 def depends_on_layout(case):
     """Settings that by design change the computation with the layout."""
-    return ("precision.fp8_format" in case.keys or "global_aux_loss" in case.get("model.moe_router_load_balancing_type") or
+    return (any(f"precision.{name}" in case.keys for name in ("fp8_format", "fp4_format")) or
+            "global_aux_loss" in case.get("model.moe_router_load_balancing_type") or
             case.get("model.moe_overflow_policy") == "drop" or
             "model.moe_expert_capacity_factor" in case.keys or "sinkhorn" in case.get("model.moe_router_load_balancing_type"))
 

@@ -4,6 +4,7 @@ ones, and the sweep counts them."""
 from walk.case import Case
 from walk.experts import Experts
 from walk.positions import Positions
+from walk.precision import LowPrecision
 
 # Keys that no sample sets, each with its reason. tests/apps/wrong_inputs_test.sh checks that samples and this list
 # cover the tables.
@@ -32,13 +33,14 @@ NOT_DRAWN = {
         "train.cuda_graph_impl", "train.cuda_graph_modules", "train.cuda_graph_warmup_steps"],
     "traces and reports, which the check twin turns on": [
         "train.trace_file", "train.trace_step_start", "train.trace_step_end", "train.log_slowest_rank", "train.machine"],
+    "it needs widths and numbers of tokens that are multiples of 16": ["precision.fp8_products"],
     "the machine's memory": ["memory.check_fit", "memory.device_memory_gib"],
 }
 
 DEFAULT_ODDS = 0.12
 
 
-class Drawing(Experts, Positions):
+class Drawing(Experts, LowPrecision, Positions):
     def __init__(self, rng):
         self.rng, self.keys, self.ranks = rng, {}, 1
 
@@ -359,38 +361,6 @@ class Drawing(Experts, Positions):
         self.maybe("precision.check_for_nan_in_grad", "false", odds=0.05)
         self.maybe("precision.check_for_large_grads", "true")
         self.maybe("precision.grad_norm_skip_threshold", 1e-3, 0.5, 1e9, odds=0.08)
-
-    def low_precision(self):
-        if self.chance(0.3):
-            return self.four_bits()
-        self.put("precision.fp8_format", self.one("e4m3", "hybrid"))
-        self.maybe("precision.fp8_wgrad", "false", odds=0.2)
-        self.maybe("precision.fp8_output_proj", "true", odds=0.2 if self.tp == 1 else 0)
-        # Shards of these small models are seldom whole blocks.
-        recipes = ("delayed", "tensorwise") if self.tp > 1 else ("delayed", "tensorwise", "blockwise", "mxfp8")
-        recipe = self.one(*recipes)
-        self.put("precision.fp8_recipe", recipe)
-        if recipe == "delayed":
-            self.maybe("precision.fp8_margin", 1, odds=0.3)
-            self.maybe("precision.fp8_amax_history_len", 2, 16, odds=0.5)
-            self.maybe("precision.fp8_amax_compute_algo", "max", odds=0.5)
-        self.other_layers()
-
-    def four_bits(self):
-        self.put("precision.fp4_format", "e2m1")
-        if self.tp > 1:
-            # Shards of these small models are seldom whole blocks.
-            return self.put("precision.recipe_pattern", ".*=tensorwise")
-        for key in ("hadamard", "stochastic_rounding", "square_weights"):
-            self.maybe(f"precision.fp4_{key}", "false", odds=0.3)
-        self.maybe("precision.recipe_pattern", "layers.0.*=none", "layers.0.*=mxfp8", odds=0.3)
-        self.other_layers()
-
-    def other_layers(self):
-        if int(self.keys["model.num_layers"]) > 3 and self.chance(0.3):
-            self.put("precision.first_last_layers_bf16", "true")
-            self.maybe("precision.num_layers_at_start_in_bf16", 0, 2, odds=0.5)
-            self.maybe("precision.num_layers_at_end_in_bf16", 0, odds=0.5)
 
     def optim(self):
         name = self.one("adam", "adam", "adam", "sgd", "lion", "muon")

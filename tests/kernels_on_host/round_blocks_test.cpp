@@ -68,15 +68,14 @@ void check_codes(SmallNumber number) {
 
 template <class T>
 void check_rotation(const RoundShape& shape, const std::vector<int64_t>& counts) {
-  using W = Wide<T>;
   const std::vector<T> x = make_values<T>(shape.rows * shape.columns, 0.7);
-  const std::vector<W> none(x.size(), W(-7));
-  std::vector<W> on_cpu = none;
+  const std::vector<T> none(x.size(), store<T>(-7));
+  std::vector<T> on_cpu = none;
   rotate_rows(on_cpu.data(), x.data(), counts.empty() ? nullptr : counts.data(), shape);
   const auto got = run_all_orders([&] {
     const DeviceArray<T> there(x, Use::in, "x", 0);
     const DeviceArray<int64_t> rows(counts, Use::in, "counts", 0);
-    const DeviceArray<W> out(none, Use::both, "out", 0);
+    const DeviceArray<T> out(none, Use::both, "out", 0);
     rotate_rows_cuda<T>(out.data(), there.data(), counts.empty() ? nullptr : rows.data(), shape, nullptr);
     return std::tuple{out.values()};
   });

@@ -220,7 +220,7 @@ void run_rounding(const Buffers& buffer) {
   round_blocks_cuda<Bf16, float>(buffer.f.data(), buffer.x.data(), nullptr, nullptr, shape, {}, nullptr);
   encode_values_cuda<Bf16>(buffer.codes.data(), buffer.g.data(), buffer.x.data(), buffer.g.data() + 1, shape,
                            nullptr);
-  rotate_rows_cuda<Bf16>(buffer.f.data(), buffer.x.data(), nullptr, shape, nullptr);
+  rotate_rows_cuda<Bf16>(buffer.y.data(), buffer.x.data(), nullptr, shape, nullptr);
   RoundingFigures* const figures = reinterpret_cast<RoundingFigures*>(buffer.d.data());
   rounding_errors_cuda<Bf16>(figures, figures + 1, {buffer.x.data(), buffer.f.data(), nullptr, nullptr, shape},
                              nullptr);

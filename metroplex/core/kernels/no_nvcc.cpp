@@ -112,7 +112,7 @@ MPX_NO_KERNEL(round_blocks, Out*, const T*, const Wide<T>*, const int64_t*, cons
 template <class T>
 MPX_NO_KERNEL(encode_values, uint8_t*, Wide<T>*, const T*, const Wide<T>*, const RoundShape&)
 template <class T>
-MPX_NO_KERNEL(rotate_rows, Wide<T>*, const T*, const int64_t*, const RoundShape&)
+MPX_NO_KERNEL(rotate_rows, T*, const T*, const int64_t*, const RoundShape&)
 template <class T>
 MPX_NO_KERNEL(rounding_errors, RoundingFigures*, RoundingFigures*, const RoundedOperand<T>&)
 template <class T>

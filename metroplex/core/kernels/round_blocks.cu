@@ -99,7 +99,7 @@ __global__ void __launch_bounds__(kThreads)
 // A thread rotates one column of every n-th block of 16 rows, counted over all groups.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
-    rotate_kernel(Wide<T>* out, const T* x, const int64_t* counts, RoundShape shape) {
+    rotate_kernel(T* out, const T* x, const int64_t* counts, RoundShape shape) {
   using W = Wide<T>;
   const int64_t threads = int64_t{gridDim.x} * kThreads, thread = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   int64_t first = 0;  // the group's first item
@@ -120,7 +120,7 @@ __global__ void __launch_bounds__(kThreads)
           values[row] = sum;
         }
       }
-      for (int64_t row = 0; row < rows; ++row) out[(begin + row) * shape.columns + column] = values[row];
+      for (int64_t row = 0; row < rows; ++row) out[(begin + row) * shape.columns + column] = store<T>(values[row]);
     }
     first += items;
   }
@@ -160,7 +160,7 @@ void encode_values_cuda(uint8_t* codes, Wide<T>* decode, const T* x, const Wide<
 }
 
 template <class T>
-void rotate_rows_cuda(Wide<T>* out, const T* x, const int64_t* counts, const RoundShape& shape, CUstream_st* stream) {
+void rotate_rows_cuda(T* out, const T* x, const int64_t* counts, const RoundShape& shape, CUstream_st* stream) {
   const int64_t items = (shape.rows / kHadamardRows + shape.groups) * shape.columns;
   if (shape.rows == 0 || shape.columns == 0) return;
   launch_kernel("rotate_rows", rotate_kernel<T>, Grid{blocks_for(items), kThreads, 0, stream}, out, x, counts, shape);
@@ -171,7 +171,7 @@ void rotate_rows_cuda(Wide<T>* out, const T* x, const int64_t* counts, const Rou
                                            CUstream_st*);                                                   \
   template void encode_values_cuda<T>(uint8_t*, Wide<T>*, const T*, const Wide<T>*, const RoundShape&,      \
                                       CUstream_st*);                                                        \
-  template void rotate_rows_cuda<T>(Wide<T>*, const T*, const int64_t*, const RoundShape&, CUstream_st*)
+  template void rotate_rows_cuda<T>(T*, const T*, const int64_t*, const RoundShape&, CUstream_st*)
 MPX_FOR_ELEMENTS(MPX_INSTANTIATE);
 #define MPX_INSTANTIATE_ROUND(T, Out)                                                                        \
   template void round_blocks_cuda<T, Out>(Out*, const T*, const Wide<T>*, const int64_t*, const RoundShape&, \

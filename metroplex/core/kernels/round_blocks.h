@@ -62,10 +62,11 @@ void encode_values(uint8_t* codes, Wide<T>* decode, const T* x, const Wide<T>* m
 
 // Multiplies each 16 consecutive rows of a group by a Hadamard matrix with random signs: H diag(signs) / 4 with
 // TransformerEngine's signs. It is orthogonal, so the products of two rotated matrices over their rows are unchanged.
-// The last rows of a group, fewer than 16, are copied. out [rows, columns]; the shape's blocks are not used.
+// The last rows of a group, fewer than 16, are copied. out [rows, columns]: of x's type, as in
+// TransformerEngine; the shape's blocks are not used.
 constexpr int64_t kHadamardRows = 16;
 template <class T>
-void rotate_rows(Wide<T>* out, const T* x, const int64_t* counts, const RoundShape& shape);
+void rotate_rows(T* out, const T* x, const int64_t* counts, const RoundShape& shape);
 
 // GPU versions, enqueued on `stream`; all pointers are device pointers. They throw base::Error("cuda", ...) if the
 // launch fails. `parts`: scratch for groups * kMagnitudeParts numbers.
@@ -80,7 +81,7 @@ template <class T>
 void encode_values_cuda(uint8_t* codes, Wide<T>* decode, const T* x, const Wide<T>* magnitude,
                         const RoundShape& shape, CUstream_st* stream);
 template <class T>
-void rotate_rows_cuda(Wide<T>* out, const T* x, const int64_t* counts, const RoundShape& shape, CUstream_st* stream);
+void rotate_rows_cuda(T* out, const T* x, const int64_t* counts, const RoundShape& shape, CUstream_st* stream);
 
 #define MPX_FOR_ROUNDINGS(MACRO) \
   MACRO(float, float);           \

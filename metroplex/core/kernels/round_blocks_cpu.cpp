@@ -241,25 +241,29 @@ void encode_values(uint8_t* codes, Wide<T>* decode, const T* x, const Wide<T>* m
 }
 
 template <class T>
-void rotate_rows(Wide<T>* out, const T* x, const int64_t* counts, const RoundShape& shape) {
+void rotate_rows(T* out, const T* x, const int64_t* counts, const RoundShape& shape) {
   const int64_t columns = shape.columns;
   for_blocks(row_blocks(counts, shape, kHadamardRows), shape, [&](const RowBlock& block) {
-    const bool whole = block.end - block.begin == kHadamardRows;
-    Wide<T>* const rows = out + block.begin * columns;
-    for (int64_t row = 0; row < block.end - block.begin; ++row) {
-      const float factor = whole ? hadamard_factor(row) : 1.0F;
-      scale_row(rows + row * columns, x + (block.begin + row) * columns, factor, columns);
+    const int64_t first = block.begin * columns, values = (block.end - block.begin) * columns;
+    if (block.end - block.begin < kHadamardRows) {
+      std::copy_n(x + first, values, out + first);
+      return;
     }
-    for (int64_t distance = 1; whole && distance < kHadamardRows; distance *= 2)
+    std::vector<Wide<T>> rows(static_cast<size_t>(values));
+    for (int64_t row = 0; row < kHadamardRows; ++row)
+      scale_row(rows.data() + row * columns, x + first + row * columns, hadamard_factor(row), columns);
+    for (int64_t distance = 1; distance < kHadamardRows; distance *= 2)
       for (int64_t row = 0; row < kHadamardRows; ++row)
-        if ((row & distance) == 0) butterfly(rows + row * columns, rows + (row + distance) * columns, columns);
+        if ((row & distance) == 0)
+          butterfly(rows.data() + row * columns, rows.data() + (row + distance) * columns, columns);
+    for (int64_t i = 0; i < values; ++i) out[first + i] = store<T>(rows[static_cast<size_t>(i)]);
   });
 }
 
 #define MPX_INSTANTIATE(T)                                                                         \
   template void largest_magnitudes<T>(Wide<T>*, const T*, const int64_t*, const RoundShape&);      \
   template void encode_values<T>(uint8_t*, Wide<T>*, const T*, const Wide<T>*, const RoundShape&); \
-  template void rotate_rows<T>(Wide<T>*, const T*, const int64_t*, const RoundShape&)
+  template void rotate_rows<T>(T*, const T*, const int64_t*, const RoundShape&)
 MPX_FOR_ELEMENTS(MPX_INSTANTIATE);
 #define MPX_INSTANTIATE_ROUND(T, Out)                                                                   \
   template void round_blocks<T, Out>(Out*, const T*, const Wide<T>*, const int64_t*, const RoundShape&, \

@@ -198,11 +198,11 @@ void OperandRounding::measure(Operand operand, const Measured& given) const {
 }
 
 at::Tensor OperandRounding::rotate(const at::Tensor& x, const at::Tensor& counts, const RoundShape& shape) const {
-  at::Tensor out = at::empty(x.sizes(), x.options().dtype(acc_type(x.scalar_type())));
+  at::Tensor out = at::empty(x.sizes(), x.options());
   dispatch_element(x.scalar_type(), [&](auto zero) {
     using T = decltype(zero);
     device::launch(target_, {"rotate_rows", {&x, &counts}, {&out}, {{"groups", shape.groups}}},
-                   kernels::rotate_rows<T>, kernels::rotate_rows_cuda<T>, elements<Wide<T>>(out),
+                   kernels::rotate_rows<T>, kernels::rotate_rows_cuda<T>, elements<T>(out),
                    static_cast<const T*>(elements<T>(x)), counts_pointer(counts), shape);
   });
   return out;
