@@ -5,6 +5,7 @@
 #include "nn/linear.h"
 #include "nn/operand_rounding.h"
 #include "nn/tools.h"
+#include "support/error_of.h"
 
 namespace metroplex::test::operand_rounding_test {
 namespace {
