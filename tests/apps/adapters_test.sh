@@ -133,6 +133,20 @@ for refused in 'gpt2:no separate module' 'deepseek_v3:as an adapter of routed ex
   warns "${refused#*:}"
 done
 
+# A base that is stored as codes: it begins from a directory, resumes exactly, and its adapters are exported.
+codes=("${from[@]}" "${adapters[@]}" --peft.base_format=fp8)
+run 0 train "${codes[@]}" --train.train_iters=4 --checkpoint.save=codes_straight
+run 0 train "${codes[@]}" --train.train_iters=2 --checkpoint.save=codes
+run 0 train codes/run.yaml --checkpoint.load=codes --checkpoint.save=codes --train.train_iters=4 --optim.override_opt_param_scheduler=true
+prints 'at iteration 2'
+run 0 inspect codes --diff codes_straight
+differ codes "$base" $(layer self_attention.linear_qkv.weight) $(layer self_attention.linear_proj.weight) \
+  $(layer mlp.linear_fc1.weight) $(layer mlp.linear_fc2.weight)
+run 0 convert codes --to peft codes_adapters --base "$base"
+run 0 train "${from[@]}" --peft.from=codes_adapters --peft.base_format=nvfp4 --train.train_iters=1 --dry-run
+run 0 eval codes/run.yaml --checkpoint.load=codes --data.split=80,20,0 --train.eval_iters=1
+holds "a base of codes begins from a directory and resumes exactly"
+
 # New tokens: their rows change together with the adapters on any layout; without the modules they stay the mean row.
 grown=(--model.vocab_size=259 --peft.lora_rank=2 --train.train_iters=2)
 run 0 train "${from[@]}" "${grown[@]}" --peft.modules_to_save=embed_tokens,lm_head --checkpoint.save=more --tp 2 --nproc 2

@@ -251,7 +251,8 @@ struct Bytes {
 };
 Bytes measure_bytes(const std::string& yaml, const Settings& format) {
   Bytes bytes;
-  const config::Config config = config::resolved(with(yaml, format, {"precision.params_dtype=bf16"}), 1);
+  const config::Config config =
+      config::resolved(with(yaml, format, {"precision.params_dtype=bf16", "train.train_iters=1"}), 1);
   comm::run_threads(1, topology::RankGrid(1, config.parallel), {}, [&](const comm::World& world) {
     const device::MemoryMeter meter;
     const auto assembly = step::assemble(config, world, kVocab);
@@ -295,14 +296,15 @@ TEST(StoredWeights, AnotherFormatIsRefused) {
 TEST(StoredWeights, ShardsOfPartsOfBlocksAreRefused) {
   const auto refusal = [](const Settings& format, const Settings& more) {
     return test::catch_error([&] {
-      const config::Config config = for_ranks(with(kLlama, format, more), 4);
-      comm::run_threads(4, topology::RankGrid(4, config.parallel), {},
+      const config::Config config = for_ranks(with(kLlama, format, more), 2);
+      comm::run_threads(2, topology::RankGrid(2, config.parallel), {},
                         [&](const comm::World& world) { step::assemble(config, world, kVocab); });
     });
   };
-  const std::string tp4 = "parallel.tensor_model_parallel_size=4";
-  EXPECT_EQ(refusal(kNvfp4, {tp4}), "");
-  EXPECT_NE(refusal(kFp8, {tp4}).find("a rank's shard has 64 features"), std::string::npos) << refusal(kFp8, {tp4});
+  const Settings halves_of_192 = layout(2, 1, {"model.ffn_hidden_size=192"});
+  EXPECT_EQ(refusal(kNvfp4, halves_of_192), "");
+  const std::string message = refusal(kFp8, halves_of_192);
+  EXPECT_NE(message.find("a rank's shard has 96 features"), std::string::npos) << message;
 }
 
 }  // namespace

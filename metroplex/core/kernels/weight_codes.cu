@@ -124,9 +124,10 @@ void decode_e4m3_cuda(T* x, const uint8_t* codes, const float* scales, const Cod
 template <class T>
 void encode_e2m1_cuda(const E2m1Codes& out, const T* x, const Wide<T>* magnitudes, const CodesShape& shape,
                       CUstream_st* stream) {
-  if (shape.values() == 0) return;
+  if (shape.matrices == 0) return;
   launch_kernel("encode_e2m1", encode_e2m1_kernel<T>,
-                Grid{blocks_for(shape.values() / kE2m1Block), kThreads, 0, stream}, out, x, magnitudes, shape);
+                Grid{blocks_for(shape.values() / kE2m1Block + shape.matrices), kThreads, 0, stream}, out, x,
+                magnitudes, shape);
 }
 
 template <class T>
