@@ -61,13 +61,14 @@ void check_e2m1(const CodesShape& shape, const std::vector<T>& x, size_t shift) 
   EXPECT_TRUE(same_bits(std::get<3>(got), values));
 }
 
-// Values whose size changes by 2^6 between rows, so that blocks have different scales.
+// Values whose size changes by powers of two between rows, matrices and blocks of columns.
 template <class T>
 std::vector<T> make_uneven(const CodesShape& shape) {
   std::vector<T> x = make_values<T>(shape.values(), 0.7);
   for (size_t i = 0; i < x.size(); ++i) {
-    const int64_t row = static_cast<int64_t>(i) / shape.columns;
-    x[i] = store<T>(load(x[i]) * static_cast<Wide<T>>(row % 3 == 0 ? 0x1p-6 : row % 3 == 1 ? 1 : 0));
+    const int64_t row = static_cast<int64_t>(i) / shape.columns, column = static_cast<int64_t>(i) % shape.columns;
+    const double factor = (row % 3 == 0 ? 0x1p-3 : row % 3 == 1 ? 1 : 0) * (column < 128 ? 1 : 0x1p-2);
+    x[i] = store<T>(load(x[i]) * static_cast<Wide<T>>(row < shape.rows ? factor : 4 * factor));
   }
   return x;
 }

@@ -42,6 +42,11 @@ double scale_by_hand(double magnitude, double most) { return std::exp2(std::ceil
 
 TEST(StoredWeight, EqualsCastsOfTorch) {
   const at::Tensor weight = spread_values({2, 200, 160}, at::kFloat);
+  // The largest of each block, on both sides of the limits of E4M3: 448 and 464.
+  weight[0][0][0] = 449 * 8, weight[0][130][1] = 464 * 16, weight[0][1][130] = -465 * 8,
+  weight[0][131][131] = 511 * 8;
+  weight[1][2][2] = 500 * 32, weight[1][132][3] = -447 * 64, weight[1][3][132] = 233 * 8,
+  weight[1][133][133] = 231 * 8;
   const at::Tensor want = weight.clone();
   for (int64_t matrix = 0; matrix < 2; ++matrix) {
     for (const int64_t row : {0, 128}) {

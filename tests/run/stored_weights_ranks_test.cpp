@@ -222,6 +222,22 @@ TEST(StoredWeights, GraphsEqualStepsWithoutThem) {
   }
 }
 
+// With ones on rank 0, the smallest scale of a block is 2^-6 2^-11, so that 2^-19 becomes 0 on rank 1. A scale of the
+// shard alone would contain 2^-19.
+TEST(StoredWeights, ShardsHaveTheScaleOfTheirMatrix) {
+  const config::Config config =
+      for_ranks(with(kExperts, kNvfp4, layout(2, 1, {kSequence, "parallel.expert_tensor_parallel_size=2"})), 2);
+  comm::run_threads(2, topology::RankGrid(2, config.parallel), {}, [&](const comm::World& world) {
+    const auto assembly = step::assemble(config, world, kVocab);
+    const double value = world.rank() == 0 ? 1 : 0x1p-19, want = world.rank() == 0 ? 1 : 0;
+    for (nn::Param* param : assembly->model.params) {
+      if (!param->stored) continue;
+      nn::set_weight_values(*param, at::full(param->local_shape, value, at::kDouble));
+      EXPECT_TRUE(nn::weight_values(*param).eq(want).all().item<bool>()) << param->name;
+    }
+  });
+}
+
 // A checkpoint contains decoded values, which encode to themselves.
 TEST(StoredWeights, CheckpointsResumeExactly) {
   const test::TestLayout two{1, 1, 1, 2, false}, tp{2, 1, 1, 1, true};
@@ -234,6 +250,7 @@ TEST(StoredWeights, CheckpointsResumeExactly) {
       config.train.train_iters = 10;
       const test::Outcome straight = test::run_leg(config, {two, "", "", 0, 4});
       test::run_leg(config, {two, "", folder.at("a"), 0, 2});
+      config.model.init_method_std = 0.3;  // loaded values replace the initial ones
       const test::Outcome resumed = test::run_leg(config, {two, folder.at("a"), folder.at("b"), 2, 4});
       test::expect_equal_state(resumed.state, straight.state);
       EXPECT_EQ(resumed.losses, std::vector<double>(straight.losses.begin() + 2, straight.losses.end()));

@@ -5,8 +5,8 @@
 //   E4M3    1 byte           fp32 for each block of 128 x 128 values
 //   E2M1    4 bits           E4M3 for each 16 consecutive columns, times fp32 for each matrix (NVFP4)
 //
-// The byte of two E2M1 codes has the even column in its low bits. A block with NaN or infinity decodes to NaN or to
-// values that are not finite.
+// The byte of two E2M1 codes has the even column in its low bits. With E4M3, a NaN decodes to NaN, and a block with
+// infinity decodes to NaN. With E2M1, a matrix whose magnitude is not finite decodes to values that are not finite.
 #pragma once
 
 #include <cstdint>
@@ -57,7 +57,7 @@ template <class T>
 void decode_e2m1_cuda(T* x, const E2m1Codes& in, const CodesShape& shape, CUstream_st* stream);
 
 // Returns the smallest power of two, at least 2^-100, for which magnitude / scale is at most `most`; infinity for
-// infinity. `most` is not a power of two.
+// infinity or NaN. `most` is not a power of two.
 constexpr MPX_INLINE float power_scale(float magnitude, float most) {
   constexpr float kLeast = 0x1p-100F;
   if (magnitude <= kLeast * most) return kLeast;
@@ -74,7 +74,7 @@ constexpr MPX_INLINE float e2m1_matrix_scale(float magnitude) {
   return power_scale(magnitude, kE4m3Limit * e2m1_code().number.largest);
 }
 // The code of the scale of 16 values. Scales below E4M3's smallest normal value, which are less accurate, are not
-// used. `magnitude` may be NaN.
+// used.
 constexpr MPX_INLINE uint8_t e2m1_block_scale(float magnitude, float matrix_scale) {
   constexpr float kLeast = 0x1p-6F;
   const float scale = magnitude / (e2m1_code().number.largest * matrix_scale);
@@ -85,17 +85,16 @@ constexpr MPX_INLINE uint8_t encode_value(float x, float scale, const CodeForm& 
   return small_code(round_small(x / scale, form.number), form);
 }
 
-// Encodes 16 values. A value that is not finite makes the scale NaN.
+// Encodes 16 values.
 template <class T>
 constexpr MPX_INLINE void encode_e2m1_block(uint8_t* codes, uint8_t* scale, const T* x, float matrix_scale) {
-  float magnitude = 0, not_finite = 0;
+  float magnitude = 0;
   for (int64_t i = 0; i < kE2m1Block; ++i) {
     const auto value = static_cast<float>(load(x[i]));
     const float size = value < 0 ? -value : value;
     magnitude = magnitude < size ? size : magnitude;
-    not_finite += value - value;  // 0 or NaN
   }
-  *scale = e2m1_block_scale(magnitude + not_finite, matrix_scale);
+  *scale = e2m1_block_scale(magnitude, matrix_scale);
   const float step = small_value(*scale, e4m3_code()) * matrix_scale;
   for (int64_t i = 0; i < kE2m1Block; i += 2) {
     const auto low = encode_value(static_cast<float>(load(x[i])), step, e2m1_code()),
