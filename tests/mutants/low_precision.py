@@ -56,7 +56,7 @@ MUTANTS = [
     ("infinite_elements_are_finite", "kernels/rounding_errors.h", "x - x == 0 && rounded - rounded == 0", "x == x", "nn_test RoundingMeter.CountsElements*", "expr"),
     ("empty_groups_have_factors", "kernels/rounding_errors_cpu.cpp", "if (group.n == 0) return {};", "", "nn_test RoundingMeter.FiguresOfGroups*", "stmt"),
     ("every_rounding_is_measured", "nn/operand_rounding.cpp", "if (options.counts && is_measured())", "if (is_measured())", "nn_test RoundingMeter.MeasuresFirst*"),
-    ("rounding_of_earlier_steps_counts", "step/step_gradients.cpp", "  if (model.rounding_meter) model.rounding_meter->clear();\n", "", "run_test RoundingFigures.Name*", "stmt"),
+    ("rounding_of_earlier_steps_counts", "step/step_gradients.cpp", "  if (model.rounding_meter) model.rounding_meter->clear();\n", "", "run_test RoundingFigures.AreWritten*", "stmt"),
     ("rounding_of_own_rank", "step/rounding_figures.cpp", "  comm::all_reduce(sums, world);\n", "", "run_test RoundingFigures.*EqualOneRank", "stmt"),
     ("magnitudes_of_ranks_are_added", "step/rounding_figures.cpp", "comm::all_reduce(largest, world, comm::ReduceOp::max);", "comm::all_reduce(largest, world);", "run_test RoundingFigures.*EqualOneRank", "stmt"),
     ("layers_of_stages_in_rank_order", "step/assemble.cpp", "    if (model.rounding_meter) model.rounding_meter->begin_stage(static_cast<int64_t>(stage_index));\n", "", "run_test RoundingFigures.ListsLayers*", "stmt"),
@@ -68,4 +68,5 @@ MUTANTS = [
     ("second_output_layer_has_its_own_row", "nn/rounding_meter.cpp", "if (known != layers_.end()) return known - layers_.begin();", "", "nn_test RoundingMeter.MeasuresFirst*", "stmt"),
     ("smallest_rounding_errors_first", "page/page_sections.cpp", "return one.error > other.error;", "return one.error < other.error;", "page_test PageData.SortsRounding*", "stmt"),
     ("resumed_runs_keep_rounding", "page/run_file.cpp", "  if (rounding.iteration >= iteration) rounding = {};\n", "", "page_test RunFile.KeepsLastRounding", "stmt"),
+    ("rounding_errors_of_unrounded_runs", "config/rules_low_precision.cpp", '"fp8_output_proj", "log_rounding_interval"}', '"fp8_output_proj"}', "config_test *Refus*"),
 ]

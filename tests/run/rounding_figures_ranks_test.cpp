@@ -214,7 +214,8 @@ TEST(RoundingFigures, NameFirstGradientOfBackward) {
                 "is the gradient of decoder.layers.3.mlp.linear_fc2 (precision.fp8_recipe = delayed)"});
 }
 
-// Whole runs of four steps. The figures do not change a run, whose other steps replay graphs.
+// Whole runs of four steps. The figures do not change a run, whose other steps replay graphs, and they are those of
+// one step.
 TEST(RoundingFigures, AreWrittenWhenDue) {
   const auto train = [](int64_t interval, const char* graphs) {
     const test::Folder folder;
@@ -232,9 +233,11 @@ TEST(RoundingFigures, AreWrittenWhenDue) {
   const auto plain = train(0, "none");
   ASSERT_EQ(plain.size(), 4u);
   for (const auto& step : plain) EXPECT_FALSE(step.contains("rounding"));
-  for (const char* const graphs : {"none", "full_iteration"}) {
+  const nlohmann::json last = train(4, "none").at(3).at("rounding");
+  for (const char* const graphs : {"none", "full_iteration", "local"}) {
     auto steps = train(2, graphs);
     ASSERT_EQ(steps.size(), 4u);
+    EXPECT_EQ(steps[3].at("rounding"), last) << graphs;
     for (size_t i = 0; i < 4; ++i) {
       EXPECT_EQ(steps[i].contains("rounding"), i % 2 == 1) << graphs << " step " << i;
       const nlohmann::json rounding = steps[i].value("rounding", nlohmann::json());
