@@ -68,5 +68,5 @@ MUTANTS = [
     ("second_output_layer_has_its_own_row", "nn/rounding_meter.cpp", "if (known != layers_.end()) return known - layers_.begin();", "", "nn_test RoundingMeter.MeasuresFirst*", "stmt"),
     ("smallest_rounding_errors_first", "page/page_sections.cpp", "return one.error > other.error;", "return one.error < other.error;", "page_test PageData.SortsRounding*", "stmt"),
     ("resumed_runs_keep_rounding", "page/run_file.cpp", "  if (rounding.iteration >= iteration) rounding = {};\n", "", "page_test RunFile.KeepsLastRounding", "stmt"),
-    ("rounding_errors_of_unrounded_runs", "config/rules_low_precision.cpp", '"fp8_output_proj", "log_rounding_interval"}', '"fp8_output_proj"}', "config_test *Refus*"),
+    ("rounding_errors_of_unrounded_runs", "config/rules_low_precision.cpp", '"log_rounding_interval"});', '"fp8_margin"});', "config_test Refusals*"),
 ]
