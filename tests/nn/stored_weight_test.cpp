@@ -75,8 +75,8 @@ TEST(StoredWeight, DecodedValuesEncodeToThemselves) {
   }
 }
 
-// The relative error of a value that is not subnormal is at most half a unit of the last place. A block of nvfp4
-// loses up to 1/16 to its rounded scale, for the value at the limit of the largest code.
+// fp8 rounds a value by at most 1/16 of it. nvfp4 rounds by at most 1 of the 6 steps to the largest value of a block,
+// and its scale by at most 1/16.
 TEST(StoredWeight, IsNearTheWeight) {
   const at::Tensor weight = sample({128, 128}, 5).sub_(0.5);
   const double largest = weight.abs().max().item<double>();

@@ -222,14 +222,15 @@ TEST(StoredWeights, GraphsEqualStepsWithoutThem) {
   }
 }
 
-// With ones on rank 0, the smallest scale of a block is 2^-6 2^-11, so that 2^-19 becomes 0 on rank 1. A scale of the
-// shard alone would contain 2^-19.
+// With 0.75 = 6 x 256 x 2^-11 on rank 0, the smallest scale of a block is 2^-6 x 2^-11, so that 2^-19 becomes 0 on
+// rank
+// 1. A scale from the shard alone would not lose it.
 TEST(StoredWeights, ShardsHaveTheScaleOfTheirMatrix) {
   const config::Config config =
       for_ranks(with(kExperts, kNvfp4, layout(2, 1, {kSequence, "parallel.expert_tensor_parallel_size=2"})), 2);
   comm::run_threads(2, topology::RankGrid(2, config.parallel), {}, [&](const comm::World& world) {
     const auto assembly = step::assemble(config, world, kVocab);
-    const double value = world.rank() == 0 ? 1 : 0x1p-19, want = world.rank() == 0 ? 1 : 0;
+    const double value = world.rank() == 0 ? 0.75 : 0x1p-19, want = world.rank() == 0 ? 0.75 : 0;
     for (nn::Param* param : assembly->model.params) {
       if (!param->stored) continue;
       nn::set_weight_values(*param, at::full(param->local_shape, value, at::kDouble));

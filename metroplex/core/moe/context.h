@@ -62,11 +62,11 @@ struct ExpertContext {
   // Subgroups of `experts` for the hierarchical dispatcher: the ranks of the own node, in the order of `experts`, and
   // the ranks with the same index on every node.
   comm::Group node, across;
-  comm::Group inner;      // ranks that hold the shards of one expert; size one without low precision and stored codes
-  comm::Group holders;    // ranks that hold shards of the same experts; size one without delayed scales
-  comm::Group tp_cp;      // ranks that hold the tokens of one microbatch
-  comm::Group tp_dp_cp;   // ranks that hold the tokens of all concurrent microbatches
-  int data_parallel = 1;  // concurrent microbatches
+  comm::Group inner;            // ranks that hold the shards of one expert; size one without low precision or codes
+  comm::Group holders;          // ranks that hold shards of the same experts; size one without delayed scales
+  comm::Group tp_cp;            // ranks that hold the tokens of one microbatch
+  comm::Group tp_dp_cp;         // ranks that hold the tokens of all concurrent microbatches
+  int data_parallel = 1;        // concurrent microbatches
   bool per_token_loss = false;  // train.calculate_per_token_loss
   bool captures_shared_expert = false;
   std::shared_ptr<LoadMeter> meter;  // null: loads are not counted

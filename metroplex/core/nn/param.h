@@ -37,9 +37,10 @@ struct Param : NamedTensor {
   at::Tensor main_grad;                    // same shape; a view of the gradient buffer
   // Magnitudes of the operands of products with this weight (operand_rounding.h); null without delayed scales.
   std::shared_ptr<Buffer> operand_history;
-  std::shared_ptr<StoredWeight> stored;  // the values, with `data` undefined; null: they are `data`
-  bool frozen = false;                   // no gradient is computed, and main_grad stays undefined
-  bool uninitialized = false;            // main_grad is uninitialized in this step; its memory may hold old values
+  // The values, with `data` undefined; null: they are `data`.
+  std::shared_ptr<StoredWeight> stored;
+  bool frozen = false;         // no gradient is computed, and main_grad stays undefined
+  bool uninitialized = false;  // main_grad is uninitialized in this step; its memory may hold old values
 
   int calls_per_use = 1;        // accumulate() calls that complete one use
   int uses_per_microbatch = 1;  // segment reads per microbatch, see count_uses() (2: tied head on one stage)
