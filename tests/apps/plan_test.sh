@@ -72,6 +72,8 @@ run 2 plan experts.yaml --gpus 8 --expert-trace loads.jsonl --imbalance 2
 warns "expert-trace replaces --imbalance"
 run 2 plan run.yaml --gpus 8 --expert-trace loads.jsonl
 warns "expert-trace: num_experts = 8: must be model.num_moe_experts .0."
+run 2 plan experts.yaml --gpus 8 --model.num_layers=2 --expert-trace loads.jsonl
+warns "expert-trace: 1 layers: must be the layers with experts .2."
 run 3 plan experts.yaml --gpus 8 --expert-trace run.yaml
 warns "run.yaml"
 run 0 plan run.yaml --gpus 4 --cluster h100 --search --json --memory.device_memory_gib=0.09

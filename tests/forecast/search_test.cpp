@@ -276,7 +276,7 @@ TEST(ExpertBalance, DependsOnReplicaSlots) {
 
 // Two layers of 8 experts on 4 ranks: the busiest rank has 3 of 8 rows, then 2 of 8.
 TEST(ExpertBalance, FollowsARecordedTrace) {
-  config::Config config = small_model(1, 8, 8, 32);
+  config::Config config = small_model(2, 8, 8, 32);
   config.parallel.expert_model_parallel_size = 4;
   files::ExpertTrace trace{{.num_experts = 8, .topk = 2, .ep = 1, .etp = 1, .layers = {0, 1}},
                            {{1, {1, 1, 1, 2, 1, 1, 1, 0, 1, 1, 1, 1, 1, 1, 1, 1}, {}}}};
@@ -300,6 +300,10 @@ TEST(ExpertBalance, FollowsARecordedTrace) {
   expect_contains(catch_error([&] { forecast::recorded_demand(trace, config.model); }),
                   "topk = 1: must be model.moe_router_topk (2)");
   trace.head.topk = 2;
+  trace.head.layers = {0};
+  expect_contains(catch_error([&] { forecast::recorded_demand(trace, config.model); }),
+                  "1 layers: must be the layers with experts (2)");
+  trace.head.layers = {0, 1};
   trace.steps[0].tokens.assign(16, 0);
   expect_contains(catch_error([&] { forecast::recorded_demand(trace, config.model); }), "0 tokens in iteration 1");
   trace.steps.clear();
@@ -362,10 +366,6 @@ TEST(Search, FindsLayoutsOfModelsWithPatterns) {
   config.model.window_size = -1, config.model.attention_chunk_size = 8;
   config.model.query_scaling_beta = 0.1, config.model.query_scaling_floor = 4;
   EXPECT_FALSE(forecast::search_layouts(request(config, 2, "h100"), {.refined = 0}).results.empty());
-  config.model = small_model(4, 0, 4, 32).model;
-  config.model.hybrid_layer_pattern = "M*-M";
-  expect_contains(catch_error([&] { forecast::search_layouts(request(config, 2, "h100")); }),
-                  "model.hybrid_layer_pattern = M*-M: layouts are compared");
 }
 
 TEST(Search, KeepsTheParetoFront) {

@@ -18,7 +18,6 @@ MUTANTS = [
     ("query_scale_rotates", "nn/rope.cpp", "if (!spec_.rotates) angles = at::zeros_like(angles);", "", PARITY, "stmt"),
     ("query_scale_in_rotated_layers", "models/block.cpp", "model.yarn() && !local && model.query_scaling_floor == 0", "model.yarn() && !local", "models_test QueryScaling*", "expr"),
     ("chunks_allow_padding", "run/generate.cpp", "model.attention_chunk_size == 0 || shortest == longest", "true", "run_test Generate*", "expr"),
-    ("one_layer_keeps_its_scale", "forecast/layout_estimate.cpp", "if (model.query_scaling_floor > 0) model.query_scaling_floor = 0, model.query_scaling_beta = 0;", "", "forecast_test Search*", "stmt"),
     ("llama4_chunks_follow_their_default", FAMILY, 'typed_layers(config, "chunked_attention", rotated)', "rotated", "hf_test HfConfig*", "expr"),
     ("llama4_experts_from_the_first_layer", FAMILY, "(i + 1) % step == 0", "i % step == 0", "hf_test HfConfig*", "expr"),
     ("llama4_dense_width_of_experts", FAMILY, 'config.integer("intermediate_size_mlp", 16384)', 'config.integer("intermediate_size")', "hf_test HfConfig*", "expr"),

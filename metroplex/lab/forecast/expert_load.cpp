@@ -65,6 +65,9 @@ ExpertDemand recorded_demand(const files::ExpertTrace& trace, const config::Mode
             model.num_moe_experts, "); use a trace of this model");
   MPX_CHECK(trace.head.topk == model.moe_router_topk, "config", "--expert-trace: topk = ", trace.head.topk,
             ": must be model.moe_router_topk (", model.moe_router_topk, "); use a trace of this model");
+  const size_t expected = config::expert_layers(model).size();
+  MPX_CHECK(trace.head.layers.size() == expected, "config", "--expert-trace: ", trace.head.layers.size(),
+            " layers: must be the layers with experts (", expected, "); use a trace of this model");
   const size_t layers = trace.head.layers.size(), all = trace.steps.size() * layers;
   MPX_CHECK(all > 0, "config", "--expert-trace: 0 steps: must have at least one; use a longer run");
   ExpertDemand demand;

@@ -19,7 +19,7 @@ struct ExpertDemand {
 };
 
 // Takes at most 64 layers and steps of a trace, evenly spaced. Throws base::Error("config") if the trace is empty or
-// has other experts than `model`, or a layer without tokens.
+// has other experts or another number of layers than `model`, or a layer without tokens.
 ExpertDemand recorded_demand(const files::ExpertTrace& trace, const config::Model& model);
 
 // Mean over the layers and steps of the demand. The imbalance is that after the replica plan of the configuration.

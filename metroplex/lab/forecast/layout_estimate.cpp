@@ -1,129 +1,84 @@
 #include "forecast/layout_estimate.h"
 
 #include <algorithm>
+#include <functional>
 #include <numeric>
+#include <vector>
 
 #include "base/error.h"
-#include "config/experts.h"
-#include "config/validate.h"
+#include "config/optimizers.h"
 #include "forecast/host_traffic.h"
 #include "plan/buckets.h"
 #include "plan/layout.h"
 
 namespace metroplex::forecast {
+
+// A layout with the costs of its layers.
+struct LayoutEstimator::Run {
+  Layout layout;
+  config::Config config;
+  const MicrobatchCosts& costs;
+  LayerCosts mean = {};                     // of a pipeline rank's layers
+  double slowest_s = 0;                     // layers of the slowest pipeline rank
+  double last_s = 0;                        // layers of the rank with the loss, and the ends of the model
+  std::vector<double> first_counts = {};    // layers of the first rank by form
+  std::vector<double> smallest_chunk = {};  // the chunk of the first rank with the smallest activations
+  double pp = 1, vpp = 1, microbatches = 1;
+  double shards = 1, expert_shards = 1;  // ranks that share the state of a dense or expert parameter
+
+  bool sharded() const { return layout.sharding != config::ShardingStrategy::no_shard; }
+  bool splits_backward() const { return config::splits_backward(layout.schedule); }
+  // Elements on a rank.
+  double params(const LayerCosts& layers) const { return layers.params + costs.ends_params / (pp > 1 ? 2 : 1); }
+  // Elements that a rank updates.
+  double updated() const {
+    return params(mean) / (sharded() ? shards : 1) + mean.expert_params / (sharded() ? expert_shards : 1);
+  }
+};
+
 namespace {
 
-// The layer's part of the layout: a model of one layer on the ranks that share a microbatch.
-struct LayerRun {
-  config::Config config;
-  int world = 1;
-};
-
-bool holds_for_most(const std::vector<bool>& layers) {
-  return 2 * std::count(layers.begin(), layers.end(), true) > std::ssize(layers);
-}
-
-// The model with one layer, with experts or linear attention if any layer has them.
-config::Model one_layer(config::Model model) {
-  const bool has_window = holds_for_most(config::window_layers(model));
-  model.num_layers = 1;
-  model.moe_layer_freq = "1";
-  if (model.has_linear_attention()) model.linear_attention_freq = "[1]";
-  model.mtp_num_layers = 0;
-  model.window_attn_skip_freq.clear();
-  model.no_rope_freq.clear();
-  if (!has_window) model.window_size = -1, model.attention_chunk_size = 0, model.rotary_base_local = 0;
-  if (model.query_scaling_floor > 0) model.query_scaling_floor = 0, model.query_scaling_beta = 0;
-  return model;
-}
-
-LayerRun layer_run(const PlanRequest& request, Layout layout) {
-  LayerRun run;
-  run.world = static_cast<int>(std::lcm(layout.tp * layout.cp, layout.ep * layout.etp));
-  layout.pp = layout.vpp = 1;
-  layout.schedule = config::Schedule::automatic;
-  layout.sharding = config::ShardingStrategy::no_shard;
-  layout.offloads_activations = layout.offloads_optimizer = false;
-  run.config = layout.apply(request.run.config);
-  run.config.model = one_layer(request.run.config.model);
-  run.config.train.global_batch_size = layout.micro_batch * layout.dp(run.world);
-  run.config.train.rampup_batch_size.clear();
-  const auto problems = config::violations(run.config, run.world);
-  MPX_CHECK(problems.empty(), "cost", "a layer of this layout is refused");
-  run.config = config::resolved(run.config, run.world);
-  return run;
-}
-
-// Seconds of a microbatch, with exposed communication of the layers.
-struct PassTimes {
-  double forward = 0, backward = 0;
-  double exposed = 0;  // included
-};
-
-PassTimes measure_passes(const PlanRequest& request, const LayerRun& run, const TracedRun& traced) {
-  const replay::StepTime time = price_step(traced, run.config, request.machine, request.experts);
-  const replay::RankTimes& times = time.ranks[0];
-  double exposed = 0;
-  for (const auto& [purpose, seconds] : times.exposed)
-    exposed += purpose == "layers" || purpose == "experts" || purpose == "replicas" ? seconds : 0;
-  const double compute = std::max(times.forward + times.backward, 1e-12);
-  return {times.forward * (1 + exposed / compute), times.backward * (1 + exposed / compute), exposed};
-}
-
-// Removes the regions of the layer from the trace; embedding, head and loss remain.
-TracedRun without_layer(TracedRun traced, int block) {
-  for (replay::TracedAction& action : traced.traces[0].actions)
-    std::erase_if(action.regions, [&](const replay::IslandTrace& region) { return region.block == block; });
-  return traced;
-}
-
-constexpr int kLayerBlock = 1;  // the block after the embedding
-
-void add(std::vector<double>& sum, const price::CollectiveCost& cost, double times) {
-  for (size_t domain = 0; domain < sum.size(); ++domain) sum[domain] += times * cost.link_s[domain];
-}
-
-// Link seconds of the layer's collectives in a forward and a backward.
-std::vector<double> layer_link_s(const price::Cluster& cluster, const replay::StepTrace& trace) {
-  std::vector<double> sum(cluster.domains.size());
-  for (const plan::ActionKind kind : {plan::ActionKind::forward, plan::ActionKind::backward}) {
-    for (const replay::IslandTrace& region : trace.find(kind, 0, {}).regions) {
-      for (const replay::TraceOperation& one : region.operations) {
-        if (region.block != kLayerBlock || one.group.empty() || one.name == "wait" || one.name == "recv") continue;
-        add(sum, cluster.collective_cost(one.name, trace.groups.at(one.group).ranks, static_cast<double>(one.bytes)),
-            1);
-      }
-    }
-  }
-  return sum;
-}
+using Counts = std::vector<double>;  // layers by form
 
 // Seconds by which transfers of `hidden` link seconds, spread over `passes` seconds, slow down exposed collectives of
 // the layers on the same links.
-double sharing_s(const std::vector<double>& hidden, double passes, const LayerCosts& layer) {
-  const double layer_s = layer.forward_s + layer.backward_s;
+double sharing_s(const std::vector<double>& hidden, double passes, const LayerCosts& layers) {
   double most = 0;
   for (size_t domain = 0; domain < hidden.size(); ++domain)
-    most =
-        std::max(most, std::min(hidden[domain], passes) * std::min(layer.link_s[domain], layer.exposed_s) / layer_s);
+    most = std::max(most, std::min(hidden[domain], passes) * std::min(layers.link_s[domain], layers.exposed_s) /
+                              layers.seconds());
   return most;
 }
 
-constexpr double kGradientBytes = 4;
-
-bool is_half(const config::Config& config) {
-  return config.precision.params_dtype == config::ParamsDtype::bf16 ||
-         config.precision.params_dtype == config::ParamsDtype::fp16;
+double param_bytes(const config::Config& config) { return config.precision.half() ? 2 : 4; }
+double gradient_bytes(const config::Config& config) {
+  return config.precision.main_grads_dtype == config::MainGradsDtype::params ? param_bytes(config) : 4;
 }
-double param_bytes(const config::Config& config) { return is_half(config) ? 2 : 4; }
-double state_bytes(const config::Config& config) { return is_half(config) ? 12 : 8; }
+
+double moment_bytes(config::MomentDtype dtype) {
+  return dtype == config::MomentDtype::fp32 ? 4 : dtype == config::MomentDtype::bf16 ? 2 : 1;
+}
+
+// Main parameters and moments of a parameter.
+double state_bytes(const config::Config& config) {
+  const config::Optim& optim = config.optim;
+  const bool has_main = config.precision.half() && optim.main_params_dtype == config::MainParamsDtype::fp32;
+  double sum = !has_main ? 0 : optim.store_param_remainders ? 2 : 4;
+  for (const config::OptimizerMoment& moment : config::find_optimizer(optim.optimizer)->kept(optim))
+    sum += moment_bytes(optim.*moment.dtype);
+  return sum;
+}
+
+// If only some parameters are trained, the estimate contains no gradients and state.
+bool trains_all(const config::Config& config) { return !config.peft.lora() && config.train.trainable.empty(); }
 
 // Device memory of a parameter, its gradient and its optimizer state.
 double bytes_per_param(const config::Config& config, double shards) {
-  const double state = config.optim.optimizer_cpu_offload ? 0 : state_bytes(config);
   const config::Sharding sharding = config.parallel.sharding();
-  return param_bytes(config) / (sharding.parameters ? shards : 1) +
-         kGradientBytes / (sharding.gradients ? shards : 1) + state / (sharding.any() ? shards : 1);
+  const double value = param_bytes(config) / (sharding.parameters ? shards : 1);
+  if (!trains_all(config)) return value;
+  const double state = config.optim.optimizer_cpu_offload ? 0 : state_bytes(config);
+  return value + gradient_bytes(config) / (sharding.gradients ? shards : 1) + state / (sharding.any() ? shards : 1);
 }
 
 struct Params {
@@ -132,63 +87,60 @@ struct Params {
 
 // ZeRO-2: gradient buckets that are filling and in reduction. ZeRO-3: the parameters of two layers and the
 // gradients of one.
-double transient_bytes(const config::Config& config, const LayerCosts& layer, const Params& stage, int64_t dp) {
+double transient_bytes(const config::Config& config, const Params& layer, const Params& stage, int64_t dp) {
   const config::Sharding sharding = config.parallel.sharding();
-  if (!sharding.gradients) return 0;
-  if (sharding.parameters) return (layer.params + layer.expert_params) * (2 * param_bytes(config) + kGradientBytes);
+  if (!sharding.gradients || !trains_all(config)) return 0;
+  const double gradient = gradient_bytes(config);
+  if (sharding.parameters) return (layer.dense + layer.experts) * (2 * param_bytes(config) + gradient);
   const auto bucket = static_cast<double>(plan::gradient_bucket_size(config.parallel, sharding, dp));
-  return kGradientBytes * (std::min(stage.dense, 2 * bucket) + std::min(stage.experts, 2 * bucket));
-}
-
-// Layers of a stage without embedding and head.
-double slowest_stage_layers(const config::Config& config) {
-  const config::Parallel& parallel = config.parallel;
-  const bool counts = parallel.pp() > 1;
-  const int64_t ends = counts ? (parallel.account_for_embedding_in_pipeline_split ? 1 : 0) +
-                                    (parallel.account_for_loss_in_pipeline_split ? 1 : 0)
-                              : 0;
-  return static_cast<double>(config.model.num_layers + ends) / static_cast<double>(parallel.pp());
+  return gradient * (std::min(stage.dense, 2 * bucket) + std::min(stage.experts, 2 * bucket));
 }
 
 // Microbatches whose activations rank 0 holds at once.
-double live_microbatches(const Layout& layout, int64_t microbatches) {
+double live_microbatches(const Layout& layout, double microbatches) {
   if (layout.pp == 1) return 1;
   const auto pp = static_cast<double>(layout.pp), vpp = static_cast<double>(layout.vpp);
   const bool zb_v = layout.schedule == config::Schedule::zb_v;
   const double most = layout.vpp > 1 && !zb_v ? pp + (pp - 1) / vpp : pp;
   // zb_v: the chunk that ran forward last holds only its border if the rest is recomputed.
   const double empty = zb_v && layout.recompute == config::Recompute::full ? 0.5 : 0;
-  return std::min(static_cast<double>(microbatches), most) - empty;
+  return std::min(microbatches, most) - empty;
+}
+
+// Layers of each form by pipeline rank and chunk.
+struct StageCounts {
+  std::vector<std::vector<Counts>> ranks;  // [pp rank][chunk]
+  size_t last = 0;                         // pp rank with the loss
+};
+
+StageCounts count_layers(const config::Config& config, const LayerForms& forms) {
+  StageCounts out;
+  out.ranks.resize(static_cast<size_t>(config.parallel.pp()));
+  for (const plan::StageLayers& stage : plan::split_stages(config.parallel, config.model.num_layers)) {
+    const auto rank = static_cast<size_t>(stage.pp_rank);
+    Counts& counts = out.ranks[rank].emplace_back(forms.count());
+    for (int64_t layer = stage.first_layer; layer < stage.first_layer + stage.num_layers; ++layer)
+      ++counts[forms.of_layer[static_cast<size_t>(layer)]];
+    if (stage.has_loss) out.last = rank;
+  }
+  return out;
+}
+
+Counts sum_chunks(const std::vector<Counts>& chunks) {
+  Counts sum(chunks[0].size());
+  for (const Counts& chunk : chunks)
+    std::transform(sum.begin(), sum.end(), chunk.begin(), sum.begin(), std::plus<>());
+  return sum;
+}
+
+Counts scale(Counts counts, double factor) {
+  for (double& count : counts) count *= factor;
+  return counts;
 }
 
 }  // namespace
 
-LayerCosts LayoutEstimator::measure(const Layout& layout) const {
-  const LayerRun run = layer_run(request_, layout);
-  const TracedRun traced = trace_run({run.config, run.world, 0, request_.run.vocab_size, 1,
-                                      request_.run.domains.gpu ? at::Device(at::kCUDA, 0) : at::Device(at::kCPU)});
-  const PassTimes all = measure_passes(request_, run, traced),
-                  ends = measure_passes(request_, run, without_layer(traced, kLayerBlock));
-  LayerCosts costs;
-  costs.forward_s = all.forward - ends.forward;
-  costs.backward_s = all.backward - ends.backward;
-  costs.exposed_s = all.exposed - ends.exposed;
-  costs.link_s = layer_link_s(request_.machine.cluster, traced.traces[0]);
-  costs.ends_s = ends.forward + ends.backward;
-  for (const replay::IslandTrace& region : traced.traces[0].find(plan::ActionKind::forward, 0, {}).regions)
-    costs.activations += region.block == kLayerBlock ? static_cast<double>(region.net()) : 0;
-  for (const replay::TraceParam& param : traced.traces[0].params) {
-    const bool expert = param.name.find(".experts.") != std::string::npos;
-    const bool layer = param.name.find("decoder.layers.") != std::string::npos;
-    (expert ? costs.expert_params : layer ? costs.params : costs.ends_params) += static_cast<double>(param.numel());
-  }
-  const config::Config& config = request_.run.config;
-  costs.border = static_cast<double>(layout.micro_batch * config.train.seq_length * config.model.hidden_size) * 2 /
-                 static_cast<double>(layout.cp * layout.tp);
-  return costs;
-}
-
-LayerCosts LayoutEstimator::costs(const Layout& layout) {
+const MicrobatchCosts& LayoutEstimator::costs(const Layout& layout) {
   const Key key{layout.tp, layout.cp, layout.ep, layout.etp, layout.micro_batch, layout.recompute};
   {
     const std::lock_guard lock(mutex_);
@@ -198,14 +150,14 @@ LayerCosts LayoutEstimator::costs(const Layout& layout) {
       return *found->second;
     }
   }
-  std::optional<LayerCosts> measured;
+  std::optional<MicrobatchCosts> measured;
   try {
-    measured = measure(layout);
+    measured = measure_layers(request_, forms_, layout);
   } catch (const base::Error&) {}  // the rules refuse it: recorded as nullopt
   const std::lock_guard lock(mutex_);
-  known_[key] = measured;
-  MPX_CHECK(measured, "cost", "a layer of this layout is refused");
-  return *measured;
+  const auto& known = known_.try_emplace(key, std::move(measured)).first->second;
+  MPX_CHECK(known, "cost", "a layer of this layout is refused");
+  return *known;
 }
 
 price::CollectiveCost LayoutEstimator::byte_cost(const std::string& operation, int64_t count, int64_t stride) {
@@ -218,80 +170,110 @@ price::CollectiveCost LayoutEstimator::byte_cost(const std::string& operation, i
   return known->second;
 }
 
-LayoutEstimate LayoutEstimator::estimate(const Layout& layout) {
-  const LayerCosts layer = costs(layout);
-  const config::Config config = layout.apply(request_.run.config);
+LayoutEstimator::Run LayoutEstimator::describe(const Layout& layout) {
+  Run run{.layout = layout, .config = layout.apply(request_.run.config), .costs = costs(layout)};
   const int64_t world = request_.run.world_size, dp = layout.dp(world);
-  const auto microbatches = static_cast<double>(config.train.global_batch_size / (dp * layout.micro_batch));
-  const auto pp = static_cast<double>(layout.pp), vpp = static_cast<double>(layout.vpp);
-  const double layers = static_cast<double>(config.model.num_layers) / pp;
-  const double layer_s = layer.forward_s + layer.backward_s, middle = layers * layer_s;
-  const double slowest = slowest_stage_layers(config) * layer_s;
-  const double last =
-      (slowest_stage_layers(config) - (layout.pp > 1 && config.parallel.account_for_loss_in_pipeline_split ? 1 : 0)) *
-          layer_s +
-      layer.ends_s;
-  const bool splits = config::splits_backward(layout.schedule);
-  // The slowest stage works without pause; the first and last microbatches pass the other stages.
-  const double bubble = (pp - 1) * middle / (splits ? 3 : vpp);
-  const price::Cluster& cluster = request_.machine.cluster;
-  double p2p = 0;
-  if (layout.pp > 1) {
-    const int64_t stride = world / layout.pp;
-    p2p = 2 * (pp - 1) * cluster.between(0, stride).seconds(layer.border);
+  run.pp = static_cast<double>(layout.pp), run.vpp = static_cast<double>(layout.vpp);
+  run.microbatches = static_cast<double>(run.config.train.global_batch_size / (dp * layout.micro_batch));
+  run.shards = static_cast<double>(dp * layout.cp);
+  run.expert_shards = static_cast<double>(world / layout.pp / (layout.ep * layout.etp));
+  const StageCounts stages = count_layers(run.config, forms_);
+  Counts all(forms_.count());
+  for (const size_t form : forms_.of_layer) ++all[form];
+  run.mean = sum_layers(run.costs, scale(all, 1 / run.pp));
+  for (size_t rank = 0; rank < stages.ranks.size(); ++rank) {
+    const double seconds = sum_layers(run.costs, sum_chunks(stages.ranks[rank])).seconds();
+    run.slowest_s = std::max(run.slowest_s, seconds);
+    if (rank == stages.last) run.last_s = seconds + run.costs.ends_s;
   }
-  // Gradients and parameters: what the backward of the last microbatch does not hide.
-  const double shards = static_cast<double>(dp * layout.cp);
-  const double expert_shards = static_cast<double>(world / layout.pp / (layout.ep * layout.etp));
-  const double params = layers * layer.params + layer.ends_params / (pp > 1 ? 2 : 1);
-  const double expert_params = layers * layer.expert_params;
-  const bool sharded = layout.sharding != config::ShardingStrategy::no_shard;
-  const auto collective = [&](const char* operation, double bytes_each) {
-    price::CollectiveCost sum{.link_s = std::vector<double>(cluster.domains.size())};
-    const auto add_group = [&](int64_t count, int64_t stride, double elements) {
-      const price::CollectiveCost cost = byte_cost(operation, count, stride);
-      add(sum.link_s, cost, bytes_each * elements);
-      sum.latency_s = std::max(sum.latency_s, cost.latency_s);
-    };
-    add_group(dp * layout.cp, layout.tp, params);
-    if (expert_params > 0) add_group(static_cast<int64_t>(expert_shards), layout.ep * layout.etp, expert_params);
-    return sum;  // both use the links of the rank
+  const auto activations = [&](const Counts& counts) { return sum_layers(run.costs, counts).activations; };
+  const std::vector<Counts>& first = stages.ranks[0];
+  run.first_counts = sum_chunks(first);
+  run.smallest_chunk = *std::min_element(first.begin(), first.end(), [&](const Counts& one, const Counts& other) {
+    return activations(one) < activations(other);
+  });
+  return run;
+}
+
+// The slowest stage works without pause; the first and last microbatches pass the other stages.
+double LayoutEstimator::pipeline_s(const Run& run) const {
+  const double bubble = (run.pp - 1) * run.mean.seconds() / (run.splits_backward() ? 3 : run.vpp);
+  const int64_t stride = request_.run.world_size / run.layout.pp;
+  const double messages =
+      run.pp > 1 ? 2 * (run.pp - 1) * request_.machine.cluster.between(0, stride).seconds(run.costs.border) : 0;
+  return run.microbatches * std::max(run.slowest_s, run.last_s) + bubble + messages;
+}
+
+// A collective over all gradients or parameters of a rank. Dense and expert parameters use the same links.
+price::CollectiveCost LayoutEstimator::traffic(const Run& run, const char* operation, double bytes_each) {
+  price::CollectiveCost sum{.link_s = std::vector<double>(request_.machine.cluster.domains.size())};
+  const auto add_group = [&](double count, int64_t stride, double elements) {
+    const price::CollectiveCost cost = byte_cost(operation, static_cast<int64_t>(count), stride);
+    add_links(sum.link_s, cost.link_s, bytes_each * elements);
+    sum.latency_s = std::max(sum.latency_s, cost.latency_s);
   };
-  const price::CollectiveCost reduction = collective(sharded ? "reduce_scatter" : "all_reduce", 4),
-                              gathering = collective("all_gather", sharded ? 2 : 0);
-  const double reduce = reduction.seconds(), gather = sharded ? gathering.seconds() : 0;
+  const Layout& layout = run.layout;
+  add_group(run.shards, layout.tp, run.params(run.mean));
+  if (run.mean.expert_params > 0) add_group(run.expert_shards, layout.ep * layout.etp, run.mean.expert_params);
+  return sum;
+}
+
+// The part of gradient reductions and parameter gathers that passes do not hide.
+double LayoutEstimator::exposed_traffic_s(const Run& run) {
+  using config::ShardingStrategy;
+  const price::CollectiveCost reduction = traffic(run, run.sharded() ? "reduce_scatter" : "all_reduce",
+                                                  gradient_bytes(run.config)),
+                              gathering = traffic(run, "all_gather", run.sharded() ? param_bytes(run.config) : 0);
+  const double reduce = reduction.seconds(), gather = run.sharded() ? gathering.seconds() : 0;
+  const double forward = run.mean.forward_s, backward = run.mean.backward_s, both = run.mean.seconds();
   // The chunks of a rank end one after another: pp microbatches of each pass between them.
-  const double passes = layers * ((vpp - 1) * pp + 1) / vpp;
-  double exposed = std::max(0.1 * reduce / vpp, reduce - passes * layer.backward_s) +
-                   std::max(0.0, gather - passes * layer.forward_s);
-  std::vector<double> hidden(cluster.domains.size());
-  add(hidden, reduction, 1);
-  const double backward = layers * layer.backward_s;
-  if (layout.sharding == config::ShardingStrategy::optim_grads)
-    exposed += (microbatches - 1) * (std::max(0.0, reduce - backward) + sharing_s(hidden, backward, layer));
-  add(hidden, gathering, 2);
-  if (layout.sharding == config::ShardingStrategy::optim_grads_params)
-    exposed += microbatches * (std::max(0.0, 2 * gather + reduce - middle) + sharing_s(hidden, middle, layer));
-  const double updated = params / (sharded ? shards : 1) + expert_params / (sharded ? expert_shards : 1);
-  const double update =
-      request_.machine.memory_bytes_per_s > 0 ? updated * 30 / (0.8 * request_.machine.memory_bytes_per_s) : 0;
-  LayoutEstimate out;
-  const HostSeconds host =
-      host_seconds(request_.machine, layout.offloads_activations ? microbatches * layers * layer.activations : 0,
-                   layout.offloads_optimizer ? updated * state_bytes(config) : 0,
-                   microbatches * layers * layer.forward_s, microbatches * layers * layer.backward_s);
-  out.seconds =
-      microbatches * std::max(slowest, last) + bubble + p2p + exposed + update + host.activations + host.optimizer;
-  const double live = live_microbatches(layout, static_cast<int64_t>(microbatches));
-  // With a split backward, the inputs of a layer wait for the gradients of its weights, also with recomputation
-  // or offload.
-  Layout stores = layout;
+  const double passes = ((run.vpp - 1) * run.pp + 1) / run.vpp;
+  double exposed =
+      std::max(0.1 * reduce / run.vpp, reduce - passes * backward) + std::max(0.0, gather - passes * forward);
+  std::vector<double> hidden(reduction.link_s.size());
+  add_links(hidden, reduction.link_s, 1);
+  if (run.layout.sharding == ShardingStrategy::optim_grads)
+    exposed += (run.microbatches - 1) * (std::max(0.0, reduce - backward) + sharing_s(hidden, backward, run.mean));
+  add_links(hidden, gathering.link_s, 2);
+  if (run.layout.sharding == ShardingStrategy::optim_grads_params)
+    exposed += run.microbatches * (std::max(0.0, 2 * gather + reduce - both) + sharing_s(hidden, both, run.mean));
+  return exposed;
+}
+
+double LayoutEstimator::update_s(const Run& run) const {
+  const double rate = request_.machine.memory_bytes_per_s;
+  const double update = rate > 0 ? run.updated() * 30 / (0.8 * rate) : 0;
+  const double activations = run.layout.offloads_activations ? run.microbatches * run.mean.activations : 0,
+               state = run.layout.offloads_optimizer ? run.updated() * state_bytes(run.config) : 0;
+  const HostSeconds host = host_seconds(request_.machine, activations, state, run.microbatches * run.mean.forward_s,
+                                        run.microbatches * run.mean.backward_s);
+  return update + host.activations + host.optimizer;
+}
+
+// Memory of the first rank.
+double LayoutEstimator::bytes(const Run& run) {
+  // With a split backward, the inputs of a layer wait for the gradients of its weights, also with recomputation or
+  // offload.
+  const bool splits = run.splits_backward();
+  Layout stores = run.layout;
   if (splits) stores.recompute = config::Recompute::none;
-  const double stored = costs(stores).activations;
-  out.bytes = params * bytes_per_param(config, shards) + expert_params * bytes_per_param(config, expert_shards) +
-              transient_bytes(config, layer, {params, expert_params}, dp) +
-              (layout.offloads_activations && !splits ? 0 : live * layers * stored);
-  return out;
+  const LayerCosts first = sum_layers(run.costs, run.first_counts);
+  // The chunks hold different numbers of microbatches.
+  const double stored = run.layout.offloads_activations && !splits
+                            ? 0
+                            : run.vpp * sum_layers(costs(stores), run.smallest_chunk).activations;
+  const double count = std::max(1.0, std::accumulate(run.first_counts.begin(), run.first_counts.end(), 0.0));
+  const Params stage{run.params(first), first.expert_params},
+      layer{first.params / count, first.expert_params / count};
+  return stage.dense * bytes_per_param(run.config, run.shards) +
+         stage.experts * bytes_per_param(run.config, run.expert_shards) +
+         transient_bytes(run.config, layer, stage, run.layout.dp(request_.run.world_size)) +
+         live_microbatches(run.layout, run.microbatches) * stored;
+}
+
+LayoutEstimate LayoutEstimator::estimate(const Layout& layout) {
+  const Run run = describe(layout);
+  return {pipeline_s(run) + exposed_traffic_s(run) + update_s(run), bytes(run)};
 }
 
 }  // namespace metroplex::forecast

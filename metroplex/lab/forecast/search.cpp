@@ -138,7 +138,7 @@ class Searcher {
       for (const size_t i : *order[static_cast<size_t>(number)]) {
         try {
           estimates[i] = estimator_.estimate(layouts[i]);
-        } catch (const base::Error&) { return; }  // refused: all layouts of the group share the layer
+        } catch (const base::Error&) {}  // refused
       }
     });
     for (size_t i = 0; i < layouts.size(); ++i) {
@@ -261,10 +261,6 @@ class Searcher {
 }  // namespace
 
 LayoutSearch search_layouts(const PlanRequest& request, const SearchLimits& limits) {
-  MPX_CHECK(request.run.config.model.hybrid_layer_pattern.empty(), "cost",
-            "model.hybrid_layer_pattern = ", request.run.config.model.hybrid_layer_pattern,
-            ": layouts are compared by the time of one layer, but these layers differ; set the layout and plan it "
-            "without --search");
   return Searcher(request, limits).run();
 }
 

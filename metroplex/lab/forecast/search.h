@@ -1,5 +1,6 @@
 // Searches the layouts of a run: parallel sizes, schedule, sharding, recomputation and microbatch size.
-//  1. Every combination that the rules allow gets an estimate of memory and time, from the trace of one layer.
+//  1. Every combination that the rules allow gets an estimate of memory and time, from the trace of one layer of each
+//     form (layer_forms.h).
 //  2. In the order of the estimated time, memory is predicted exactly and the step is simulated. The search ends when
 //     ten fit and the next estimate, less its error margin, exceeds the best time. Tests compare the best of small
 //     clusters with exhaustive search; larger searches are not proven. Combinations that need too much memory are
