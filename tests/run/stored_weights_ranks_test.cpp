@@ -222,9 +222,8 @@ TEST(StoredWeights, GraphsEqualStepsWithoutThem) {
   }
 }
 
-// With 0.75 = 6 x 256 x 2^-11 on rank 0, the smallest scale of a block is 2^-6 x 2^-11, so that 2^-19 becomes 0 on
-// rank
-// 1. A scale from the shard alone would not lose it.
+// With 0.75 = 6 x 256 x 2^-11 on rank 0, the smallest scale of a block is 2^-6 x 2^-11, so that 2^-19 becomes 0
+// on rank 1. A scale from the shard alone would not lose it.
 TEST(StoredWeights, ShardsHaveTheScaleOfTheirMatrix) {
   const config::Config config =
       for_ranks(with(kExperts, kNvfp4, layout(2, 1, {kSequence, "parallel.expert_tensor_parallel_size=2"})), 2);
