@@ -159,7 +159,7 @@ TEST(StepGraphs, ThePoolHoldsWhatIsPredicted) {
           EXPECT_GE(pool.reserved, pool.peak);
         });
   }
-  EXPECT_EQ(compared, 85);
+  EXPECT_EQ(compared, 87);
 }
 
 TEST(StepGraphs, AnotherNumberOrFormOfMicrobatchesIsCapturedAgain) {
