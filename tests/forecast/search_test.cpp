@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <numeric>
 #include <random>
 
 #include "base/error.h"
@@ -13,6 +14,7 @@
 #include "config/validate.h"
 #include "forecast/expert_load.h"
 #include "forecast/layout_estimate.h"
+#include "forecast/memory_ratios.h"
 #include "forecast/stage_traces.h"
 #include "support/error_of.h"
 #include "support/notes.h"
@@ -95,22 +97,10 @@ TEST(LayoutEstimate, BytesAreCloseToExactMemory) {
   config::Config config = small_model(8, 4, 16, 4096);
   config.model.hidden_size = 2048, config.model.ffn_hidden_size = 8192;
   const PlanRequest one = request(config, 8, "h100");
-  forecast::LayoutEstimator estimator(one);
-  const std::vector<forecast::Layout> layouts = forecast::list_layouts(one);
-  double sum = 0;
-  int count = 0;
-  for (size_t i = 0; i < layouts.size(); i += 29) {
-    forecast::FitRequest run = one.run;
-    run.config = layouts[i].apply(one.run.config);
-    if (!config::violations(run.config, 8).empty()) continue;
-    run.config = config::resolved(run.config, 8);
-    const auto need = static_cast<double>(forecast::fit(run, forecast::make_stage_predictor()).need);
-    const double ratio = estimator.estimate(layouts[i]).bytes / need;
-    EXPECT_LE(ratio, forecast::SearchLimits().memory_margin) << layouts[i].to_string(8);
-    sum += ratio, ++count;
-  }
-  EXPECT_GT(count, 60);
-  EXPECT_GT(sum / count, 0.85);  // 0.90 of 136 layouts when written
+  const std::vector<double> ratios = memory_ratios(one, 29);
+  ASSERT_GT(ratios.size(), 60u);
+  const double sum = std::accumulate(ratios.begin(), ratios.end(), 0.0);
+  EXPECT_GT(sum / static_cast<double>(ratios.size()), 0.85);  // 0.90 of 136 layouts when written
 }
 
 // The search tries offload only for layouts that memory refuses.

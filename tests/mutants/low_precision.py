@@ -42,7 +42,7 @@ MUTANTS = [
     ("rows_rotated_over_groups", "kernels/round_blocks_cpu.cpp", "if (block.end - block.begin < kHadamardRows) {", "if (block.end - block.begin < 8) {", "kernels_test RotateRows*"),
     ("nvfp4_weights_in_rows", "nn/operand_rounding.cpp", "fp4 ? precision_.fp4_square_weights :", "fp4 ? false :", "nn_test OperandRounding.BlocksRun*", "expr"),
     ("weight_gradients_are_rounded", "nn/operand_rounding.h", "return rounds() && precision_.fp8_wgrad;", "return rounds();", "nn_test OperandRounding.WeightGradients*", "stmt"),
-    ("last_pattern_counts", "config/precision.cpp", "    if (named && matches_module(entry->pattern, module)) return *named;\n", "    if (named && matches_module(entry->pattern, module)) return recipe();\n", "config_test LowPrecision*", "stmt"),
+    ("last_pattern_counts", "config/precision.cpp", "    if (matches_module(entry.pattern, module)) return entry.recipe;\n", "    if (matches_module(entry.pattern, module)) return recipe();\n", "config_test LowPrecision*", "stmt"),
     ("patterns_select_nothing", "step/freezing.cpp", "  check_recipe_patterns(process.config.precision, names);\n", "", "app_low_precision_test", "stmt"),
     ("output_layer_is_not_rounded", "nn/linear.cpp", "if (!context.precision.fp8_output_proj) return {};", "return {};", "run_test LowPrecision.OutputLayer*"),
     ("codes_of_subnormals_are_normal", "kernels/small_codes.h", "else if (magnitude < least) code", "else if (magnitude < least && largest < 9) code", "kernels_test EncodeValues*"),

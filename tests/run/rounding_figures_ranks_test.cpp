@@ -7,6 +7,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "run/low_precision_models.h"
 #include "run/run_layouts.h"
 #include "run/support.h"
 #include "run/traced_runs.h"
@@ -16,25 +17,6 @@ namespace {
 
 using kernels::RoundingFigures;
 using Layers = std::vector<step::LayerRounding>;
-
-// Rows of every rank are whole blocks, as in low_precision_ranks_test.cpp.
-const std::string kTrain =
-    "train: {seq_length: 64, micro_batch_size: 2, global_batch_size: 8, calculate_per_token_loss: true}\n"
-    "optim: {lr: 1.0e-3, clip_grad: 0.5}\n";
-const std::string kDense =
-    "model: {family: gpt, num_layers: 4, hidden_size: 128, num_attention_heads: 8, num_query_groups: 4,"
-    " ffn_hidden_size: 128, vocab_size: 50, make_vocab_size_divisible_by: 8, init_method_std: 0.1}\n" +
-    kTrain;
-const std::string kWide =
-    "model: {family: llama, num_layers: 2, hidden_size: 256, num_attention_heads: 4, num_query_groups: 2,"
-    " ffn_hidden_size: 256, vocab_size: 50, make_vocab_size_divisible_by: 8, init_method_std: 0.1}\n" +
-    kTrain;
-const std::string kExperts =
-    "model: {family: gpt, num_layers: 2, hidden_size: 64, num_attention_heads: 4, ffn_hidden_size: 64,"
-    " vocab_size: 50, make_vocab_size_divisible_by: 8, add_bias_linear: false, num_moe_experts: 4,"
-    " moe_router_topk: 2, moe_router_load_balancing_type: none,"
-    " moe_shared_expert_intermediate_size: 64, init_method_std: 0.1}\n" +
-    kTrain;
 
 config::Config make_config(const std::string& yaml, const std::string& recipe, std::vector<std::string> keys,
                            int64_t ranks) {

@@ -36,12 +36,29 @@ Recipe Precision::recipe() const {
   return fp8_format == Fp8Format::none ? Recipe::none : value_of<Recipe>(fp8_recipe.text()).value();
 }
 
-Recipe Precision::find_recipe(const std::string& module) const {
-  for (const std::string& text : recipe_pattern) {
+namespace {
+
+struct RecipeEntry {
+  std::string pattern;
+  Recipe recipe;
+};
+
+// The valid entries of recipe_pattern; rules_low_precision.cpp refuses the others.
+std::vector<RecipeEntry> read_entries(const std::vector<std::string>& texts) {
+  std::vector<RecipeEntry> entries;
+  for (const std::string& text : texts) {
     const auto entry = read_module_entry(text);
-    const auto named = entry ? value_of<Recipe>(entry->value) : std::nullopt;
-    if (named && matches_module(entry->pattern, module)) return *named;
+    const auto recipe = entry ? value_of<Recipe>(entry->value) : std::nullopt;
+    if (recipe) entries.push_back({entry->pattern, *recipe});
   }
+  return entries;
+}
+
+}  // namespace
+
+Recipe Precision::find_recipe(const std::string& module) const {
+  for (const RecipeEntry& entry : read_entries(recipe_pattern))
+    if (matches_module(entry.pattern, module)) return entry.recipe;
   return recipe();
 }
 
@@ -51,17 +68,13 @@ std::vector<Recipe> Precision::recipes() const {
     if (recipe != Recipe::none && std::find(all.begin(), all.end(), recipe) == all.end()) all.push_back(recipe);
   };
   add(recipe());
-  for (const std::string& text : recipe_pattern) {
-    const auto entry = read_module_entry(text);
-    const auto named = entry ? value_of<Recipe>(entry->value) : std::nullopt;
-    if (named) add(*named);
-  }
+  for (const RecipeEntry& entry : read_entries(recipe_pattern)) add(entry.recipe);
   return all;
 }
 
-bool Precision::delays_scales() const {
+bool Precision::has_recipe(Recipe recipe) const {
   const std::vector<Recipe> all = recipes();
-  return std::find(all.begin(), all.end(), Recipe::delayed) != all.end();
+  return std::find(all.begin(), all.end(), recipe) != all.end();
 }
 
 bool Precision::has_tensor_factors() const {

@@ -86,7 +86,8 @@ struct Precision {
   // All recipes other than none that layers of the model may have.
   std::vector<Recipe> recipes() const;
   bool rounds_operands() const { return !recipes().empty(); }
-  bool delays_scales() const;
+  bool has_recipe(Recipe recipe) const;
+  bool delays_scales() const { return has_recipe(Recipe::delayed); }
   bool has_tensor_factors() const;
   // The recipe of the layer <module>: decoder.layers.0.mlp.linear_fc1.
   Recipe find_recipe(const std::string& module) const;

@@ -27,10 +27,8 @@ bool belongs_to(std::string_view name, std::initializer_list<std::string_view> n
 void check_needs(Rules& rules) {
   const Precision& precision = rules.config.precision;
   const bool fp8 = precision.fp8_format != Fp8Format::none, fp4 = precision.fp4_format != Fp4Format::none;
-  const std::vector<Recipe> recipes = precision.recipes();
-  const bool has_fp4 = std::find(recipes.begin(), recipes.end(), Recipe::nvfp4) != recipes.end();
   if (!fp8) refuse_without(rules, kFp8, [](std::string_view name) { return name == "fp8_recipe"; });
-  if (!has_fp4) {
+  if (!precision.has_recipe(Recipe::nvfp4)) {
     refuse_without(rules, kFp4, [](std::string_view name) {
       return belongs_to(name, {"fp4_hadamard", "fp4_stochastic_rounding", "fp4_square_weights"});
     });
