@@ -60,6 +60,13 @@ TEST(LowPrecision, Nvfp4EqualsOneRank) {
   expect_equal(kDense, "nvfp4", {{{kTp2, kSp}, 2}},
                {"precision.fp4_square_weights=false", "precision.fp4_hadamard=false"});
 }
+// Latent attention has layers on every rank, which process that rank's tokens only.
+TEST(LowPrecision, Nvfp4OfReplicatedLayersEqualsOneRank) {
+  expect_equal(kDense, "nvfp4", {{{kTp2, kSp}, 2}, {{kTp2, kSp, kCp2}, 4}},
+               {"model.multi_latent_attention=true", "model.q_lora_rank=32", "model.kv_lora_rank=32",
+                "model.qk_head_dim=16", "model.qk_pos_emb_head_dim=16", "model.v_head_dim=16",
+                "model.num_query_groups=8", "model.position_embedding_type=rope", "model.add_bias_linear=false"});
+}
 TEST(LowPrecision, RecipesByNameEqualOneRank) {
   expect_equal(kDense, "tensorwise", {{{kTp2, kSp, kPp2}, 4}},
                {"precision.recipe_pattern=[linear_qkv=mxfp8,layers.1.mlp.linear_fc2=nvfp4,linear_proj=none]",
@@ -107,6 +114,21 @@ TEST(LowPrecision, FrozenLayersUpdateTheirScales) {
     test::step_at(*assembly, 0);
     for (const nn::Buffer* buffer : assembly->model.buffers)
       EXPECT_GT(buffer->data.select(0, 0).select(0, 0).item<double>(), 0) << buffer->name;
+  });
+}
+
+TEST(LowPrecision, OutputLayerIsRounded) {
+  const config::Config config =
+      for_ranks(config::parse(kDense, {"precision.fp8_format=hybrid", "precision.fp8_output_proj=true",
+                                       "precision.recipe_pattern=[output_layer=delayed,.*=tensorwise]"}),
+                1);
+  comm::run_threads(1, topology::RankGrid(1, config.parallel), {}, [&](const comm::World& world) {
+    const auto assembly = step::assemble(config, world, kVocab);
+    ASSERT_EQ(assembly->model.buffers.size(), 1u);
+    test::step_at(*assembly, 0);
+    const nn::Buffer& history = *assembly->model.buffers[0];
+    EXPECT_EQ(history.name, "output_layer.operand_magnitudes");
+    EXPECT_TRUE(history.data.select(0, 0).gt(0).all().item<bool>());  // input, weight and gradient
   });
 }
 
