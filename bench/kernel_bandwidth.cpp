@@ -79,14 +79,12 @@ void layers(Bench& bench, int64_t rows, int64_t width) {
         norm);
   });
   bench.line("norm_backward", sum_bytes({&x, &out, &dx}), [&] {
-    const NormBackward<Bf16, Bf16> of{raw<Bf16>(out), raw<Bf16>(x),  raw<Bf16>(weight),   nullptr, raw<float>(rstd),
-                                      nullptr,        raw<Bf16>(dx), raw<float>(dweight), nullptr};
-    device::launch(
-        bench.target, {"norm_backward", {}, {}},
-        [](const NormBackward<Bf16, Bf16>& operands, float*, const NormShape& shape) {
-          norm_backward(operands, shape);
-        },
-        norm_backward_cuda<Bf16, Bf16>, of, raw<float>(lines), norm);
+    const NormBackward<Bf16, Bf16> of{raw<Bf16>(out),   raw<Bf16>(x), raw<Bf16>(weight), nullptr,
+                                      raw<float>(rstd), nullptr,      raw<Bf16>(dx),     raw<float>(lines)};
+    device::launch(bench.target, {"norm_backward", {}, {}}, norm_backward<Bf16, Bf16>, norm_backward_cuda<Bf16, Bf16>,
+                   of, norm);
+    device::launch(bench.target, {"sum_lines", {}, {}}, sum_lines<float>, sum_lines_cuda<float>,
+                   LineSums<float>{raw<float>(lines), norm_lines(norm), 2 * width, width, raw<float>(dweight)});
   });
   const at::Tensor sums = at::zeros({rows, width}, rstd.options());
   bench.line("add_elements", sum_bytes({&x, &sums, &sums}), [&] {

@@ -29,7 +29,7 @@ sys.path.insert(0, str(ROOT / "scripts"))
 import mutant_switch  # noqa: E402
 
 TABLES = ("table", "drawn", "price", "megatron_files", "linear_attention", "chunks", "adapters", "latent_experts", "head",
-          "low_precision", "stored_weights")
+          "low_precision", "stored_weights", "fused_kernels")
 GROUND = {"bench", "base", "config", "megatron", "files", "text", "topology", "plan", "data", "checkpoint", "replay", "draw", "page", "price", "pickle", "mcore"}
 
 

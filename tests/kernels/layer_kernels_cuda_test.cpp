@@ -11,6 +11,7 @@
 #include "kernels/activation.h"
 #include "kernels/column_sums.h"
 #include "kernels/cross_entropy.h"
+#include "kernels/heads.h"
 #include "kernels/rope.h"
 #include "support/gpu.h"
 
@@ -30,10 +31,21 @@ void check_activation(const ActivationShape& shape) {
   expect_twins<T>(gout, out, "activation");
   expect_twins<T>(gx, x, "x + bias of the activation");
   const bool again = kIsHalf<T>;
-  activation_backward<T>(data<T>(dy), data<T>(x), again ? data<T>(bias) : nullptr, data<T>(dx), shape);
-  activation_backward_cuda<T>(data<T>(gdy), data<T>(gx), again ? data<T>(gbias) : nullptr, data<T>(gdx), shape,
-                              device::current_stream());
+  const ColumnSumsShape columns{shape.rows, shape.width, shape.width};
+  const at::Tensor line = at::zeros({1, shape.width}, at::TensorOptions().dtype(kType<Wide<T>>)),
+                   lines = on_gpu(at::zeros({column_lines<T>(columns), shape.width}, line.options()));
+  const auto of_units = [&](const at::Tensor& x) { return shape.gated ? nullptr : data<Wide<T>>(x); };
+  activation_backward<T>(data<T>(dy), data<T>(x), again ? data<T>(bias) : nullptr, data<T>(dx), of_units(line),
+                         shape);
+  activation_backward_cuda<T>(data<T>(gdy), data<T>(gx), again ? data<T>(gbias) : nullptr, data<T>(gdx),
+                              of_units(lines), shape, device::current_stream());
   expect_twins<T>(gdx, dx, "gradient of the activation");
+  // A half gradient may round to its neighbor, relative 2^-7 or less, in every row.
+  if (!shape.gated) {
+    const at::Tensor sizes = gdx.cpu().to(at::kDouble).abs().sum(0);
+    const at::Tensor error = (lines.cpu().sum(0) - line[0]).to(at::kDouble).abs() - sizes * (again ? 0x1p-7 : 0);
+    EXPECT_LE(error.max().item<double>(), 4e-6 * std::max(1.0, sizes.max().item<double>())) << "sums of the gradient";
+  }
 }
 
 // Integers, whose sums are exact in any order.
@@ -59,6 +71,41 @@ void check_add_elements(int64_t n, int64_t shift, bool adds) {
   add_elements<T>(data<float>(out), data<T>(x), n, adds);
   add_elements_cuda<T>(data<float>(gout), data<T>(gx), n, adds, device::current_stream());
   EXPECT_TRUE(at::equal(gout.to(at::kCPU), out));
+}
+
+// Queries, keys and values of heads of `dim`; queries and keys are rotated.
+template <class T>
+void check_heads(int64_t dim) {
+  constexpr int64_t kRows = 5, kGroups = 3, kQueries = 4;
+  const HeadsShape shape{kRows, 2, kGroups, dim, dim / 2 / 2 * 2};
+  const at::Tensor fused = values<T>({kRows, 2, kGroups, (kQueries + 2) * dim}, 0.7),
+                   cos = values<Wide<T>>({kRows, shape.rotary / 2}, 0.2),
+                   sin = values<Wide<T>>({kRows, shape.rotary / 2}, 0.9);
+  const auto make = [&] {
+    std::vector<at::Tensor> parts;
+    for (const int64_t heads : {kQueries, int64_t{1}, int64_t{1}})
+      parts.push_back(at::zeros({kRows, 2, kGroups * heads, dim}, fused.options()));
+    return parts;
+  };
+  const auto regions = [&](const std::vector<at::Tensor>& parts, const at::Tensor& cosines, const at::Tensor& sines) {
+    HeadRegions<T> all;
+    for (size_t which = 0; which < parts.size(); ++which) {
+      const at::Tensor& x = parts[which];
+      all.regions[which] = {data<T>(x), x.size(2) / kGroups, x.stride(0), x.stride(1), x.stride(2)};
+      if (which < 2) all.regions[which].cos = data<Wide<T>>(cosines), all.regions[which].sin = data<Wide<T>>(sines);
+    }
+    return all;
+  };
+  const std::vector<at::Tensor> parts = make();
+  std::vector<at::Tensor> on_device = make();
+  for (at::Tensor& part : on_device) part = on_gpu(part);
+  const at::Tensor gfused = on_gpu(fused), gcos = on_gpu(cos), gsin = on_gpu(sin);
+  split_heads<T>(data<T>(fused), regions(parts, cos, sin), shape);
+  split_heads_cuda<T>(data<T>(gfused), regions(on_device, gcos, gsin), shape, device::current_stream());
+  for (size_t which = 0; which < parts.size(); ++which) expect_twins<T>(on_device[which], parts[which], "heads");
+  join_heads<T>(data<T>(fused), regions(parts, cos, sin), shape);
+  join_heads_cuda<T>(data<T>(gfused), regions(on_device, gcos, gsin), shape, device::current_stream());
+  expect_twins<T>(gfused, fused, "joined heads");
 }
 
 template <class T>
@@ -127,6 +174,7 @@ void check_all() {
     }
   }
   check_rope<T>();
+  for (const int64_t dim : {64, 7}) check_heads<T>(dim);
   check_cross_entropy<T>({5, 41, 37});
   check_cross_entropy<T>({9, 3000, 3000});
 }

@@ -189,6 +189,33 @@ TEST(ExpertsOnHost, RowsAreSortedAndSummedToTheBitsOfTheCpu) {
   }
 }
 
+// A warp searches the groups 32 at a time. Many are empty, one count is negative, and the last rows are cut off.
+TEST(ExpertsOnHost, FindsGroupsOfManyExperts) {
+  constexpr int64_t kExperts = 70;
+  std::vector<int64_t> row_counts;
+  for (int64_t expert = 0; expert < kExperts; ++expert)
+    row_counts.push_back(expert % 5 == 0 || (expert > 20 && expert < 60) ? 0 : expert % 3);
+  row_counts[7] = -4;
+  const int64_t all = std::accumulate(row_counts.begin(), row_counts.end(), int64_t{4}), rows = all - 3;
+  const ExpertShape shape{kExperts, rows, 3};
+  const std::vector<float> y = make_values<float>(rows * 3, 0.7), bias = make_values<float>(kExperts * 3, 0.2);
+  std::vector<float> out = y;
+  std::vector<int32_t> ends(kExperts);
+  expert_bias<float>(out.data(), bias.data(), nullptr, row_counts.data(), shape);
+  group_ends(row_counts.data(), kExperts, rows, ends.data());
+  const auto got = run_all_orders([&] {
+    const DeviceArray<float> gy(y, Use::both, "y"), gbias(bias, Use::in, "bias");
+    const DeviceArray<int64_t> counts(row_counts, Use::in, "counts");
+    const DeviceArray<int32_t> gends(ends, Use::out, "ends");
+    expert_bias_cuda<float>(gy.data(), gbias.data(), nullptr, counts.data(), shape, nullptr);
+    group_ends_cuda(counts.data(), kExperts, rows, gends.data(), nullptr);
+    return std::tuple{gy.values(), gends.values()};
+  });
+  EXPECT_TRUE(same_bits(std::get<0>(got), out));
+  EXPECT_TRUE(same_bits(std::get<1>(got), ends));
+  EXPECT_EQ(ends.back(), rows);
+}
+
 // The operands of one grouped matmul. The last `slots` weights or gradients are separate allocations, and these
 // gradients are overwritten; the others are added to if `adds`. One group has no rows.
 template <class T, class C>

@@ -71,7 +71,7 @@ TEST(FarOnHost, ElementsOfLargeArraysAreReached) {
   activation_forward_cuda<Bf16>(x.data(), nullptr, out.data(), {rows, width, Activation::squared_relu, false},
                                 nullptr);
   EXPECT_EQ(load(out.data()[last]), 9.0F);
-  activation_backward_cuda<Bf16>(x.data(), x.data(), nullptr, out.data(),
+  activation_backward_cuda<Bf16>(x.data(), x.data(), nullptr, out.data(), nullptr,
                                  {rows, width, Activation::squared_relu, false}, nullptr);
   EXPECT_EQ(load(out.data()[last]), 18.0F);
   set_order({});
@@ -205,13 +205,14 @@ TEST(FarOnHost, NormsBehindDropoutAndTheirGradientsReachLargeArrays) {
   dy.data()[last - 1] = dy.data()[last] = store<Bf16>(1.0F);
   // The last line, and the thread block that sums the last columns of all lines.
   set_order({0, {static_cast<uint64_t>(norm_lines(norm_shape) - 1), static_cast<uint64_t>(width / 8 - 1)}});
-  const NormBackward<Bf16, Bf16> backward{dy.data(), x.data(),  weight.data(),  nullptr, rstd.data(),
-                                          nullptr,   dx.data(), dweight.data(), nullptr};
-  norm_backward_cuda<Bf16, Bf16>(backward, lines.data(), norm_shape, nullptr);
+  const NormBackward<Bf16, Bf16> backward{dy.data(), x.data(),  weight.data(), nullptr, rstd.data(),
+                                          nullptr,   dx.data(), lines.data(),  false};
+  norm_backward_cuda<Bf16, Bf16>(backward, norm_shape, nullptr);
+  sum_lines_cuda<float>({lines.data(), norm_lines(norm_shape), 2 * width, width, dweight.data()}, nullptr);
   EXPECT_EQ(load(dx.data()[last - 1]), 128.0F);  // there the normalized x is 0
   EXPECT_EQ(dweight.data()[width - 1], 256.0F);
   dx.data()[last - 1] = Bf16{};
-  dropout_norm_backward_cuda<Bf16, Bf16>(backward, drawn.data(), lines.data(), shape, nullptr);
+  dropout_norm_backward_cuda<Bf16, Bf16>(backward, drawn.data(), shape, nullptr);
   EXPECT_EQ(load(dx.data()[last - 1]), 128.0F);
   EXPECT_EQ(load(drawn.data()[last - 1]), 128.0F);
   set_order({});

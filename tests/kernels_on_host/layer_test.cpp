@@ -5,6 +5,7 @@
 #include "kernels/cross_entropy.h"
 #include "kernels/dropout.h"
 #include "kernels/embedding.h"
+#include "kernels/heads.h"
 #include "kernels/rope.h"
 #include "kernels_on_host/twins.h"
 
@@ -32,6 +33,57 @@ void check_rope(const RopeShape& shape, size_t shift) {
       // a cos - c sin: of two products of at most 9.
       expect_close(std::get<0>(got), x, "rope", std::vector<double>(x.size(), 9.0 * 2));
     }
+  }
+}
+
+// Queries, gates, keys and values of 2 samples; queries and keys are rotated. `apart`: elements between two heads of
+// a region in addition to head_dim. `shift`: of one array after the other.
+template <class T>
+void check_heads(HeadsShape shape, const std::array<int64_t, 4>& heads, int64_t apart, size_t shift) {
+  constexpr int64_t kRows = 3;
+  shape.sequence = kRows, shape.batch = 2;
+  const int64_t dim = shape.head_dim + apart;
+  const std::vector<Wide<T>> cos = make_values<Wide<T>>(kRows * shape.rotary / 2, 0.2),
+                             sin = make_values<Wide<T>>(kRows * shape.rotary / 2, 0.9);
+  const auto regions = [&](const auto& data, const Wide<T>* cosines, const Wide<T>* sines) {
+    HeadRegions<T> all;
+    for (size_t which = 0; which < heads.size(); ++which) {
+      const int64_t width = shape.groups * heads[which] * dim;
+      const bool turns = shape.rotary > 0 && which % 2 == 0;
+      all.regions[which] = {
+          data(which), heads[which], 2 * width, width, dim, turns ? cosines : nullptr, turns ? sines : nullptr};
+    }
+    return all;
+  };
+  std::array<std::vector<T>, 4> parts;
+  for (size_t which = 0; which < heads.size(); ++which)
+    parts[which] =
+        make_values<T>(kRows * 2 * shape.groups * heads[which] * dim, 0.3 + 0.1 * static_cast<double>(which));
+  const auto plain = regions([&](size_t which) { return parts[which].data(); }, cos.data(), sin.data());
+  std::vector<T> fused(static_cast<size_t>(kRows * 2 * shape.groups * fused_heads(plain) * shape.head_dim));
+  join_heads<T>(fused.data(), plain, shape);
+  split_heads<T>(fused.data(), plain, shape);
+  for (const int shifted : {0, 1, 2, 3}) {
+    const auto at = [&](int array) { return shifted == array ? shift : 0; };
+    const auto got = run_all_orders([&] {
+      const DeviceArray<T> whole(fused, Use::both, "fused", at(0)), q(parts[0], Use::both, "q", at(1)),
+          gate(parts[1], Use::both, "gate", at(2)), k(parts[2], Use::both, "k"), v(parts[3], Use::both, "v");
+      const DeviceArray<Wide<T>> gcos(cos, Use::in, "cos", at(3)), gsin(sin, Use::in, "sin");
+      const std::array<const DeviceArray<T>*, 4> all{&q, &gate, &k, &v};
+      const auto there = regions([&](size_t which) { return all[which]->data(); }, gcos.data(), gsin.data());
+      split_heads_cuda<T>(whole.data(), there, shape, nullptr);
+      const auto split = std::tuple{q.values(), gate.values(), k.values(), v.values()};
+      join_heads_cuda<T>(whole.data(), there, shape, nullptr);
+      return std::tuple_cat(split, std::tuple{whole.values()});
+    });
+    // a cos - c sin: of two products of at most 9, of joined ones 27.
+    expect_close(std::get<0>(got), parts[0], "queries", std::vector<double>(parts[0].size(), 9.0 * 2));
+    EXPECT_TRUE(same_bits(std::get<1>(got), parts[1])) << "gates";
+    expect_close(std::get<2>(got), parts[2], "keys", std::vector<double>(parts[2].size(), 9.0 * 2));
+    EXPECT_TRUE(same_bits(std::get<3>(got), parts[3])) << "values";
+    std::vector<T> again(fused.size());
+    join_heads<T>(again.data(), plain, shape);
+    expect_close(std::get<4>(got), again, "joined heads", std::vector<double>(again.size(), 27.0 * 4));
   }
 }
 
@@ -172,6 +224,10 @@ void check_all() {
     check_rope<T>({3, 1, 3, 6, 3 * 7, 3 * 7, 7, true}, shift);
     check_rope<T>({4, 2, 3, 48, 2 * 3 * 48, 3 * 48, 48, true}, shift);
     check_rope<T>({0, 1, 3, 6, 3 * 7, 3 * 7, 7}, shift);
+    check_heads<T>({.groups = 2, .head_dim = 32, .rotary = 32}, {3, 3, 1, 1}, 0, shift);
+    check_heads<T>({.groups = 1, .head_dim = 48, .rotary = 16}, {2, 0, 1, 1}, 8, shift);
+    check_heads<T>({.groups = 3, .head_dim = 7, .rotary = 4, .interleaved = true}, {1, 0, 1, 1}, 1, shift);
+    check_heads<T>({.groups = 2, .head_dim = 16}, {1, 0, 1, 1}, 0, shift);
     for (const LogitsShape& shape : {LogitsShape{5, 41, 37},
                                      {3, 600, 600},
                                      {4, 48, 37},

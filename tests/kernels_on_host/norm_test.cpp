@@ -1,3 +1,5 @@
+#include <array>
+
 #include "kernels/dropout_norm.h"
 #include "kernels_on_host/twins.h"
 #include "support/everyday.h"
@@ -75,33 +77,69 @@ std::vector<double> weight_products(const Case<In, Out>& test_case, const std::v
   return parts;
 }
 
+// Sums of the absolute values of each column's terms of dweight, then dbias.
+template <class In, class Out>
+std::vector<double> summand_sizes(const Case<In, Out>& test_case) {
+  const auto width = static_cast<size_t>(test_case.s.width);
+  std::vector<double> sizes(2 * width);
+  for (size_t i = 0; i < test_case.x.size(); ++i) {
+    const double dy = std::fabs(double{load(test_case.dy[i])}), rstd = double{test_case.rstd[i / width]},
+                 mean = test_case.s.rms ? 0 : std::fabs(double{test_case.mean[i / width]});
+    sizes[i % width] += dy * rstd * (std::fabs(double{load(test_case.x[i])}) + mean);
+    sizes[width + i % width] += dy;
+  }
+  return sizes;
+}
+
+// Lines of a backward on the GPU, and their sums: dweight, then dbias, or zeros if there is no bias.
+template <class T>
+class Lines {
+ public:
+  Lines(const NormShape& shape, size_t shift)
+      : shape_(shape),
+        lines_(std::vector<T>(static_cast<size_t>(norm_lines(shape) * 2 * shape.width)), Use::both, "lines", shift) {}
+  T* data() const { return lines_.data(); }
+  std::vector<T> sums() const {
+    const DeviceArray<T> out(std::vector<T>(static_cast<size_t>(2 * shape_.width)), Use::both, "sums");
+    for (const bool bias : {false, true}) {
+      if (bias && shape_.rms) break;
+      const int64_t column = bias ? shape_.width : 0;
+      sum_lines_cuda<T>(
+          {lines_.data() + column, norm_lines(shape_), 2 * shape_.width, shape_.width, out.data() + column, bias},
+          nullptr);
+    }
+    return out.values();
+  }
+
+ private:
+  NormShape shape_;
+  DeviceArray<T> lines_;
+};
+
 template <class In, class Out>
 void check_backward(const Case<In, Out>& test_case) {
   using T = Wide<In>;
   std::vector<In> dx(test_case.x.size());
-  std::vector<T> dweight(test_case.weight.size()), dbias(test_case.weight.size());
-  norm_backward<In, Out>({test_case.dy.data(), test_case.x.data(), test_case.weight.data(), test_case.mean.data(),
-                          test_case.rstd.data(), test_case.with_add ? test_case.add.data() : nullptr, dx.data(),
-                          dweight.data(), test_case.s.rms ? nullptr : dbias.data()},
-                         test_case.s);
+  std::vector<T> sums(2 * test_case.weight.size());
+  norm_backward<In, Out>(
+      {test_case.dy.data(), test_case.x.data(), test_case.weight.data(), test_case.mean.data(), test_case.rstd.data(),
+       test_case.with_add ? test_case.add.data() : nullptr, dx.data(), sums.data(), !test_case.s.rms},
+      test_case.s);
   const auto got = run_all_orders([&] {
     const DeviceArray<In> x(test_case.x, Use::in, "x", test_case.shift(0)),
         add(test_case.add, Use::in, "add", test_case.shift(4)), to(dx, Use::out, "dx", test_case.shift(5));
     const DeviceArray<Out> dy(test_case.dy, Use::in, "dy", test_case.shift(6)),
         weight(test_case.weight, Use::in, "weight", test_case.shift(1));
-    const DeviceArray<T> mean(test_case.mean, Use::in, "mean"), rstd(test_case.rstd, Use::in, "rstd"),
-        gdweight(dweight, Use::out, "dweight"), gdbias(dbias, Use::out, "dbias"),
-        lines(std::vector<T>(static_cast<size_t>(norm_lines(test_case.s) * 2 * test_case.s.width)), Use::out, "lines",
-              test_case.shift(7));
+    const DeviceArray<T> mean(test_case.mean, Use::in, "mean"), rstd(test_case.rstd, Use::in, "rstd");
+    const Lines<T> lines(test_case.s, test_case.shift(7));
     norm_backward_cuda<In, Out>(
         {dy.data(), x.data(), weight.data(), mean.data(), rstd.data(), test_case.with_add ? add.data() : nullptr,
-         to.data(), gdweight.data(), test_case.s.rms ? nullptr : gdbias.data()},
-        lines.data(), test_case.s, nullptr);
-    return std::tuple{to.values(), gdweight.values(), test_case.s.rms ? dbias : gdbias.values()};
+         to.data(), lines.data(), !test_case.s.rms},
+        test_case.s, nullptr);
+    return std::tuple{to.values(), lines.sums()};
   });
   expect_close(std::get<0>(got), dx, "dx of the norm", weight_products(test_case, dx));
-  expect_close(std::get<1>(got), dweight, "dweight");
-  expect_close(std::get<2>(got), dbias, "dbias");
+  expect_sums(std::get<1>(got), sums, "gradients of weight and bias", test_case.s.rows, summand_sizes(test_case));
 }
 
 template <class In, class Out>
@@ -140,11 +178,10 @@ void check_sum_backward(const Case<In, Out>& test_case) {
   using T = Wide<In>;
   std::vector<In> dx(test_case.x.size());
   std::vector<Out> drawn(test_case.x.size());
-  std::vector<T> dweight(test_case.weight.size()), dbias(test_case.weight.size());
-  T* const to_bias = test_case.s.rms ? nullptr : dbias.data();
+  std::vector<T> sums(2 * test_case.weight.size());
   dropout_norm_backward<In, Out>(
       {test_case.dy.data(), test_case.x.data(), test_case.weight.data(), test_case.mean.data(), test_case.rstd.data(),
-       test_case.add.data(), dx.data(), dweight.data(), to_bias},
+       test_case.add.data(), dx.data(), sums.data(), !test_case.s.rms},
       drawn.data(), test_case.shape(test_case.counters.data()));
   const auto got = run_all_orders([&] {
     const DeviceArray<In> x(test_case.x, Use::in, "x", test_case.shift(0)),
@@ -153,18 +190,16 @@ void check_sum_backward(const Case<In, Out>& test_case) {
     const DeviceArray<Out> dy(test_case.dy, Use::in, "dy", test_case.shift(6)),
         gdrawn(drawn, Use::out, "dx", test_case.shift(11)),
         weight(test_case.weight, Use::in, "weight", test_case.shift(1));
-    const DeviceArray<T> mean(test_case.mean, Use::in, "mean"), rstd(test_case.rstd, Use::in, "rstd"),
-        gdweight(dweight, Use::out, "dweight"), gdbias(dbias, Use::out, "dbias"),
-        lines(std::vector<T>(static_cast<size_t>(norm_lines(test_case.s) * 2 * test_case.s.width)), Use::out, "lines",
-              test_case.shift(7));
+    const DeviceArray<T> mean(test_case.mean, Use::in, "mean"), rstd(test_case.rstd, Use::in, "rstd");
+    const Lines<T> lines(test_case.s, test_case.shift(7));
     const DeviceArray<int64_t> counters(test_case.counters, Use::in, "counters");
     dropout_norm_backward_cuda<In, Out>({dy.data(), x.data(), weight.data(), mean.data(), rstd.data(), add.data(),
-                                         gdx.data(), gdweight.data(), test_case.s.rms ? nullptr : gdbias.data()},
-                                        gdrawn.data(), lines.data(), test_case.shape(counters.data()), nullptr);
-    return std::tuple{gdx.values(), gdweight.values(), gdrawn.values()};
+                                         gdx.data(), lines.data(), !test_case.s.rms},
+                                        gdrawn.data(), test_case.shape(counters.data()), nullptr);
+    return std::tuple{gdx.values(), lines.sums(), gdrawn.values()};
   });
   expect_close(std::get<0>(got), dx, "the sum's gradient", weight_products(test_case, dx));
-  expect_close(std::get<1>(got), dweight, "dweight");
+  expect_sums(std::get<1>(got), sums, "gradients of weight and bias", test_case.s.rows, summand_sizes(test_case));
   const T scale = static_cast<T>(1 / (1 - test_case.probability));
   for (size_t i = 0; i < drawn.size(); ++i) {
     const bool kept = load(drawn[i]) != 0 || test_case.probability == 0;
@@ -192,8 +227,10 @@ void check_pair() {
       for (const double probability : {0.0, 0.5})
         check<In, Out>({rows, width, 1e-5, rms}, probability, rows == 9 || width == 5 ? kAll : kNone);
     }
-    // More packs than threads: a thread holds two packs, of floats three; it reads doubles again.
-    check<In, Out>({2, 2056, 1e-5, rms}, rms ? 0.5 : 0.0, kNone);
+    // Rows of a warp with two packs per lane (bf16), or three, and rows of a block with one, two or more packs per
+    // thread. A thread reads doubles of the longest rows again.
+    for (const int64_t width : rms ? std::array{264, 1032} : std::array{520, 2056})
+      check<In, Out>({2, width, 1e-5, rms}, rms ? 0.5 : 0.0, kNone);
     // Sums that fit into shared memory only without dbias, in packs that no thread holds (of floats 5128 columns, of
     // halves 8200) and without packs. The path depends on the type of the sums, so by default one pair of types runs
     // for each, and one of half types.
@@ -218,15 +255,21 @@ TEST(NormOnHost, AloneAndBehindDropoutEveryPairOfTypesIsAsItsCpuTwin) {
   check_pair<float, F16>();
 }
 
-TEST(NormOnHost, LinesOfManyRowsAreAddedUp) {
-  Case<float, float> test_case{{4127, 3, 1e-5, false}};
+template <class T>
+void check_many_rows(int64_t width) {
+  Case<T, T> test_case{{4127, width, 1e-5, false}};
   ASSERT_EQ(norm_lines(test_case.s), 258);
   set_order({});
-  norm_forward<float, float>(
-      {test_case.x.data(), test_case.weight.data(), test_case.bias.data(),
-       std::vector<float>(test_case.x.size()).data(), test_case.mean.data(), test_case.rstd.data()},
-      test_case.s);
+  norm_forward<T, T>({test_case.x.data(), test_case.weight.data(), test_case.bias.data(),
+                      std::vector<T>(test_case.x.size()).data(), test_case.mean.data(), test_case.rstd.data()},
+                     test_case.s);
   check_backward(test_case);
+}
+
+// Blocks with 16 rows: a block takes one row at a time, and each of its warps two.
+TEST(NormOnHost, SumsLinesOfManyRows) {
+  check_many_rows<float>(3);
+  check_many_rows<Bf16>(8);
 }
 
 }  // namespace

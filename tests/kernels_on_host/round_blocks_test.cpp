@@ -95,6 +95,11 @@ void check_all() {
     check<T>({40, 17, 3, rows, columns, SmallNumber::e2m1, BlockFactor::e4m3}, {9, 0, 20});
     check<T>({42, 21, 1, rows, columns, SmallNumber::e2m1, BlockFactor::e4m3}, {}, true);
   }
+  // Rows of whole packs: lanes that share a block, the last of which has fewer columns, and more packs than threads.
+  check<T>({9, 40, 1, 1, 32, SmallNumber::e4m3, BlockFactor::power_of_two}, {});
+  check<T>({9, 2088, 3, 1, 16, SmallNumber::e2m1, BlockFactor::e4m3}, {4, 0, 3});
+  check<T>({9, 2088, 3, 0, 0, SmallNumber::e5m2, BlockFactor::fp32}, {4, 0, 3});
+  check<T>({42, 40, 1, 1, 16, SmallNumber::e2m1, BlockFactor::e4m3}, {}, true);
   for (const SmallNumber number : {SmallNumber::e4m3, SmallNumber::e5m2}) check_codes<T>(number);
   check_rotation<T>({70, 17, 3}, {35, 0, 20});
   check_rotation<T>({64, 5, 2}, {});

@@ -68,18 +68,24 @@ void check_route(const RouteShape& shape, bool with_bias, size_t shift) {
 }
 
 template <class T>
-void check_balance(const BalanceShape& shape, size_t shift) {
+void check_balance(BalanceShape shape, size_t shift) {
+  shape.chosen = 3;
   const std::vector<T> x = make_values<T>(shape.tokens * shape.experts, 0.7);
-  const std::vector<double> dsums = make_values<double>(shape.sums(), 0.3);
-  std::vector<double> sums(dsums.size()), lines(static_cast<size_t>(balance_chunks(shape) * shape.sums()));
+  std::vector<int64_t> chosen(static_cast<size_t>(shape.tokens * shape.chosen));
+  for (size_t i = 0; i < chosen.size(); ++i)
+    chosen[i] = static_cast<int64_t>(i * i * 7 + i / 3) % (shape.experts + 1) - 1;
+  const std::vector<double> dsums = make_values<double>(shape.bins() + 1, 0.3);
+  std::vector<double> sums(static_cast<size_t>(shape.sums())),
+      lines(static_cast<size_t>(balance_chunks(shape) * shape.sums()));
   std::vector<T> dx(x.size());
-  balance_forward<T>(x.data(), sums.data(), lines.data(), shape);
+  balance_forward<T>(x.data(), chosen.data(), sums.data(), lines.data(), shape);
   balance_backward<T>(x.data(), dsums.data(), dx.data(), shape);
   const auto got = run_all_orders([&] {
     const DeviceArray<T> gx(x, Use::in, "logits", shift), gdx(dx, Use::out, "dlogits", shift);
+    const DeviceArray<int64_t> gchosen(chosen, Use::in, "experts");
     const DeviceArray<double> gdsums(dsums, Use::in, "dsums", shift), gsums(sums, Use::out, "sums", shift),
         glines(lines, Use::out, "lines", shift);
-    balance_forward_cuda<T>(gx.data(), gsums.data(), glines.data(), shape, nullptr);
+    balance_forward_cuda<T>(gx.data(), gchosen.data(), gsums.data(), glines.data(), shape, nullptr);
     balance_backward_cuda<T>(gx.data(), gdsums.data(), gdx.data(), shape, nullptr);
     return std::tuple{gsums.values(), gdx.values()};
   });
@@ -87,11 +93,37 @@ void check_balance(const BalanceShape& shape, size_t shift) {
   for (const double sum : sums) largest = std::max(largest, std::fabs(sum));
   const double slack = (std::is_same_v<T, double> ? 1e-12 : 4e-6) * largest;
   for (size_t i = 0; i < sums.size(); ++i) ASSERT_NEAR(std::get<0>(got)[i], sums[i], slack) << i;
+  for (int64_t i = 0; i < shape.bins(); ++i)
+    ASSERT_EQ(std::get<0>(got)[static_cast<size_t>(i)], sums[static_cast<size_t>(i)]) << i;
   expect_close(std::get<1>(got), dx, "gradient of the scores", std::vector<double>(dx.size(), 9));
+}
+
+// Sums of up to `bins` products, in another order.
+void check_term(BalanceTerm::Kind kind, int64_t samples, int64_t experts, double weight) {
+  const BalanceTerm term{kind, samples, experts, 0.3, 2};
+  const int64_t bins = samples * experts;
+  const std::vector<double> sums = make_values<double>(2 * bins + 1, 0.7), start(static_cast<size_t>(bins + 1));
+  std::vector<double> gradient = start;
+  double value = 0;
+  balance_term(sums.data(), &weight, &value, gradient.data(), term);
+  const auto got = run_all_orders([&] {
+    const DeviceArray<double> gsums(sums, Use::in, "sums"), gweight({weight}, Use::in, "weight"),
+        gvalue({0.0}, Use::out, "value"), ggradient(start, Use::out, "gradient");
+    balance_term_cuda(gsums.data(), gweight.data(), gvalue.data(), ggradient.data(), term, nullptr);
+    return std::tuple{gvalue.values(), ggradient.values()};
+  });
+  double size = 0;
+  for (size_t i = 0; i < gradient.size(); ++i) size += std::fabs(gradient[i] * sums[static_cast<size_t>(bins) + i]);
+  EXPECT_NEAR(std::get<0>(got)[0], value, static_cast<double>(bins + 1) * 0x1p-53 * size);
+  for (size_t i = 0; i < gradient.size(); ++i) EXPECT_DOUBLE_EQ(std::get<1>(got)[i], gradient[i]) << i;
 }
 
 template <class T>
 void check_all() {
+  for (const auto kind : {BalanceTerm::Kind::aux, BalanceTerm::Kind::seq, BalanceTerm::Kind::z}) {
+    check_term(kind, 1, 8, 0);
+    check_term(kind, 3, 131, 5.5);
+  }
   for (const BalanceScore score :
        {BalanceScore::none, BalanceScore::softmax, BalanceScore::sigmoid, BalanceScore::sqrtsoftplus}) {
     for (const size_t shift : {0, 1}) check_balance<T>({70, 8, 1, score, true}, shift);

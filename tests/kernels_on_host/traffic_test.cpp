@@ -21,6 +21,7 @@
 #include "kernels/embedding.h"
 #include "kernels/expert_rows.h"
 #include "kernels/grouped_product.h"
+#include "kernels/heads.h"
 #include "kernels/optimizer_step.h"
 #include "kernels/pages.h"
 #include "kernels/permutation.h"
@@ -60,11 +61,20 @@ struct Buffers {
 void run_layers(const Buffers& buffer) {
   const ActivationShape gelu{kRows, kWidth, Activation::gelu, false};
   activation_forward_cuda<Bf16>(buffer.x.data(), buffer.half_row.data(), buffer.y.data(), gelu, nullptr);
-  activation_backward_cuda<Bf16>(buffer.y.data(), buffer.x.data(), buffer.half_row.data(), buffer.z.data(), gelu,
-                                 nullptr);
+  activation_backward_cuda<Bf16>(buffer.y.data(), buffer.x.data(), buffer.half_row.data(), buffer.z.data(),
+                                 buffer.f.data(), gelu, nullptr);
   column_sums_cuda<Bf16>(buffer.more.data(), buffer.x.data(), buffer.f.data(), {kRows, kWidth, kWidth}, nullptr);
   add_elements_cuda<Bf16>(buffer.f.data(), buffer.x.data(), kCount, true, nullptr);
   rope_cuda<Bf16>(buffer.x.data(), buffer.f.data(), buffer.g.data(), 1, {16, 1, 8, 128, 1024, 1024, 128}, nullptr);
+  HeadRegions<Bf16> heads;  // 2 query heads, a key head and a value head of 64
+  for (size_t which = 0; which < 3; ++which) {
+    const int64_t of = which == 0 ? 2 : 1;
+    heads.regions[which] = {buffer.y.data() + 64 * kRows * (which == 0 ? 0 : which + 1), of, of * 64, of * 64, 64};
+    if (which < 2) heads.regions[which].cos = buffer.f.data(), heads.regions[which].sin = buffer.g.data();
+  }
+  const HeadsShape fused{kRows, 1, 1, 64, 64};
+  split_heads_cuda<Bf16>(buffer.x.data(), heads, fused, nullptr);
+  join_heads_cuda<Bf16>(buffer.x.data(), heads, fused, nullptr);
   const LogitsShape logits{kRows, kWidth, kWidth};
   cross_entropy_statistics_cuda<Bf16>(buffer.x.data(), buffer.i.data(),
                                       {buffer.mean.data(), buffer.rstd.data(), buffer.more.data(), nullptr}, logits,
@@ -82,13 +92,12 @@ void run_layers(const Buffers& buffer) {
                                         buffer.y.data(), buffer.mean.data(),     buffer.rstd.data()};
   const NormBackward<Bf16, Bf16> backward{buffer.y.data(),    buffer.x.data(),    buffer.half_row.data(),
                                           buffer.mean.data(), buffer.rstd.data(), nullptr,
-                                          buffer.z.data(),    buffer.more.data(), buffer.g.data()};
+                                          buffer.z.data(),    buffer.f.data(),    true};
   norm_forward_cuda<Bf16, Bf16>(forward, norm, nullptr);
-  norm_backward_cuda<Bf16, Bf16>(backward, buffer.f.data(), norm, nullptr);
+  norm_backward_cuda<Bf16, Bf16>(backward, norm, nullptr);
   dropout_norm_forward_cuda<Bf16, Bf16>({buffer.z.data(), buffer.half_row.data(), buffer.y.data(), buffer.x.data()},
                                         forward, {dropout, norm}, nullptr);
-  dropout_norm_backward_cuda<Bf16, Bf16>(backward, buffer.x.data() + kCount, buffer.f.data(), {dropout, norm},
-                                         nullptr);
+  dropout_norm_backward_cuda<Bf16, Bf16>(backward, buffer.x.data() + kCount, {dropout, norm}, nullptr);
 }
 
 // Scores of 64 positions of 4 heads of 64, with documents and dropout.
@@ -117,8 +126,11 @@ void run_router(const Buffers& buffer) {
   route_forward_cuda<float>({buffer.g.data(), nullptr, buffer.i.data(), buffer.f.data()}, route, nullptr);
   route_backward_cuda<float>({buffer.f.data(), buffer.g.data(), buffer.i.data(), buffer.f.data() + kRows * 2}, route,
                              nullptr);
-  const BalanceShape balance{kRows, kExperts, 1, BalanceScore::softmax, true};
-  balance_forward_cuda<float>(buffer.g.data(), buffer.d.data(), buffer.d.data() + 1000, balance, nullptr);
+  const BalanceShape balance{kRows, kExperts, 1, BalanceScore::softmax, true, 2};
+  balance_forward_cuda<float>(buffer.g.data(), buffer.i.data(), buffer.d.data(), buffer.d.data() + 1000, balance,
+                              nullptr);
+  balance_term_cuda(buffer.d.data(), buffer.d.data() + 500, buffer.d.data() + 501, buffer.d.data() + 502,
+                    {BalanceTerm::Kind::aux, 1, kExperts, 0.01, 1}, nullptr);
   balance_backward_cuda<float>(buffer.g.data(), buffer.d.data(), buffer.f.data(), balance, nullptr);
 }
 
@@ -146,6 +158,8 @@ void run_experts(const Buffers& buffer) {
                              {buffer.z.data(), kRows, 0, 2},
                              kExperts,
                              kRows};
+  const DeviceArray<int32_t> ends(std::vector<int32_t>(kExperts), Use::out, "ends");
+  group_ends_cuda(buffer.eight.data(), kExperts, kRows, ends.data(), nullptr);
   grouped_arguments_cuda(buffer.eight.data(), source, buffer.i.data(), nullptr);
   grouped_product_cuda<Bf16>(buffer.i.data(), {GroupedOp::forward, kExperts, kRows, kWidth, kRows}, nullptr);
 }

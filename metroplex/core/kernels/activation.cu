@@ -1,7 +1,6 @@
 #include "kernels/activation.h"
 #include "kernels/activation_kinds.h"
-#include "kernels/launch.h"
-#include "kernels/wide_access.h"
+#include "kernels/column_sums_device.h"
 
 namespace metroplex::kernels {
 namespace {
@@ -11,7 +10,8 @@ struct Operands {
   T* x;
   const T* bias;
   const T* dy;
-  T* out;  // dx in backward
+  T* out;                    // dx in backward
+  Wide<T>* lines = nullptr;  // see activation_backward
 };
 
 // x + bias at offset `at`, in column `column`.
@@ -73,8 +73,30 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+// Backward of units without a gate with sums of dx.
+template <Activation kind, int64_t count, class T>
+__global__ void __launch_bounds__(kThreads, kColumnBlocks)
+    backward_sums_kernel(Operands<T> operands, ColumnSumsShape shape) {
+  sum_line<count, T>(operands.lines, shape, [&](int64_t row, int64_t column) {
+    const int64_t at = row * shape.width + column;
+    Elements<T, count> dx = with_bias<count>(operands, at, column), dy;
+    dy.read(operands.dy + at);
+    for (int64_t i = 0; i < count; ++i) {
+      const Wide<T> value = dy.values[i] * activation_slope<kind, DeviceMath>(dx.values[i]);
+      dx.values[i] = load(store<T>(value));
+    }
+    dx.write(operands.out + at);
+    return dx;
+  });
+}
+
 template <Activation kind, bool gated, int64_t count, class T>
 void launch_by(const Operands<T>& operands, const ActivationShape& shape, CUstream_st* stream) {
+  if (operands.lines != nullptr) {
+    const ColumnSumsShape sums{shape.rows, shape.width, shape.width};
+    return launch_kernel("activation_backward", backward_sums_kernel<kind, count, T>,
+                         Grid{line_blocks<count, T>(sums), kThreads, 0, stream}, operands, sums);
+  }
   const Grid grid{blocks_for(shape.rows * (shape.width / count)), kThreads, 0, stream};
   if (operands.dy == nullptr) {
     launch_kernel("activation_forward", forward_kernel<kind, gated, count, T>, grid, operands, shape.rows,
@@ -111,14 +133,15 @@ void activation_forward_cuda(T* x, const T* bias, T* out, const ActivationShape&
 }
 
 template <class T>
-void activation_backward_cuda(const T* dy, const T* x, const T* bias, T* dx, const ActivationShape& shape,
-                              CUstream_st* stream) {
-  dispatch<T>({const_cast<T*>(x), bias, dy, dx}, shape, stream);
+void activation_backward_cuda(const T* dy, const T* x, const T* bias, T* dx, Wide<T>* lines,
+                              const ActivationShape& shape, CUstream_st* stream) {
+  dispatch<T>({const_cast<T*>(x), bias, dy, dx, lines}, shape, stream);
 }
 
-#define MPX_INSTANTIATE(T)                                                                          \
-  template void activation_forward_cuda<T>(T*, const T*, T*, const ActivationShape&, CUstream_st*); \
-  template void activation_backward_cuda<T>(const T*, const T*, const T*, T*, const ActivationShape&, CUstream_st*)
+#define MPX_INSTANTIATE(T)                                                                                      \
+  template void activation_forward_cuda<T>(T*, const T*, T*, const ActivationShape&, CUstream_st*);             \
+  template void activation_backward_cuda<T>(const T*, const T*, const T*, T*, Wide<T>*, const ActivationShape&, \
+                                            CUstream_st*)
 MPX_FOR_ELEMENTS(MPX_INSTANTIATE);
 
 }  // namespace metroplex::kernels

@@ -50,17 +50,19 @@ struct ActivationShape {
 // with x + bias; the half versions leave x unchanged.
 template <class T>
 void activation_forward(T* x, const T* bias, T* out, const ActivationShape& shape);
-// Computes dx from dy and the x that activation_forward left in memory; bias is null for float and double.
+// Computes dx from dy and the x that activation_forward left in memory; bias is null for float and double. `lines`,
+// if not null, gets partial sums of dx over the rows, for sum_lines (column_sums.h): the CPU writes one line [width],
+// a GPU column_lines of a matrix [rows, width]. Only for units without a gate.
 template <class T>
-void activation_backward(const T* dy, const T* x, const T* bias, T* dx, const ActivationShape& shape);
+void activation_backward(const T* dy, const T* x, const T* bias, T* dx, Wide<T>* lines, const ActivationShape& shape);
 
 // GPU versions, enqueued on `stream`; all pointers are device pointers. They throw base::Error("cuda", ...) if the
 // launch fails.
 template <class T>
 void activation_forward_cuda(T* x, const T* bias, T* out, const ActivationShape& shape, CUstream_st* stream);
 template <class T>
-void activation_backward_cuda(const T* dy, const T* x, const T* bias, T* dx, const ActivationShape& shape,
-                              CUstream_st* stream);
+void activation_backward_cuda(const T* dy, const T* x, const T* bias, T* dx, Wide<T>* lines,
+                              const ActivationShape& shape, CUstream_st* stream);
 
 // The formulas of the activation functions and their derivatives, shared by CPU and GPU kernels. Math provides exp,
 // tanh, erf and 1 / x.

@@ -1,6 +1,7 @@
 #include <ATen/Parallel.h>
 
 #include "kernels/activation_rows.h"
+#include "kernels/column_sums.h"
 #include "kernels/wide_row.h"
 
 #pragma GCC optimize("O3,no-math-errno,no-trapping-math")
@@ -114,16 +115,18 @@ void activation_forward(T* x, const T* bias, T* out, const ActivationShape& shap
 }
 
 template <class T>
-void activation_backward(const T* dy, const T* x, const T* bias, T* dx, const ActivationShape& shape) {
+void activation_backward(const T* dy, const T* x, const T* bias, T* dx, Wide<T>* lines,
+                         const ActivationShape& shape) {
   const WideRow<T> wide(bias, width_of_x(shape));
   const Operands<T> operands{nullptr, dx, wide.data(), dy, x};
   at::parallel_for(0, shape.rows, grain(shape),
                    [&](int64_t begin, int64_t end) { backward_rows(operands, shape, begin, end); });
+  if (lines != nullptr) column_sums<T>(lines, dx, {shape.rows, shape.width, shape.width});
 }
 
 #define MPX_INSTANTIATE(T)                                                       \
   template void activation_forward<T>(T*, const T*, T*, const ActivationShape&); \
-  template void activation_backward<T>(const T*, const T*, const T*, T*, const ActivationShape&)
+  template void activation_backward<T>(const T*, const T*, const T*, T*, Wide<T>*, const ActivationShape&)
 MPX_FOR_ELEMENTS(MPX_INSTANTIATE);
 
 }  // namespace metroplex::kernels

@@ -39,9 +39,10 @@ __device__ T score_share(const RowSums<T>& row, T x, const BalanceShape& shape) 
 
 // A block processes a chunk: its warps compute the rows, then its threads the columns of the line.
 template <class T>
-__global__ void __launch_bounds__(kThreads) balance_lines_kernel(const T* logits, double* lines, BalanceShape shape) {
+__global__ void __launch_bounds__(kThreads)
+    balance_lines_kernel(const T* logits, const int64_t* chosen, double* lines, BalanceShape shape) {
   __shared__ RowSums<T> rows[kBalanceRows];
-  const int64_t chunks = balance_chunks(shape), n = shape.sums();
+  const int64_t chunks = balance_chunks(shape), bins = shape.bins(), n = shape.sums();
   for (int64_t chunk = blockIdx.x; chunk < chunks; chunk += gridDim.x) {
     const int64_t first = chunk * kBalanceRows, left = shape.tokens - first,
                   count = left < kBalanceRows ? left : kBalanceRows;
@@ -55,12 +56,18 @@ __global__ void __launch_bounds__(kThreads) balance_lines_kernel(const T* logits
       double sum = 0;
       if (i == n - 1) {
         for (int64_t r = 0; shape.z && r < count; ++r) sum += rows[r].logsumexp() * rows[r].logsumexp();
-      } else if (shape.score != BalanceScore::none) {
-        const int64_t sample = i / shape.experts, e = i % shape.experts;
-        // Rows of one sample are s.samples apart.
+      } else {
+        const int64_t sample = i % bins / shape.experts, e = i % shape.experts;
+        // Rows of one sample are shape.samples apart.
         const int64_t skipped = first % shape.samples, start = (sample + shape.samples - skipped) % shape.samples;
-        for (int64_t r = start; r < count; r += shape.samples)
-          sum += score_share(rows[r], logits[(first + r) * shape.experts + e], shape);
+        for (int64_t r = start; r < count; r += shape.samples) {
+          const int64_t row = first + r;
+          if (i < bins) {
+            for (int64_t j = row * shape.chosen; j < (row + 1) * shape.chosen; ++j) sum += chosen[j] == e ? 1 : 0;
+          } else if (shape.score != BalanceScore::none) {
+            sum += score_share(rows[r], logits[row * shape.experts + e], shape);
+          }
+        }
       }
       lines[chunk * n + i] = sum;
     }
@@ -77,13 +84,30 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+// One thread block.
+__global__ void __launch_bounds__(kThreads)
+    balance_term_kernel(const double* sums, const double* weight, double* value, double* gradient, BalanceTerm term) {
+  const int64_t bins = term.samples * term.experts;
+  const double factor = term.factor * (*weight < 1 ? 1 : *weight),
+               of_z = term.kind == BalanceTerm::Kind::z ? factor : 0;
+  double sum = 0;
+  for (int64_t i = threadIdx.x; i < bins; i += kThreads) {
+    gradient[i] = term_tokens(sums, term, i) * factor;
+    sum += sums[bins + i] * gradient[i];
+  }
+  sum = block_reduce(sum, Add());
+  if (threadIdx.x > 0) return;
+  gradient[bins] = of_z;
+  *value = (sum + sums[2 * bins] * of_z) / term.divisor;
+}
+
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     balance_backward_kernel(const T* logits, const double* dsums, T* dlogits, BalanceShape shape) {
   const unsigned lane = threadIdx.x % kWarp;
   const int64_t stride = int64_t{gridDim.x} * kWarps;
   const bool shares = shape.score != BalanceScore::none, softmax = shape.score == BalanceScore::softmax;
-  const T dz = static_cast<T>(dsums[shape.sums() - 1]);
+  const T dz = static_cast<T>(dsums[shape.bins()]);
   for (int64_t t = int64_t{blockIdx.x} * kWarps + threadIdx.x / kWarp; t < shape.tokens; t += stride) {
     const T* const x = logits + t * shape.experts;
     const double* const dshares = dsums + t % shape.samples * shape.experts;
@@ -107,14 +131,21 @@ __global__ void __launch_bounds__(kThreads)
 }  // namespace
 
 template <class T>
-void balance_forward_cuda(const T* logits, double* sums, double* lines, const BalanceShape& shape,
-                          CUstream_st* stream) {
+void balance_forward_cuda(const T* logits, const int64_t* chosen, double* sums, double* lines,
+                          const BalanceShape& shape, CUstream_st* stream) {
   if (shape.tokens > 0) {
     launch_kernel("balance_lines", balance_lines_kernel<T>,
-                  Grid{blocks_for(balance_chunks(shape) * kThreads), kThreads, 0, stream}, logits, lines, shape);
+                  Grid{blocks_for(balance_chunks(shape) * kThreads), kThreads, 0, stream}, logits, chosen, lines,
+                  shape);
   }
   launch_kernel("balance_sums", balance_sums_kernel, Grid{blocks_for(shape.sums()), kThreads, 0, stream}, lines, sums,
                 shape);
+}
+
+void balance_term_cuda(const double* sums, const double* weight, double* value, double* gradient,
+                       const BalanceTerm& term, CUstream_st* stream) {
+  launch_kernel("balance_term", balance_term_kernel, Grid{1, kThreads, 0, stream}, sums, weight, value, gradient,
+                term);
 }
 
 template <class T>
@@ -125,8 +156,9 @@ void balance_backward_cuda(const T* logits, const double* dsums, T* dlogits, con
                 Grid{blocks_for(shape.tokens * kWarp), kThreads, 0, stream}, logits, dsums, dlogits, shape);
 }
 
-#define MPX_INSTANTIATE(T)                                                                              \
-  template void balance_forward_cuda<T>(const T*, double*, double*, const BalanceShape&, CUstream_st*); \
+#define MPX_INSTANTIATE(T)                                                                               \
+  template void balance_forward_cuda<T>(const T*, const int64_t*, double*, double*, const BalanceShape&, \
+                                        CUstream_st*);                                                   \
   template void balance_backward_cuda<T>(const T*, const double*, T*, const BalanceShape&, CUstream_st*)
 MPX_INSTANTIATE(float);
 MPX_INSTANTIATE(double);

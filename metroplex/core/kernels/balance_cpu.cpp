@@ -72,7 +72,7 @@ class Row {
 }  // namespace
 
 template <class T>
-void balance_forward(const T* logits, double* sums, double* lines, const BalanceShape& shape) {
+void balance_forward(const T* logits, const int64_t* chosen, double* sums, double* lines, const BalanceShape& shape) {
   const int64_t chunks = balance_chunks(shape), n = shape.sums();
   at::parallel_for(0, chunks, 1, [&](int64_t begin, int64_t end) {
     Row<T> row(shape);
@@ -81,7 +81,11 @@ void balance_forward(const T* logits, double* sums, double* lines, const Balance
       std::fill(line, line + n, 0.0);
       for (int64_t t = chunk * kBalanceRows; t < std::min(shape.tokens, (chunk + 1) * kBalanceRows); ++t) {
         row.read(logits + t * shape.experts);
-        double* const of_sample = line + t % shape.samples * shape.experts;
+        double* const tokens = line + t % shape.samples * shape.experts;
+        double* const of_sample = tokens + shape.bins();
+        for (int64_t j = t * shape.chosen; j < (t + 1) * shape.chosen; ++j) {
+          if (chosen[j] >= 0) tokens[chosen[j]] += 1;
+        }
         for (int64_t e = 0; shape.score != BalanceScore::none && e < shape.experts; ++e) of_sample[e] += row.share(e);
         if (shape.z) line[n - 1] += row.logsumexp() * row.logsumexp();
       }
@@ -93,9 +97,22 @@ void balance_forward(const T* logits, double* sums, double* lines, const Balance
   }
 }
 
+void balance_term(const double* sums, const double* weight, double* value, double* gradient,
+                  const BalanceTerm& term) {
+  const int64_t bins = term.samples * term.experts;
+  const double factor = term.factor * std::max(1.0, *weight);
+  double sum = 0;
+  for (int64_t i = 0; i < bins; ++i) {
+    gradient[i] = term_tokens(sums, term, i) * factor;
+    sum += sums[bins + i] * gradient[i];
+  }
+  gradient[bins] = term.kind == BalanceTerm::Kind::z ? factor : 0;
+  *value = (sum + sums[2 * bins] * gradient[bins]) / term.divisor;
+}
+
 template <class T>
 void balance_backward(const T* logits, const double* dsums, T* dlogits, const BalanceShape& shape) {
-  const T dz = static_cast<T>(dsums[shape.sums() - 1]);
+  const T dz = static_cast<T>(dsums[shape.bins()]);
   at::parallel_for(0, shape.tokens, kBalanceRows, [&](int64_t begin, int64_t end) {
     Row<T> row(shape);
     for (int64_t t = begin; t < end; ++t) {
@@ -106,8 +123,8 @@ void balance_backward(const T* logits, const double* dsums, T* dlogits, const Ba
   });
 }
 
-#define MPX_INSTANTIATE(T)                                                           \
-  template void balance_forward<T>(const T*, double*, double*, const BalanceShape&); \
+#define MPX_INSTANTIATE(T)                                                                           \
+  template void balance_forward<T>(const T*, const int64_t*, double*, double*, const BalanceShape&); \
   template void balance_backward<T>(const T*, const double*, T*, const BalanceShape&)
 MPX_INSTANTIATE(float);
 MPX_INSTANTIATE(double);

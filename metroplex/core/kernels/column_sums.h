@@ -41,14 +41,16 @@ constexpr int64_t column_lines(const ColumnSumsShape& shape) {
   return (shape.rows + column_rows_per_line<T>(shape) - 1) / column_rows_per_line<T>(shape);
 }
 
-// Sums `count` lines of partial results on a GPU, in order. Lines are `stride` numbers apart.
+// Sums `count` lines of partial results, in order: out [width] += or = their sums. Lines are `stride` numbers apart.
 template <class T>
 struct LineSums {
-  const T* lines;
-  int64_t count, stride, width;
-  T* out[2];  // [width] each: sums of the first `width` numbers of the lines and of the next; the second may be null
+  const T* lines = nullptr;
+  int64_t count = 0, stride = 0, width = 0;
+  T* out = nullptr;
   bool adds = false;
 };
+template <class T>
+void sum_lines(const LineSums<T>& sums);
 template <class T>
 void sum_lines_cuda(const LineSums<T>& sums, CUstream_st* stream);
 

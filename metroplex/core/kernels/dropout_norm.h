@@ -28,7 +28,7 @@ template <class In, class Out>
 void dropout_norm_forward_cuda(const DropoutOperands<Out, In>& sum, const NormForward<In, Out>& norm,
                                const DropoutNormShape& shape, CUstream_st* stream);
 template <class In, class Out>
-void dropout_norm_backward_cuda(const NormBackward<In, Out>& norm, Out* dx, Wide<In>* lines,
-                                const DropoutNormShape& shape, CUstream_st* stream);
+void dropout_norm_backward_cuda(const NormBackward<In, Out>& norm, Out* dx, const DropoutNormShape& shape,
+                                CUstream_st* stream);
 
 }  // namespace metroplex::kernels

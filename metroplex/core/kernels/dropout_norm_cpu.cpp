@@ -27,7 +27,7 @@ void dropout_norm_backward(const NormBackward<In, Out>& norm, Out* dx, const Dro
   const DropoutOperands<In, Out, Wide<In>> drop{norm.dx, nullptr, nullptr, dx};
   const WideRow<Out> weight(norm.weight, shape.norm.width, shape.norm.one_plus);
   const auto wide = widened(norm, weight);
-  NormBlocks<Wide<In>> blocks(shape.norm, norm.dbias != nullptr);
+  NormBlocks<Wide<In>> blocks(shape.norm, norm.with_bias);
   const auto run = [&](int64_t block) {
     for (int64_t row = blocks.begin(block); row < blocks.end(block); ++row) {
       norm_backward_rows(wide, shape.norm, row, row + 1, blocks.dweight(block), blocks.dbias(block));
@@ -37,7 +37,7 @@ void dropout_norm_backward(const NormBackward<In, Out>& norm, Out* dx, const Dro
   at::parallel_for(0, blocks.count(), 1, [&](int64_t begin, int64_t end) {
     for (int64_t block = begin; block < end; ++block) run(block);
   });
-  blocks.sum(norm.dweight, norm.dbias);
+  blocks.sum(norm.lines);
 }
 
 #define MPX_INSTANTIATE(Out, In)                                                                            \

@@ -3,6 +3,7 @@
 // last tile return at once.
 #include <algorithm>
 
+#include "kernels/group_walk.h"
 #include "kernels/grouped_product.h"
 #include "kernels/half_fragment.h"
 #include "kernels/launch.h"
@@ -36,6 +37,16 @@ __global__ void arguments_kernel(const int64_t* counts, GroupedSource source, in
     arguments[kGroupRows * groups + e] = rows;
     arguments[kGroupAdds * groups + e] = e < home ? source.adds : source.replicas_add;
     first += rows;
+  }
+}
+
+// One warp.
+__global__ void ends_kernel(const int64_t* counts, int64_t groups, int64_t rows, int32_t* ends) {
+  GroupWalk walk{counts, groups, rows};
+  for (int64_t first = 0; first < groups; first += kWarp) {
+    const int64_t end = walk.scan(first);
+    if (first + threadIdx.x < groups) ends[first + threadIdx.x] = static_cast<int32_t>(end);
+    walk.end = __shfl_sync(kAll, end, kWarp - 1);
   }
 }
 
@@ -377,6 +388,11 @@ void grouped_arguments_cuda(const int64_t* counts, const GroupedSource& source, 
                             CUstream_st* stream) {
   if (source.groups == 0) return;
   launch_kernel("grouped_arguments", arguments_kernel, Grid{1, 32, 0, stream}, counts, source, arguments);
+}
+
+void group_ends_cuda(const int64_t* counts, int64_t groups, int64_t rows, int32_t* ends, CUstream_st* stream) {
+  if (groups == 0) return;
+  launch_kernel("group_ends", ends_kernel, Grid{1, kWarp, 0, stream}, counts, groups, rows, ends);
 }
 
 template <class T>

@@ -56,6 +56,8 @@ struct GroupedShape {
 
 // counts [groups].
 void grouped_arguments(const int64_t* counts, const GroupedSource& source, int64_t* arguments);
+// ends[g] = the rows of groups up to and including g, at most `rows`.
+void group_ends(const int64_t* counts, int64_t groups, int64_t rows, int32_t* ends);
 template <class T>
 void grouped_product(const int64_t* arguments, const GroupedShape& shape);
 
@@ -63,6 +65,7 @@ void grouped_product(const int64_t* arguments, const GroupedShape& shape);
 // launch fails.
 void grouped_arguments_cuda(const int64_t* counts, const GroupedSource& source, int64_t* arguments,
                             CUstream_st* stream);
+void group_ends_cuda(const int64_t* counts, int64_t groups, int64_t rows, int32_t* ends, CUstream_st* stream);
 template <class T>
 void grouped_product_cuda(const int64_t* arguments, const GroupedShape& shape, CUstream_st* stream);
 

@@ -217,6 +217,14 @@ const GroupedChoice& grouped_choice(bool gpu, Number number, int capability) {
   return *grouped_choices(gpu, number, capability).at(0);
 }
 
+void group_ends(const int64_t* counts, int64_t groups, int64_t rows, int32_t* ends) {
+  int64_t end = 0;
+  for (int64_t group = 0; group < groups; ++group) {
+    end = std::min(rows, end + std::max<int64_t>(0, counts[group]));
+    ends[group] = static_cast<int32_t>(end);
+  }
+}
+
 void grouped_arguments(const int64_t* counts, const GroupedSource& source, int64_t* arguments) {
   const GroupedOperand* const operands[] = {&source.a, &source.b, &source.c};
   const int64_t groups = source.groups, home = groups - source.replicas;

@@ -16,6 +16,7 @@
 #include "kernels/embedding.h"
 #include "kernels/expert_rows.h"
 #include "kernels/grouped_product.h"
+#include "kernels/heads.h"
 #include "kernels/dropout_norm.h"
 #include "kernels/norm.h"
 #include "kernels/optimizer_step.h"
@@ -55,6 +56,7 @@ MPX_NO_KERNEL(give_pages, const int32_t*, int32_t*, const PageShape&)
 MPX_NO_KERNEL(rows_to_pages, const void*, const PagedRows&, const PageShape&)
 MPX_NO_KERNEL(rows_from_pages, const PagedRows&, void*, const PageShape&)
 MPX_NO_KERNEL(grouped_arguments, const int64_t*, const GroupedSource&, int64_t*)
+MPX_NO_KERNEL(group_ends, const int64_t*, int64_t, int64_t, int32_t*)
 MPX_NO_KERNEL(gradient_sums, const std::vector<GradientRange>&, const GradientSumsPlace&)
 MPX_NO_KERNEL(block8_encode, const float*, int64_t, bool, uint8_t*, float*)
 MPX_NO_KERNEL(block8_decode, const uint8_t*, const float*, int64_t, bool, float*)
@@ -73,7 +75,7 @@ MPX_NO_KERNEL(add_elements, float*, const T*, int64_t, bool)
 template <class T>
 MPX_NO_KERNEL(activation_forward, T*, const T*, T*, const ActivationShape&)
 template <class T>
-MPX_NO_KERNEL(activation_backward, const T*, const T*, const T*, T*, const ActivationShape&)
+MPX_NO_KERNEL(activation_backward, const T*, const T*, const T*, T*, Wide<T>*, const ActivationShape&)
 template <class T>
 MPX_NO_KERNEL(attention_softmax, const AttentionSoftmax<T>&, const AttentionShape&, const ScoreBlock&)
 template <class T>
@@ -103,6 +105,10 @@ template <class T>
 MPX_NO_KERNEL(expert_scale_backward, const ExpertActivationGradient<T>&, const int64_t*, const ExpertShape&)
 template <class T>
 MPX_NO_KERNEL(grouped_product, const int64_t*, const GroupedShape&)
+template <class T>
+MPX_NO_KERNEL(split_heads, const T*, const HeadRegions<T>&, const HeadsShape&)
+template <class T>
+MPX_NO_KERNEL(join_heads, T*, const HeadRegions<T>&, const HeadsShape&)
 template <class T>
 MPX_NO_KERNEL(rope, T*, const Wide<T>*, const Wide<T>*, int, const RopeShape&)
 template <class T>
@@ -135,8 +141,10 @@ template <class T>
 MPX_NO_KERNEL(route_forward, const RouteForward<T>&, const RouteShape&)
 template <class T>
 MPX_NO_KERNEL(route_backward, const RouteBackward<T>&, const RouteShape&)
+MPX_NO_KERNEL(balance_term, const double*, const double*, double*, double*, const BalanceTerm&) template <class T>
+MPX_NO_KERNEL(sum_lines, const LineSums<T>&)
 template <class T>
-MPX_NO_KERNEL(balance_forward, const T*, double*, double*, const BalanceShape&)
+MPX_NO_KERNEL(balance_forward, const T*, const int64_t*, double*, double*, const BalanceShape&)
 template <class T>
 MPX_NO_KERNEL(balance_backward, const T*, const double*, T*, const BalanceShape&)
 template <class In, class Out>
@@ -146,12 +154,12 @@ MPX_NO_KERNEL(scatter_add_rows, Table*, const SortedIndices&, const Dout*, const
 template <class In, class Out>
 MPX_NO_KERNEL(norm_forward, const NormForward<In, Out>&, const NormShape&)
 template <class In, class Out>
-MPX_NO_KERNEL(norm_backward, const NormBackward<In, Out>&, Wide<In>*, const NormShape&)
+MPX_NO_KERNEL(norm_backward, const NormBackward<In, Out>&, const NormShape&)
 template <class In, class Out>
 MPX_NO_KERNEL(dropout_norm_forward, const DropoutOperands<Out, In>&, const NormForward<In, Out>&,
               const DropoutNormShape&)
 template <class In, class Out>
-MPX_NO_KERNEL(dropout_norm_backward, const NormBackward<In, Out>&, Out*, Wide<In>*, const DropoutNormShape&)
+MPX_NO_KERNEL(dropout_norm_backward, const NormBackward<In, Out>&, Out*, const DropoutNormShape&)
 
 #undef MPX_NO_KERNEL
 
@@ -179,6 +187,8 @@ const Function OfElement<T>::kAll[] = {Function(&activation_forward_cuda<T>),
                                        Function(&expert_scale_cuda<T>),
                                        Function(&expert_scale_backward_cuda<T>),
                                        Function(&grouped_product_cuda<T>),
+                                       Function(&split_heads_cuda<T>),
+                                       Function(&join_heads_cuda<T>),
                                        Function(&rope_cuda<T>),
                                        Function(&largest_magnitudes_cuda<T>),
                                        Function(&encode_values_cuda<T>),
@@ -208,9 +218,10 @@ struct OfWide {
   static const Function kAll[];
 };
 template <class T>
-const Function OfWide<T>::kAll[] = {Function(&balance_forward_cuda<T>), Function(&balance_backward_cuda<T>),
-                                    Function(&random_rows_cuda<T>),     Function(&sinkhorn_cuda<T>),
-                                    Function(&route_forward_cuda<T>),   Function(&route_backward_cuda<T>)};
+const Function OfWide<T>::kAll[] = {Function(&sum_lines_cuda<T>),        Function(&balance_forward_cuda<T>),
+                                    Function(&balance_backward_cuda<T>), Function(&random_rows_cuda<T>),
+                                    Function(&sinkhorn_cuda<T>),         Function(&route_forward_cuda<T>),
+                                    Function(&route_backward_cuda<T>)};
 template struct OfWide<float>;
 template struct OfWide<double>;
 

@@ -38,19 +38,21 @@ struct NormBackward {
   const Wide<In>*mean = nullptr, *rstd = nullptr;
   const In* add = nullptr;  // [rows, width] or null: gradient of x from its other readers
   In* dx = nullptr;
-  Wide<In>*dweight = nullptr, *dbias = nullptr;  // [width], overwritten; dbias may be null
+  // Overwritten: partial sums of the weight's gradient and, with_bias, of the bias' gradient. Each line has 2 * width
+  // numbers; the CPU writes one line, a GPU norm_lines(shape). sum_lines (column_sums.h) sums them.
+  Wide<In>* lines = nullptr;
+  bool with_bias = false;
 };
 // Weight gradients are summed in fixed blocks of rows, so they have the same bits for any number of threads.
 template <class In, class Out>
 void norm_backward(const NormBackward<In, Out>& operands, const NormShape& shape);
 
-// GPU versions, enqueued on `stream`; all pointers are device pointers. `lines` is scratch for norm_lines(shape) * 2
-// * width numbers. They throw base::Error("cuda", ...) if the launch fails.
+// GPU versions, enqueued on `stream`; all pointers are device pointers. They throw base::Error("cuda", ...) if the
+// launch fails.
 template <class In, class Out>
 void norm_forward_cuda(const NormForward<In, Out>& operands, const NormShape& shape, CUstream_st* stream);
 template <class In, class Out>
-void norm_backward_cuda(const NormBackward<In, Out>& operands, Wide<In>* lines, const NormShape& shape,
-                        CUstream_st* stream);
+void norm_backward_cuda(const NormBackward<In, Out>& operands, const NormShape& shape, CUstream_st* stream);
 
 // On a GPU a thread block processes adjacent rows and writes one line of partial weight gradients. The number of
 // lines depends only on the number of rows, so sums have the same bits on every GPU. Each of 132 SMs gets up to 8

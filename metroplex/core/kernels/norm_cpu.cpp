@@ -86,7 +86,7 @@ void norm_forward(const NormForward<In, Out>& operands, const NormShape& shape) 
 
 template <class In, class Out>
 void norm_backward(const NormBackward<In, Out>& operands, const NormShape& shape) {
-  NormBlocks<Wide<In>> blocks(shape, operands.dbias != nullptr);
+  NormBlocks<Wide<In>> blocks(shape, operands.with_bias);
   const WideRow<Out> weight(operands.weight, shape.width, shape.one_plus);
   const auto wide = widened(operands, weight);
   at::parallel_for(0, blocks.count(), 1, [&](int64_t begin, int64_t end) {
@@ -95,7 +95,7 @@ void norm_backward(const NormBackward<In, Out>& operands, const NormShape& shape
                          blocks.dbias(block));
     }
   });
-  blocks.sum(operands.dweight, operands.dbias);
+  blocks.sum(operands.lines);
 }
 
 #define MPX_INSTANTIATE(Out, In)                                                      \

@@ -1,5 +1,4 @@
-// For .cu files: the rows of a norm, each processed by a thread block of kThreads, for kernels that process a row
-// further while it is in the cache.
+// For .cu files: the rows of a norm, for kernels that process a row further while it is in registers or in the cache.
 #pragma once
 
 #include "kernels/column_sums.h"
@@ -13,12 +12,25 @@ namespace metroplex::kernels {
 template <class In, class Out>
 constexpr int64_t kNormPack = Pack<In>::kCount < Pack<Out>::kCount ? Pack<Out>::kCount : Pack<In>::kCount;
 
+// How threads share a row: a team of kLanes threads, a warp or a whole block, with kCount adjacent elements per
+// thread and access. At most kPacks accesses per thread cover the row, and their elements stay in registers. If
+// kPacks is 0, a thread makes any number of accesses and reads elements again at each use.
+template <int64_t count, int packs, unsigned lanes>
+struct RowPlan {
+  static constexpr int64_t kCount = count;
+  static constexpr int kPacks = packs;
+  static constexpr unsigned kLanes = lanes, kTeams = kThreads / lanes;
+
+  static __device__ unsigned lane() { return threadIdx.x % kLanes; }
+  static __device__ unsigned team() { return threadIdx.x / kLanes; }
+};
+
 // Thread blocks per SM in backward: enough loads in flight to saturate memory, with few column sums spilled from
 // registers.
-template <int packs, class In, class Out>
-constexpr unsigned kNormBlocks = packs == 4                               ? 2
-                                 : packs == 2 && sizeof(In) > sizeof(Out) ? 3
-                                                                          : 4;
+template <class Plan, class In, class Out>
+constexpr unsigned kNormBlocks = Plan::kPacks == 4   ? 2
+                                 : Plan::kPacks == 2 ? 3
+                                                     : 4;
 
 template <class In, class Out>
 bool in_packs(const NormForward<In, Out>& forward, const NormShape& shape) {
@@ -26,9 +38,9 @@ bool in_packs(const NormForward<In, Out>& forward, const NormShape& shape) {
          aligned_for_packs(forward.x, forward.weight, forward.bias, forward.out);
 }
 template <class In, class Out>
-bool in_packs(const NormBackward<In, Out>& backward, const Wide<In>* lines, const NormShape& shape) {
+bool in_packs(const NormBackward<In, Out>& backward, const NormShape& shape) {
   return shape.width % kNormPack<In, Out> == 0 &&
-         aligned_for_packs(backward.dy, backward.x, backward.weight, backward.add, backward.dx, lines);
+         aligned_for_packs(backward.dy, backward.x, backward.weight, backward.add, backward.dx, backward.lines);
 }
 
 // Reads the weights of `count` adjacent columns, plus 1 with one_plus.
@@ -42,35 +54,51 @@ __device__ Elements<T, count> norm_weight(const T* from, const NormShape& shape)
   return weight;
 }
 
-// Calls each(i, column) for the columns of this thread; together the block's threads cover the row. If `packs` > 0,
-// at most `packs` calls suffice, and i is the index of the call. If `packs` is 0, the loop is unbounded and i is 0.
-template <int64_t count, int packs, class Each>
+// Calls each(i, column) for the columns of this thread; together the team covers the row. i is the index of the call,
+// or 0 if the plan has no packs.
+template <class Plan, class Each>
 __device__ void for_columns(const NormShape& shape, const Each& each) {
-  if constexpr (packs > 0) {
+  if constexpr (Plan::kPacks > 0) {
 #pragma unroll
-    for (int i = 0; i < packs; ++i) {
-      const int64_t column = (i * kThreads + threadIdx.x) * count;
+    for (int i = 0; i < Plan::kPacks; ++i) {
+      const int64_t column = (i * Plan::kLanes + Plan::lane()) * Plan::kCount;
       if (column < shape.width) each(i, column);
     }
   } else {
-    for (int64_t column = threadIdx.x * count; column < shape.width; column += blockDim.x * count) each(0, column);
+    for (int64_t column = Plan::lane() * Plan::kCount; column < shape.width; column += Plan::kLanes * Plan::kCount)
+      each(0, column);
   }
 }
 
-// This thread's elements of a row: loaded once in their stored type, or at each use if packs is 0.
-template <class T, int64_t count, int packs>
+// Calls each(row) for the rows of this thread's team.
+template <class Plan, class Each>
+__device__ void for_rows(const NormShape& shape, const Each& each) {
+  const int64_t step = int64_t{gridDim.x} * Plan::kTeams;
+  for (int64_t row = int64_t{blockIdx.x} * Plan::kTeams + Plan::team(); row < shape.rows; row += step) each(row);
+}
+
+// This thread's elements of a row.
+template <class T, class Plan>
 class RowElements {
  public:
+  // Rounds the elements that make(column) returns; they are not in memory. Requires packs.
+  template <class Make>
+  __device__ RowElements(const NormShape& shape, const Make& make) : row_(nullptr) {
+    for_columns<Plan>(shape, [&](int i, int64_t column) {
+      const Elements<T, kCount> values = make(column);
+      for (int64_t k = 0; k < kCount; ++k) held_[i][k / kOfPack].values[k % kOfPack] = store<T>(values.values[k]);
+    });
+  }
   __device__ RowElements(const T* row, const NormShape& shape) : row_(row) {
-    if constexpr (packs > 0) {
-      for_columns<count, packs>(shape, [&](int i, int64_t column) {
+    if constexpr (Plan::kPacks > 0) {
+      for_columns<Plan>(shape, [&](int i, int64_t column) {
         for (int64_t part = 0; part < kParts; ++part) held_[i][part] = load_pack(row + column + part * kOfPack);
       });
     }
   }
-  __device__ Elements<T, count> at(int i, int64_t column) const {
-    Elements<T, count> values;
-    if constexpr (packs > 0) {
+  __device__ Elements<T, Plan::kCount> at(int i, int64_t column) const {
+    Elements<T, kCount> values;
+    if constexpr (Plan::kPacks > 0) {
       for (int64_t part = 0; part < kParts; ++part) unpack(held_[i][part], values.values + part * kOfPack);
     } else {
       values.read(row_ + column);
@@ -79,18 +107,20 @@ class RowElements {
   }
 
  private:
-  static constexpr int64_t kOfPack = Pack<T>::kCount, kParts = packs > 0 ? count / kOfPack : 1;
+  static constexpr int64_t kCount = Plan::kCount, kOfPack = Pack<T>::kCount,
+                           kParts = Plan::kPacks > 0 ? kCount / kOfPack : 1;
 
   const T* row_;
-  Pack<T> held_[packs > 0 ? packs : 1][kParts];
+  Pack<T> held_[Plan::kPacks > 0 ? Plan::kPacks : 1][kParts];
 };
 
-// Sums over the threads of the block; all of them must call it. `turn` alternates between two buffers: a call does
+// Sums over the threads of a team; all of them must call it. `turn` alternates between two buffers: a call does
 // not overwrite the values of the previous call, so one barrier suffices.
-template <class T, int n>
-__device__ void block_sums(T (&sums)[n], unsigned& turn) {
-  __shared__ T parts[2][n][kWarps];
+template <class Plan, class T, int n>
+__device__ void team_sums(T (&sums)[n], unsigned& turn) {
   for (T& sum : sums) sum = warp_reduce(sum, Add());
+  if constexpr (Plan::kTeams > 1) return;
+  __shared__ T parts[2][n][kWarps];
   turn ^= 1;
   for (int i = 0; i < n && threadIdx.x % kWarp == 0; ++i) parts[turn][i][threadIdx.x / kWarp] = sums[i];
   __syncthreads();
@@ -100,26 +130,26 @@ __device__ void block_sums(T (&sums)[n], unsigned& turn) {
   }
 }
 
-template <int64_t count, int packs, class In, class Out>
-__device__ void norm_forward_row(const NormForward<In, Out>& forward, const NormShape& shape, int64_t row,
-                                 unsigned& turn) {
+template <class Plan, class In, class Out>
+__device__ void norm_forward_row(const NormForward<In, Out>& forward, const RowElements<In, Plan>& x,
+                                 const NormShape& shape, int64_t row, unsigned& turn) {
   using T = Wide<In>;
-  const RowElements<In, count, packs> x(forward.x + row * shape.width, shape);
+  constexpr int64_t count = Plan::kCount;
   Out* out = forward.out + row * shape.width;
   const T share = T(1) / static_cast<T>(shape.width);
   const auto row_sum = [&](const auto& term) {
     T sum[1] = {0};
-    for_columns<count, packs>(shape, [&](int i, int64_t column) {
+    for_columns<Plan>(shape, [&](int i, int64_t column) {
       const Elements<In, count> values = x.at(i, column);
       for (int64_t l = 0; l < count; ++l) sum[0] += term(values.values[l]);
     });
-    block_sums(sum, turn);
+    team_sums<Plan>(sum, turn);
     return sum[0];
   };
   const T mean = shape.rms ? T(0) : row_sum([](T value) { return value; }) * share;
   const T variance = row_sum([=](T value) { return (value - mean) * (value - mean); }) * share;
   const T rstd = T(1) / sqrt(variance + static_cast<T>(shape.epsilon));
-  for_columns<count, packs>(shape, [&](int i, int64_t column) {
+  for_columns<Plan>(shape, [&](int i, int64_t column) {
     const Elements<In, count> values = x.at(i, column);
     const Elements<Out, count> weight = norm_weight<count>(forward.weight + column, shape);
     Elements<Out, count> to;
@@ -127,51 +157,55 @@ __device__ void norm_forward_row(const NormForward<In, Out>& forward, const Norm
     to.add(forward.bias != nullptr ? forward.bias + column : nullptr);
     to.write(out + column);
   });
-  if (threadIdx.x == 0) {
+  if (Plan::lane() == 0) {
     if (!shape.rms) forward.mean[row] = mean;
     forward.rstd[row] = rstd;
   }
 }
 
-// Weight gradients of the rows of one thread block. Each column belongs to one thread. Its sums are in registers; if
-// packs is 0, they are in shared memory if they fit, otherwise in the block's line. dbias is null if not required.
-template <class T, int64_t count, int packs>
+// Weight gradients of the rows of one team. Each column belongs to one thread. Its sums are in registers; without
+// packs, they are in shared memory if they fit, otherwise in the block's line. dbias is null if not required.
+template <class T, class Plan, bool held = (Plan::kPacks > 0)>
 struct NormColumns {
-  Elements<T, count> dweight[packs], dbias[packs];
+  static constexpr int64_t kCount = Plan::kCount;
+  Elements<T, kCount> dweight[Plan::kPacks], dbias[Plan::kPacks];
 
-  __device__ void add(int i, int64_t /*column*/, const T (&to_dweight)[count], const T (&to_dbias)[count]) {
-    for (int64_t l = 0; l < count; ++l) dweight[i].values[l] += to_dweight[l];
-    for (int64_t l = 0; l < count; ++l) dbias[i].values[l] += to_dbias[l];
+  __device__ void add(int i, int64_t /*column*/, const T (&to_dweight)[kCount], const T (&to_dbias)[kCount]) {
+    for (int64_t l = 0; l < kCount; ++l) dweight[i].values[l] += to_dweight[l];
+    for (int64_t l = 0; l < kCount; ++l) dbias[i].values[l] += to_dbias[l];
   }
 };
-template <class T, int64_t count>
-struct NormColumns<T, count, 0> {
+template <class T, class Plan>
+struct NormColumns<T, Plan, false> {
+  static constexpr int64_t kCount = Plan::kCount;
   T *dweight, *dbias;
 
-  __device__ void add(int /*i*/, int64_t column, const T (&to_dweight)[count], const T (&to_dbias)[count]) {
+  __device__ void add(int /*i*/, int64_t column, const T (&to_dweight)[kCount], const T (&to_dbias)[kCount]) {
     add_to(dweight + column, to_dweight);
     if (dbias != nullptr) add_to(dbias + column, to_dbias);
   }
-  static __device__ void add_to(T* sums, const T (&terms)[count]) {
-    Elements<T, count> all;
+  static __device__ void add_to(T* sums, const T (&terms)[kCount]) {
+    Elements<T, kCount> all;
     all.read(sums);
-    for (int64_t l = 0; l < count; ++l) all.values[l] += terms[l];
+    for (int64_t l = 0; l < kCount; ++l) all.values[l] += terms[l];
     all.write(sums);
   }
 };
 
-template <int64_t count, int packs, class In, class Out>
+// Calls write(column, dx) with this thread's elements of dx.
+template <class Plan, class In, class Out, class Write>
 __device__ void norm_backward_row(const NormBackward<In, Out>& backward, const NormShape& shape, int64_t row,
-                                  NormColumns<Wide<In>, count, packs>& columns, unsigned& turn) {
+                                  NormColumns<Wide<In>, Plan>& columns, unsigned& turn, const Write& write) {
   using T = Wide<In>;
+  constexpr int64_t count = Plan::kCount;
   const int64_t begin = row * shape.width;
-  const RowElements<In, count, packs> x(backward.x + begin, shape);
-  const RowElements<Out, count, packs> gradients(backward.dy + begin, shape);
+  const RowElements<In, Plan> x(backward.x + begin, shape);
+  const RowElements<Out, Plan> gradients(backward.dy + begin, shape);
   const T mean = shape.rms ? T(0) : backward.mean[row], rstd = backward.rstd[row],
           share = T(1) / static_cast<T>(shape.width);
   // each(i, column, dy, x - mean, weight)
   const auto for_elements = [&](const auto& each) {
-    for_columns<count, packs>(shape, [&](int i, int64_t column) {
+    for_columns<Plan>(shape, [&](int i, int64_t column) {
       Elements<In, count> centred = x.at(i, column);
       const Elements<Out, count> weight = norm_weight<count>(backward.weight + column, shape);
       for (T& value : centred.values) value -= mean;
@@ -189,7 +223,7 @@ __device__ void norm_backward_row(const NormBackward<In, Out>& backward, const N
     }
     columns.add(i, column, to_dweight, dy);
   });
-  block_sums(sums, turn);
+  team_sums<Plan>(sums, turn);
   const T sum = shape.rms ? T(0) : sums[0] * share, dot = sums[1] * share * rstd;
   for_elements(
       [&](int /*i*/, int64_t column, const T(&dy)[count], const T(&centred)[count], const T(&weight)[count]) {
@@ -200,7 +234,7 @@ __device__ void norm_backward_row(const NormBackward<In, Out>& backward, const N
           past.read(backward.add + begin + column);
           for (int64_t l = 0; l < count; ++l) dx.values[l] = load(store<In>(dx.values[l])) + past.values[l];
         }
-        dx.write(backward.dx + begin + column);
+        write(column, dx);
       });
 }
 
@@ -211,61 +245,83 @@ struct NormLines {
   bool with_bias;  // dbias is required
 };
 
-// Calls each_row(row, columns) for the rows of this thread block (one block per line), and writes their weight
-// gradients to the line.
-template <int64_t count, int packs, class T, class Row>
+// Writes the sums of the block's teams, which are in registers, to `line` [width], in the order of the teams.
+template <class Plan, class T>
+__device__ void write_team_sums(const Elements<T, Plan::kCount> (&sums)[Plan::kPacks], T* line,
+                                const NormShape& shape) {
+  if constexpr (Plan::kTeams == 1) {
+    for_columns<Plan>(shape, [&](int i, int64_t column) { sums[i].write(line + column); });
+  } else {
+    T* const all = reinterpret_cast<T*>(dynamic_shared());  // [teams, width]
+    __syncthreads();                                        // waits until the previous sums have been read
+    for_columns<Plan>(shape,
+                      [&](int i, int64_t column) { sums[i].write(all + Plan::team() * shape.width + column); });
+    __syncthreads();
+    for (int64_t column = threadIdx.x; column < shape.width; column += kThreads) {
+      T sum = all[column];
+      for (unsigned team = 1; team < Plan::kTeams; ++team) sum += all[team * shape.width + column];
+      line[column] = sum;
+    }
+  }
+}
+
+// Calls each_row(row, columns) for the rows of this thread block (one block per line), which its teams take in turn,
+// and writes their weight gradients to the line.
+template <class Plan, class T, class Row>
 __device__ void norm_line(const NormLines<T>& to, const NormShape& shape, const Row& each_row) {
   T *line = to.lines + int64_t{blockIdx.x} * 2 * shape.width, *sums = line;
-  NormColumns<T, count, packs> columns{};
-  if constexpr (packs == 0) {
+  NormColumns<T, Plan> columns{};
+  if constexpr (Plan::kPacks == 0) {
     if (to.shared) sums = reinterpret_cast<T*>(dynamic_shared());
     columns = {sums, to.with_bias ? sums + shape.width : nullptr};
-    for_columns<count, 0>(shape, [&](int, int64_t column) {
-      constexpr Elements<T, count> kZeros{};
+    for_columns<Plan>(shape, [&](int, int64_t column) {
+      constexpr Elements<T, Plan::kCount> kZeros{};
       kZeros.write(columns.dweight + column);
       if (to.with_bias) kZeros.write(columns.dbias + column);
     });
   }
   const int64_t begin = blockIdx.x * norm_rows_per_line(shape), most = begin + norm_rows_per_line(shape);
   const int64_t end = most < shape.rows ? most : shape.rows;
-  for (int64_t row = begin; row < end; ++row) each_row(row, columns);
-  if (packs == 0 && !to.shared) return;
-  for_columns<count, packs>(shape, [&](int i, int64_t column) {
-    Elements<T, count> dweight, dbias{};
-    if constexpr (packs > 0) {
-      dweight = columns.dweight[i], dbias = columns.dbias[i];
-    } else {
-      dweight.read(columns.dweight + column);
-      if (to.with_bias) dbias.read(columns.dbias + column);
-    }
-    dweight.write(line + column);
-    if (to.with_bias) dbias.write(line + shape.width + column);
-  });
+  for (int64_t row = begin + Plan::team(); row < end; row += Plan::kTeams) each_row(row, columns);
+  if constexpr (Plan::kPacks > 0) {
+    write_team_sums<Plan>(columns.dweight, line, shape);
+    if (to.with_bias) write_team_sums<Plan>(columns.dbias, line + shape.width, shape);
+  } else if (to.shared) {
+    for_columns<Plan>(shape, [&](int, int64_t column) {
+      Elements<T, Plan::kCount> sum;
+      sum.read(columns.dweight + column);
+      sum.write(line + column);
+      if (!to.with_bias) return;
+      sum.read(columns.dbias + column);
+      sum.write(line + shape.width + column);
+    });
+  }
 }
 
-// Calls call.template operator()<count, packs>() for rows of whole packs or of single elements.
+// Calls call(plan) with the RowPlan for rows of whole packs or of single elements.
 template <class In, class Out, class Call>
-void with_norm_packs(bool in_packs, const NormShape& shape, const Call& call) {
-  constexpr int64_t kPack = kNormPack<In, Out>, kOfBlock = kPack * kThreads;
-  if (!in_packs) return call.template operator()<1, 0>();
-  if (shape.width <= kOfBlock) return call.template operator()<kPack, 1>();
-  if (shape.width <= 2 * kOfBlock) return call.template operator()<kPack, 2>();
-  if (shape.width <= 4 * kOfBlock) return call.template operator()<kPack, 4>();
-  call.template operator()<kPack, 0>();
+void with_row_plan(bool in_packs, const NormShape& shape, const Call& call) {
+  constexpr int64_t kPack = kNormPack<In, Out>;
+  const auto by_packs = [&]<unsigned lanes>() {
+    if (shape.width <= kPack * lanes) call(RowPlan<kPack, 1, lanes>());
+    else if (shape.width <= 2 * kPack * lanes) call(RowPlan<kPack, 2, lanes>());
+    else call(RowPlan<kPack, 4, lanes>());
+  };
+  if (!in_packs) call(RowPlan<1, 0, kThreads>());
+  else if (shape.width <= 4 * kPack * kWarp) by_packs.template operator()<kWarp>();
+  else if (shape.width <= 4 * kPack * kThreads) by_packs.template operator()<kThreads>();
+  else call(RowPlan<kPack, 0, kThreads>());
 }
 
-// Bytes of shared memory for the sums: 0 if they exceed the default limit of every GPU, or if registers hold them.
-template <class T>
-unsigned norm_room_bytes(const NormShape& shape, bool with_bias, int packs) {
+// Bytes of shared memory for the sums: of the teams, or without packs of the block. 0 if registers hold them, or if
+// they exceed the default limit of every GPU.
+template <class Plan, class T>
+unsigned norm_room_bytes(const NormShape& shape, bool with_bias) {
   constexpr int64_t kMost = 40 * 1024;  // leaves space for block_reduce
-  const int64_t bytes = (with_bias ? 2 : 1) * shape.width * static_cast<int64_t>(sizeof(T));
-  return packs == 0 && bytes <= kMost ? static_cast<unsigned>(bytes) : 0;
-}
-
-// Sums the lines into dweight and dbias; dbias may be null.
-template <class T>
-void sum_norm_lines(const T* lines, T* dweight, T* dbias, const NormShape& shape, CUstream_st* stream) {
-  sum_lines_cuda<T>({lines, norm_lines(shape), 2 * shape.width, shape.width, {dweight, dbias}}, stream);
+  const int64_t row = shape.width * static_cast<int64_t>(sizeof(T));
+  if (Plan::kTeams > 1) return static_cast<unsigned>(Plan::kTeams * row);
+  const int64_t bytes = (with_bias ? 2 : 1) * row;
+  return Plan::kPacks == 0 && bytes <= kMost ? static_cast<unsigned>(bytes) : 0;
 }
 
 }  // namespace metroplex::kernels

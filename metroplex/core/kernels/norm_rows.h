@@ -16,8 +16,8 @@ NormForward<In, Out, Wide<In>> widened(const NormForward<In, Out>& forward, cons
 }
 template <class In, class Out>
 NormBackward<In, Out, Wide<In>> widened(const NormBackward<In, Out>& backward, const WideRow<Out>& weight) {
-  return {backward.dy,  backward.x,  weight.data(),    backward.mean, backward.rstd,
-          backward.add, backward.dx, backward.dweight, backward.dbias};
+  return {backward.dy,  backward.x,  weight.data(),  backward.mean,     backward.rstd,
+          backward.add, backward.dx, backward.lines, backward.with_bias};
 }
 
 // Process rows [begin, end) of norm_forward and norm_backward. The latter adds weight gradients to dweight and dbias
@@ -46,9 +46,10 @@ class NormBlocks {
   int64_t end(int64_t block) const { return std::min(rows_, (block + 1) * kRows); }
   T* dweight(int64_t block) { return dweight_.data() + block * width_; }
   T* dbias(int64_t block) { return dbias_.empty() ? nullptr : dbias_.data() + block * width_; }
-  void sum(T* dweight, T* dbias) const {
-    sum(dweight_, dweight);
-    if (dbias != nullptr) sum(dbias_, dbias);
+  // Writes one line, see NormBackward.
+  void sum(T* line) const {
+    sum(dweight_, line);
+    if (!dbias_.empty()) sum(dbias_, line + width_);
   }
 
  private:

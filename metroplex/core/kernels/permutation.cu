@@ -36,10 +36,12 @@ __device__ int read_expert(const int64_t* experts, int64_t a, const Stretch& str
   return e >= 0 && e < shape.num_experts ? static_cast<int>(e) : -1;
 }
 
-__global__ void __launch_bounds__(kThreads) fill_kernel(int64_t* x, int64_t value, int64_t n) {
+// Writes -1, no row, to all of x.
+__device__ void fill_rows(int64_t* x, int64_t n) {
   const int64_t stride = int64_t{gridDim.x} * blockDim.x;
-  for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < n; i += stride) x[i] = value;
+  for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < n; i += stride) x[i] = -1;
 }
+__global__ void __launch_bounds__(kThreads) fill_kernel(int64_t* x, int64_t n) { fill_rows(x, n); }
 
 // Computes counts [warps, experts] of each warp's stretch in shared memory. All threads can read them on return.
 __device__ void count_stretches(const int64_t* experts, const PermutationShape& shape, const Tiles& tiles,
@@ -60,6 +62,7 @@ __device__ void count_stretches(const int64_t* experts, const PermutationShape& 
 
 __global__ void __launch_bounds__(kThreads)
     count_kernel(const int64_t* experts, PermutationPlan plan, PermutationShape shape, Tiles tiles) {
+  fill_rows(plan.source, shape.num_rows);
   int* const counts = reinterpret_cast<int*>(dynamic_shared());
   count_stretches(experts, shape, tiles, counts);
   int64_t* const to = tiles.count == 1 ? plan.counts : plan.rows + blockIdx.x * tiles.size * shape.copies;
@@ -209,15 +212,17 @@ bool in_packs(int64_t width, const T* x, const T* out) {
 
 void fill(int64_t* x, int64_t n, CUstream_st* stream) {
   if (n == 0) return;
-  launch_kernel("fill_permutation", fill_kernel, Grid{blocks_for(n), kThreads, 0, stream}, x, int64_t{-1}, n);
+  launch_kernel("fill_permutation", fill_kernel, Grid{blocks_for(n), kThreads, 0, stream}, x, n);
 }
 
 }  // namespace
 
 void plan_permutation_cuda(const int64_t* experts, const PermutationPlan& plan, const PermutationShape& shape,
                            CUstream_st* stream) {
-  fill(plan.source, shape.num_rows, stream);
-  if (shape.num_experts == 0) return fill(plan.rows, shape.assignments * shape.copies, stream);
+  if (shape.num_experts == 0) {
+    fill(plan.source, shape.num_rows, stream);
+    return fill(plan.rows, shape.assignments * shape.copies, stream);
+  }
   MPX_CHECK(shape.num_experts <= kMostExperts, "cuda", "rows of ", shape.num_experts,
             " experts must be sorted on one GPU, which supports at most ", kMostExperts,
             "; share them among more ranks (expert_model_parallel_size)");

@@ -3,6 +3,7 @@
 #include "kernels/launch.h"
 #include "kernels/round_blocks.h"
 #include "kernels/small_codes.h"
+#include "kernels/wide_access.h"
 
 namespace metroplex::kernels {
 namespace {
@@ -43,18 +44,100 @@ __device__ W random_value(const RoundingNoise& noise, int64_t row, int64_t colum
   return unit_interval<W>(bits[static_cast<size_t>(index % 4)]);
 }
 
+template <class T, class Out>
+struct Rounding {
+  using W = Wide<T>;
+  Out* out;
+  const T* x;
+  const W* magnitudes;
+  const int64_t* counts;
+  RoundShape shape;
+  RoundingNoise noise;
+
+  __device__ GroupWalk groups() const { return {counts, shape.groups, shape.rows}; }
+  // Factors of a block with the largest magnitude `largest`, which is not read if the blocks are whole groups.
+  __device__ CodeFactors<W> factors(W largest, int64_t group) const {
+    const W of_group = magnitudes != nullptr ? magnitudes[group] : W(0);
+    return code_factors(shape.whole_groups() ? of_group : largest, of_group, shape.number, shape.factor);
+  }
+  __device__ W rounded(W value, const CodeFactors<W>& by, const SmallForm& form, int64_t row, int64_t column) const {
+    const W scaled = value * by.encode;
+    const W code = noise.active() ? round_small_randomly(scaled, form, random_value<W>(noise, row, column))
+                                  : round_small(scaled, form);
+    return code * by.decode;
+  }
+};
+
+// Elements per thread and access: whole packs of both types.
+template <class T, class Out>
+constexpr int64_t kRoundPack = Pack<T>::kCount < Pack<Out>::kCount ? Pack<Out>::kCount : Pack<T>::kCount;
+
+// For blocks of one row, and whole groups: a thread block rounds one row at a time. The lanes of a warp that share a
+// block are adjacent.
+template <class T, class Out>
+__global__ void __launch_bounds__(kThreads) round_rows_kernel(Rounding<T, Out> all) {
+  using W = Wide<T>;
+  constexpr int64_t kCount = kRoundPack<T, Out>;
+  const SmallForm form = small_form(all.shape.number);
+  const int64_t packs = all.shape.columns / kCount;
+  const auto lanes = static_cast<unsigned>(all.shape.whole_groups() ? 1 : all.shape.column_step() / kCount);
+  GroupWalk walk = all.groups();
+  for (int64_t row = blockIdx.x; walk.reaches(row); row += gridDim.x) {
+    for (int64_t first = 0; first < packs; first += kThreads) {
+      const int64_t column = (first + threadIdx.x) * kCount, at = row * all.shape.columns + column;
+      const bool inside = column < all.shape.columns;
+      Elements<T, kCount> x{};
+      if (inside) x.read(all.x + at);
+      W largest = 0;
+      for (const W value : x.values) largest = Max{}(largest, absolute(value));
+      const CodeFactors<W> by = all.factors(warp_reduce(largest, Max{}, lanes), walk.group);
+      if (!inside) continue;
+      Elements<Out, kCount> out;
+      for (int64_t i = 0; i < kCount; ++i) out.values[i] = all.rounded(x.values[i], by, form, row, column + i);
+      out.write(all.out + at);
+    }
+  }
+}
+
+// For blocks of one column: a thread rounds every n-th block, counted over all groups. Adjacent threads read adjacent
+// columns.
+template <class T, class Out>
+__global__ void __launch_bounds__(kThreads) round_columns_kernel(Rounding<T, Out> all) {
+  using W = Wide<T>;
+  const SmallForm form = small_form(all.shape.number);
+  const int64_t columns = all.shape.columns, block_rows = all.shape.block_rows;
+  const int64_t threads = int64_t{gridDim.x} * kThreads, thread = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  int64_t first = 0;  // the group's first block
+  for (GroupWalk walk = all.groups(); walk.next();) {
+    const int64_t blocks = (walk.end - walk.begin + block_rows - 1) / block_rows * columns;
+    for (int64_t block = (thread - first % threads + threads) % threads; block < blocks; block += threads) {
+      const Divided where = divided(block, columns);
+      const int64_t column = where.remainder, begin = walk.begin + where.quotient * block_rows,
+                    end = begin + block_rows < walk.end ? begin + block_rows : walk.end;
+      W largest = 0;
+      for (int64_t row = begin; row < end; ++row)
+        largest = Max{}(largest, absolute(load(all.x[row * columns + column])));
+      const CodeFactors<W> by = all.factors(largest, walk.group);
+      for (int64_t row = begin; row < end; ++row) {
+        const int64_t at = row * columns + column;
+        all.out[at] = store<Out>(all.rounded(load(all.x[at]), by, form, row, column));
+      }
+    }
+    first += blocks;
+  }
+}
+
 // A thread block rounds every gridDim.x-th block of values, counted over all groups. The number of blocks in a group
 // depends on its rows.
 template <class T, class Out>
-__global__ void __launch_bounds__(kThreads)
-    round_kernel(Out* out, const T* x, const Wide<T>* magnitudes, const int64_t* counts, RoundShape shape,
-                 RoundingNoise noise) {
+__global__ void __launch_bounds__(kThreads) round_kernel(Rounding<T, Out> all) {
   using W = Wide<T>;
+  const RoundShape& shape = all.shape;
   const SmallForm form = small_form(shape.number);
   const int64_t block_rows = shape.whole_groups() ? 1 : shape.block_rows, across = shape.column_blocks(),
                 step = shape.column_step();
   int64_t first = 0;  // the group's first block
-  for (GroupWalk walk{counts, shape.groups, shape.rows}; walk.next();) {
+  for (GroupWalk walk = all.groups(); walk.next();) {
     const int64_t begin = walk.begin, end = walk.end;
     const int64_t blocks = (end - begin + block_rows - 1) / block_rows * across, grid = gridDim.x;
     // The first block of this group that belongs to this thread block.
@@ -63,26 +146,30 @@ __global__ void __launch_bounds__(kThreads)
       const int64_t row = begin + block / across * block_rows, column = block % across * step;
       const int64_t rows = end - row < block_rows ? end - row : block_rows,
                     columns = shape.columns - column < step ? shape.columns - column : step;
-      const W of_group = magnitudes != nullptr ? magnitudes[walk.group] : W(0);
-      W largest = shape.whole_groups() ? of_group : W(0);
+      W largest = 0;
       if (!shape.whole_groups()) {
         for (int64_t i = threadIdx.x; i < rows * columns; i += kThreads)
-          largest = Max{}(largest, absolute(load(x[(row + i / columns) * shape.columns + column + i % columns])));
+          largest = Max{}(largest, absolute(load(all.x[(row + i / columns) * shape.columns + column + i % columns])));
         largest = block_reduce(largest, Max{});
       }
-      const CodeFactors<W> by = code_factors(largest, of_group, shape.number, shape.factor);
+      const CodeFactors<W> by = all.factors(largest, walk.group);
       for (int64_t i = threadIdx.x; i < rows * columns; i += kThreads) {
         const int64_t own_row = row + i / columns, own_column = column + i % columns,
                       at = own_row * shape.columns + own_column;
-        const W scaled = load(x[at]) * by.encode;
-        const W code = noise.active()
-                           ? round_small_randomly(scaled, form, random_value<W>(noise, own_row, own_column))
-                           : round_small(scaled, form);
-        out[at] = store<Out>(code * by.decode);
+        all.out[at] = store<Out>(all.rounded(load(all.x[at]), by, form, own_row, own_column));
       }
     }
     first += blocks;
   }
+}
+
+template <class T, class Out>
+bool rounds_by_rows(const Rounding<T, Out>& all) {
+  constexpr int64_t kCount = kRoundPack<T, Out>;
+  const RoundShape& shape = all.shape;
+  const int64_t step = shape.column_step(), lanes = step / kCount;
+  const bool shared = shape.block_rows == 1 && step % kCount == 0 && lanes <= kWarp && (lanes & (lanes - 1)) == 0;
+  return shape.columns % kCount == 0 && aligned_for_packs(all.x, all.out) && (shape.whole_groups() || shared);
 }
 
 template <class T>
@@ -143,11 +230,16 @@ void largest_magnitudes_cuda(Wide<T>* magnitudes, Wide<T>* parts, const T* x, co
 template <class T, class Out>
 void round_blocks_cuda(Out* out, const T* x, const Wide<T>* magnitudes, const int64_t* counts,
                        const RoundShape& shape, const RoundingNoise& noise, CUstream_st* stream) {
+  if (shape.rows == 0 || shape.columns == 0) return;
+  const Rounding<T, Out> all{out, x, magnitudes, counts, shape, noise};
   const int64_t block_rows = shape.whole_groups() ? 1 : shape.block_rows;
   const int64_t blocks = (shape.rows / block_rows + shape.groups) * shape.column_blocks();
-  if (shape.rows == 0 || shape.columns == 0) return;
-  launch_kernel("round_blocks", round_kernel<T, Out>, Grid{blocks_for(blocks * kThreads), kThreads, 0, stream}, out,
-                x, magnitudes, counts, shape, noise);
+  const auto launch = [&](auto kernel, unsigned thread_blocks) {
+    launch_kernel("round_blocks", kernel, Grid{thread_blocks, kThreads, 0, stream}, all);
+  };
+  if (rounds_by_rows(all)) launch(round_rows_kernel<T, Out>, blocks_for_rows(shape.rows));
+  else if (shape.block_columns == 1) launch(round_columns_kernel<T, Out>, blocks_for(blocks));
+  else launch(round_kernel<T, Out>, blocks_for_rows(blocks));
 }
 
 template <class T>

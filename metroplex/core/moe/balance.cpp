@@ -13,15 +13,6 @@ namespace metroplex::moe {
 
 using config::AuxLossType;
 
-// Sums over the tokens of this rank, or of all ranks of tp_cp. Shapes are [samples, E], or [1, E] if no loss is per
-// sequence; fp64.
-struct AuxiliaryLosses::Sums {
-  at::Tensor tokens, scores;            // counts; local scores are differentiable
-  at::Tensor z;                         // scalar: sum of squared logsumexp; differentiable if local
-  at::Tensor mask;                      // scalar: sum of the loss mask
-  int64_t num_tokens = 0, samples = 1;  // num_tokens: mean over tp_cp, or their sum
-};
-
 AuxiliaryLosses::AuxiliaryLosses(const config::Model& model, const nn::LayerContext& context,
                                  const ExpertContext& experts)
     : z_(model.moe_z_loss_coeff),
@@ -74,23 +65,29 @@ kernels::BalanceScore balance_score(config::ScoreFunction function) {
   return {};
 }
 
-at::Tensor balance_sums(const device::Target& target, const at::Tensor& logits, const kernels::BalanceShape& shape) {
+BalanceSums balance_sums(const device::Target& target, const at::Tensor& logits, kernels::BalanceShape shape,
+                         const at::Tensor& experts) {
   const at::Tensor x = logits.detach().contiguous();
-  at::Tensor sums, lines;
+  BalanceSums sums;
   {
     const at::NoGradGuard no_grad;
-    sums = at::empty({shape.sums()}, x.options().dtype(at::kDouble));
-    lines = at::empty({kernels::balance_chunks(shape), shape.sums()}, sums.options());
+    const at::Tensor chosen = experts.defined() ? experts.detach().contiguous() : experts;
+    if (chosen.defined()) shape.chosen = chosen.size(1);
+    sums.all = at::empty({shape.sums() + 1}, x.options().dtype(at::kDouble));
+    const at::Tensor lines = at::empty({kernels::balance_chunks(shape), shape.sums()}, sums.all.options());
     nn::dispatch_wide(x, [&](auto zero) {
       using T = decltype(zero);
-      device::launch(target, {"balance", {&x}, {&sums, &lines}}, kernels::balance_forward<T>,
+      device::launch(target, {"balance", {&x, &chosen}, {&sums.all, &lines}}, kernels::balance_forward<T>,
                      kernels::balance_forward_cuda<T>, static_cast<const T*>(nn::elements<T>(x)),
-                     nn::elements<double>(sums), nn::elements<double>(lines), shape);
+                     chosen.defined() ? static_cast<const int64_t*>(chosen.const_data_ptr()) : nullptr,
+                     nn::elements<double>(sums.all), nn::elements<double>(lines), shape);
     });
+    sums.scores = sums.all.narrow(0, shape.bins(), shape.bins() + 1).detach();
   }
-  return nn::attach(sums, {logits}, [target, x, shape](const at::Tensor& dy) -> nn::Gradients {
+  sums.scores = nn::attach(sums.scores, {logits}, [target, x, shape](const at::Tensor& dy) -> nn::Gradients {
     return {sums_gradient(target, dy, x, shape)};
   });
+  return sums;
 }
 
 // Mean number of tokens over tp_cp, if this rank has `own`. Context-parallel ranks may have different numbers.
@@ -100,78 +97,71 @@ static int64_t mean_tokens(int64_t own, const comm::Group& cp, const nn::Microba
   return own * batch.sequence.length / (rows * cp.size());
 }
 
-AuxiliaryLosses::Sums AuxiliaryLosses::own_sums(const at::Tensor& logits, const at::Tensor& experts, int64_t samples,
-                                                const nn::Microbatch& batch) const {
-  Sums sums;
-  sums.num_tokens = mean_tokens(logits.size(0), cp_, batch);
-  sums.samples = seq_ > 0 ? samples : 1;
-  kernels::BalanceShape shape{logits.size(0), num_experts_, sums.samples};
-  shape.score = balances() ? balance_score(rule_.score_function) : kernels::BalanceScore::none;
-  shape.z = z_ > 0;
-  const at::Tensor both = balance_sums(target_, logits, shape);
-  sums.scores = both.narrow(0, 0, both.numel() - 1).view({sums.samples, num_experts_});
-  sums.z = both.select(0, both.numel() - 1);
-  if (balances()) {
-    // Scores are monotonic in the logits.
-    const at::Tensor best = experts.defined() ? experts : choose(logits, {.k = rule_.k});
-    sums.tokens = tokens_per_expert(best, num_experts_, sums.samples).view(sums.scores.sizes()).to(at::kDouble);
-  } else {
-    sums.tokens = at::zeros(sums.scores.sizes(), both.options());
-  }
+// The last element of the sums is the sum of the loss mask.
+BalanceSums AuxiliaryLosses::own_sums(const at::Tensor& logits, const at::Tensor& experts,
+                                      const kernels::BalanceShape& shape, const nn::Microbatch& batch) const {
+  // Scores are monotonic in the logits.
+  const at::Tensor best = !balances() ? at::Tensor() : experts.defined() ? experts : choose(logits, {.k = rule_.k});
+  BalanceSums sums = balance_sums(target_, logits, shape, best);
+  const at::NoGradGuard no_grad;
+  at::Tensor mask = sums.all.select(0, shape.sums());
   // Every tp rank has the loss mask of all rows, so only the first one adds it.
-  sums.mask = tp_.first() && !per_token_ ? batch.loss_mask.sum(at::kDouble) : at::zeros({}, both.options());
+  if (tp_.first() && !per_token_)
+    at::sum_out(mask, batch.loss_mask, at::OptionalIntArrayRef(), /*keepdim=*/false, at::kDouble);
+  else mask.zero_();
   return sums;
 }
 
 void AuxiliaryLosses::add_terms(const at::Tensor& logits, const at::Tensor& experts, int64_t samples,
                                 nn::SegmentContext& context) {
-  const Sums own = own_sums(logits, experts, samples, context.batch);
-  Sums whole = own;
+  kernels::BalanceShape shape{logits.size(0), num_experts_, seq_ > 0 ? samples : 1};
+  shape.score = balances() ? balance_score(rule_.score_function) : kernels::BalanceScore::none;
+  shape.z = z_ > 0;
+  const BalanceSums own = own_sums(logits, experts, shape, context.batch);
+  const auto tokens = static_cast<double>(mean_tokens(logits.size(0), cp_, context.batch) * tp_cp_.size());
+  at::Tensor all, weight;
   {
     const at::NoGradGuard no_grad;
-    const int64_t n = own.tokens.numel();
-    const at::Tensor packed = at::cat(
-        {own.tokens.reshape({-1}), own.scores.detach().reshape({-1}), own.z.detach().view({1}), own.mask.view({1})});
-    comm::all_reduce(packed, tp_cp_);
-    whole.tokens = packed.narrow(0, 0, n).view(own.tokens.sizes());
-    whole.scores = packed.narrow(0, n, n).view(own.tokens.sizes());
-    whole.z = packed.select(0, 2 * n);
-    whole.mask = packed.select(0, 2 * n + 1);
-    whole.num_tokens = own.num_tokens * tp_cp_.size();
+    all = global_ > 0 ? own.all.clone() : own.all;
+    comm::all_reduce(all, tp_cp_);
+    weight = per_token_ ? at::full({}, tokens, all.options()) : all.select(0, shape.sums());
   }
-  const at::Tensor weight = per_token_ ? at::full({}, static_cast<double>(whole.num_tokens), whole.mask.options())
-                                       : whole.mask.clamp_min(1);
-  const auto tokens = static_cast<double>(whole.num_tokens);
+  using Kind = kernels::BalanceTerm::Kind;
+  const auto divisor = static_cast<double>(cp_.size());
+  const auto term = [&](Kind kind, double factor) {
+    return kernels::BalanceTerm{kind, shape.samples, num_experts_, factor, divisor};
+  };
   if (aux_ > 0) {
     const double factor = balance_factor(aux_, num_experts_, rule_.k, tokens);
-    const at::Tensor by_expert = whole.tokens.sum(0) * (weight * factor);
-    add(context, "load_balancing_loss", (own.scores * by_expert).sum(), (whole.scores * by_expert).sum());
+    add(context, "load_balancing_loss", own, all, weight, term(Kind::aux, factor));
   }
   if (seq_ > 0) {
-    const auto all = static_cast<double>(samples);
-    const at::Tensor by_expert =
-        whole.tokens * (weight * (balance_factor(seq_, num_experts_, rule_.k, tokens / all) / all));
-    add(context, "seq_load_balancing_loss", (own.scores * by_expert).sum(), (whole.scores * by_expert).sum());
+    const auto sequences = static_cast<double>(samples);
+    const double factor = balance_factor(seq_, num_experts_, rule_.k, tokens / sequences) / sequences;
+    add(context, "seq_load_balancing_loss", own, all, weight, term(Kind::seq, factor));
   }
-  if (global_ > 0) add_global(own, weight, context);
-  if (z_ > 0) {
-    const at::Tensor factor = weight * (z_ / tokens);
-    add(context, "z_loss", own.z * factor, whole.z * factor);
+  if (global_ > 0) {
+    const double of_all = tokens / tp_cp_.size() * tp_dp_cp_.size();
+    add_global(own, term(Kind::aux, balance_factor(global_, num_experts_, rule_.k, of_all)), weight, context);
   }
+  if (z_ > 0) add(context, "z_loss", own, all, weight, term(Kind::z, z_ / tokens));
 }
 
-void AuxiliaryLosses::add_global(const Sums& own, const at::Tensor& weight, nn::SegmentContext& context) {
-  at::Tensor tokens = own.tokens.sum(0), scores = own.scores.detach().sum(0);
-  if (!context.is_recompute) {
-    const at::Tensor packed = at::cat({tokens, scores});
-    comm::all_reduce(packed, tp_dp_cp_);
-    tokens = packed.narrow(0, 0, num_experts_);
-    scores = packed.narrow(0, num_experts_, num_experts_);
+// The tokens are those of the step's microbatches so far, averaged, and count once: only in the first sample.
+void AuxiliaryLosses::add_global(const BalanceSums& own, const kernels::BalanceTerm& term, const at::Tensor& weight,
+                                 nn::SegmentContext& context) {
+  at::Tensor all;
+  {
+    const at::NoGradGuard no_grad;
+    all = own.all.clone();
+    if (!context.is_recompute) comm::all_reduce(all, tp_dp_cp_);
+    const int64_t bins = term.samples * num_experts_;
+    const at::Tensor tokens = all.narrow(0, 0, bins).view({term.samples, num_experts_});
+    const at::Tensor mean = context.once([&] { return add_to_running(tokens.sum(0)); });
+    tokens.zero_();
+    tokens.select(0, 0).copy_(mean);
   }
-  const double factor =
-      balance_factor(global_, num_experts_, rule_.k, static_cast<double>(own.num_tokens) * tp_dp_cp_.size());
-  const at::Tensor by_expert = context.once([&] { return add_to_running(tokens); }) * (weight * factor);
-  add(context, "global_load_balancing_loss", (own.scores * by_expert).sum(), (scores * by_expert).sum());
+  add(context, "global_load_balancing_loss", own, all, weight, term);
 }
 
 // Returns the mean over the step's microbatches so far.
@@ -181,13 +171,22 @@ at::Tensor AuxiliaryLosses::add_to_running(const at::Tensor& tokens) const {
   return running_.narrow(0, 0, num_experts_) / running_.narrow(0, num_experts_, 1);
 }
 
-void AuxiliaryLosses::add(nn::SegmentContext& context, const char* name, const at::Tensor& own,
-                          const at::Tensor& whole) const {
-  const at::NoGradGuard no_grad;
-  const at::Tensor value = whole / static_cast<double>(cp_.size());
-  const at::AutoGradMode with_grad(own.requires_grad());
-  context.terms.push_back(
-      {name, nn::attach(value, {own}, [](const at::Tensor& dy) -> nn::Gradients { return {dy}; })});
+void AuxiliaryLosses::add(nn::SegmentContext& context, const char* name, const BalanceSums& own,
+                          const at::Tensor& all, const at::Tensor& weight, const kernels::BalanceTerm& term) const {
+  at::Tensor value, gradient;
+  {
+    const at::NoGradGuard no_grad;
+    value = at::empty({}, all.options());
+    gradient = at::empty({term.samples * num_experts_ + 1}, all.options());
+    const auto read = [](const at::Tensor& x) { return static_cast<const double*>(x.const_data_ptr()); };
+    device::launch(target_, {"balance_term", {&all, &weight}, {&value, &gradient}, {{"factor", term.factor}}},
+                   kernels::balance_term, kernels::balance_term_cuda, read(all), read(weight),
+                   nn::elements<double>(value), nn::elements<double>(gradient), term);
+  }
+  const at::AutoGradMode with_grad(own.scores.requires_grad());
+  context.terms.push_back({name, nn::attach(value, {own.scores}, [gradient](const at::Tensor& dy) -> nn::Gradients {
+                             return {gradient * dy};
+                           })});
 }
 
 }  // namespace metroplex::moe

@@ -27,9 +27,16 @@
 
 namespace metroplex::moe {
 
-// Returns [samples E + 1] fp64 of logits [T, E], differentiable. For each sample: the sums of each expert's
-// normalized scores (the scores of a token sum to 1). The last element is the sum of logsumexp^2.
-at::Tensor balance_sums(const device::Target& target, const at::Tensor& logits, const kernels::BalanceShape& shape);
+// Sums of logits [T, E] in fp64, see kernels::BalanceShape.
+struct BalanceSums {
+  // [2 samples E + 2]: tokens and normalized scores (those of a token sum to 1) of each sample and expert,
+  // logsumexp^2, and one element for the caller.
+  at::Tensor all;
+  at::Tensor scores;  // [samples E + 1]: the scores and logsumexp^2 in `all`, differentiable
+};
+// `experts` [T, k]: the chosen experts; undefined: tokens are not counted.
+BalanceSums balance_sums(const device::Target& target, const at::Tensor& logits, kernels::BalanceShape shape,
+                         const at::Tensor& experts = {});
 kernels::BalanceScore balance_score(config::ScoreFunction function);
 
 class AuxiliaryLosses {
@@ -47,14 +54,15 @@ class AuxiliaryLosses {
   const at::Tensor& running() const { return running_; }
 
  private:
-  struct Sums;
-
   bool balances() const { return aux_ > 0 || seq_ > 0 || global_ > 0; }
-  Sums own_sums(const at::Tensor& logits, const at::Tensor& experts, int64_t samples,
-                const nn::Microbatch& batch) const;
-  void add_global(const Sums& own, const at::Tensor& weight, nn::SegmentContext& context);
+  BalanceSums own_sums(const at::Tensor& logits, const at::Tensor& experts, const kernels::BalanceShape& shape,
+                       const nn::Microbatch& batch) const;
+  void add_global(const BalanceSums& own, const kernels::BalanceTerm& term, const at::Tensor& weight,
+                  nn::SegmentContext& context);
   at::Tensor add_to_running(const at::Tensor& tokens) const;
-  void add(nn::SegmentContext& context, const char* name, const at::Tensor& own, const at::Tensor& whole) const;
+  // Appends the term of the reduced sums `all`.
+  void add(nn::SegmentContext& context, const char* name, const BalanceSums& own, const at::Tensor& all,
+           const at::Tensor& weight, const kernels::BalanceTerm& term) const;
 
   double aux_ = 0, seq_ = 0, global_ = 0, z_ = 0;  // coefficients; 0: off
   TopKRule rule_;

@@ -120,8 +120,11 @@ void plain_product(const device::Target& target, at::Tensor out, const at::Tenso
 }  // namespace
 
 Experts::Counts Experts::counts_of(const ExpertRows& in) const {
-  Counts counts{in.counts, {}, in.counter};
-  if (grouped_) return counts;
+  Counts counts{.device = in.counts, .counter = in.counter};
+  if (grouped_) {
+    counts.ends = products_.with_ends(in.counts, in.x.size(0), in.x.scalar_type()).ends;
+    return counts;
+  }
   const int64_t experts = in.counts.numel(), all = in.x.size(0);
   if (target_.meta) {  // counts are unknown: assume an even load
     const auto rows = static_cast<int64_t>(fill_ * static_cast<double>(all));
@@ -149,7 +152,7 @@ at::Tensor Experts::activation(const at::Tensor& x, const Factors& factors, cons
 at::Tensor Experts::product(GroupedOp op, const at::Tensor& rows, const GroupedWeights& weights,
                             const Counts& counts) const {
   const bool forward = op == GroupedOp::forward;
-  if (grouped_) return products_.rows(op, rows, weights, counts.device);
+  if (grouped_) return products_.rows(op, rows, weights, counts.of_groups());
   const at::Tensor out = at::empty({rows.size(0), weights.home.size(forward ? 1 : 2)}, rows.options());
   each_group(counts.host, [&](int64_t e, int64_t first, int64_t n) {
     const at::Tensor weight = of_group(weights, e);
@@ -218,7 +221,7 @@ at::Tensor Experts::weight_gradient(nn::Param& weight, const at::Tensor& dy, con
           if (slots_ > 0) *replicas = gradients.replicas.to(main_grad.scalar_type());
         };
         if (grouped_) {
-          products_.run(GroupedOp::weight_gradient, dy, x, gradients, counts.device, adds && !narrows);
+          products_.run(GroupedOp::weight_gradient, dy, x, gradients, counts.of_groups(), adds && !narrows);
           return finish();
         }
         if (!adds) main_grad.zero_();

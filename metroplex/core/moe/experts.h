@@ -94,8 +94,10 @@ class Experts {
   // Counts of a forward, also used by its backward.
   struct Counts {
     at::Tensor device;
-    std::vector<int64_t> host;  // only without grouped GEMM
-    at::Tensor counter;         // ExpertRows::counter
+    at::Tensor ends{};            // GroupCounts::ends
+    std::vector<int64_t> host{};  // only without grouped GEMM
+    at::Tensor counter{};         // ExpertRows::counter
+    GroupCounts of_groups() const { return {device, ends}; }
   };
   // `input` multiplies the rows before fc1, `probs` the activation and bias; exactly one is defined.
   struct Factors {

@@ -27,15 +27,20 @@ struct GroupedCase {
 // bytes/s; each row saves 2 (1 / 2.2e14 - 1 / 6.9e14) s per weight (rates on one H200, docs/gpu.md). Break-even is at
 // 215 rows; buffers may be half empty.
 constexpr int64_t kRowsForJoin = 512;
+// True if the library has products of the type.
+bool library_has(bool gpu, int capability, at::ScalarType type);
 // True if the library supports the case and is faster. Its kernels require operand rows aligned to 16 bytes.
 bool library_multiplies(const GroupedCase& c);
 // Name of the implementation for the log: "libtorch's _grouped_mm", "own tiles, AMX", "own panels, AVX-512", ...
 std::string product_name(const GroupedCase& c);
 
-// counts [groups] int64. `fill`: see GroupedProduct. forward: x [R, in] to [R, out]; input_gradient: the reverse.
+// Returns GroupCounts::ends of buffers of `rows` rows.
+at::Tensor group_ends(const device::Target& target, const at::Tensor& counts, int64_t rows);
+
+// `fill`: see GroupedProduct. forward: x [R, in] to [R, out]; input_gradient: the reverse.
 // With replicas, all weights are copied temporarily.
 at::Tensor library_rows(const device::Target& target, kernels::GroupedOp op, const at::Tensor& rows,
-                        const GroupedWeights& weights, const at::Tensor& counts, double fill = 1);
+                        const GroupedWeights& weights, const GroupCounts& counts, double fill = 1);
 
 // Gradient of local experts += dy^T x by group, for dy [R, out] and x [R, in]; overwrites if `adds` is false. The
 // gradient of replicas is always overwritten. Products are rounded to bf16, then added in one pass. `zeros_empty`:
@@ -46,6 +51,6 @@ struct LibraryGradient {
   double fill = 1;  // see GroupedProduct
 };
 void put_library_weight_gradient(const device::Target& target, const LibraryGradient& to, const at::Tensor& dy,
-                                 const at::Tensor& x, const at::Tensor& counts);
+                                 const at::Tensor& x, const GroupCounts& counts);
 
 }  // namespace metroplex::moe

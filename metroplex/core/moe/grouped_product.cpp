@@ -50,8 +50,13 @@ bool GroupedProduct::by_library(const at::Tensor& rows, const GroupedWeights& st
                              reads && stack.replicas.defined(), rows.size(0) / arguments_.size(1)});
 }
 
+GroupCounts GroupedProduct::with_ends(const at::Tensor& counts, int64_t rows, at::ScalarType type) const {
+  if (!library_has(target_.gpu(), capability_, type)) return counts;
+  return {counts, group_ends(target_, counts, rows)};
+}
+
 at::Tensor GroupedProduct::rows(kernels::GroupedOp op, const at::Tensor& rows, const GroupedWeights& weights,
-                                const at::Tensor& counts) const {
+                                const GroupCounts& counts) const {
   if (by_library(rows, weights, true)) return library_rows(target_, op, rows, weights, counts, fill_);
   const int64_t width = weights.home.size(op == kernels::GroupedOp::forward ? 1 : 2);
   const at::Tensor out = at::empty({rows.size(0), width}, rows.options());
@@ -60,7 +65,8 @@ at::Tensor GroupedProduct::rows(kernels::GroupedOp op, const at::Tensor& rows, c
 }
 
 void GroupedProduct::run(kernels::GroupedOp op, const GroupedWeights& of_a, const GroupedWeights& of_b,
-                         const GroupedWeights& of_c, const at::Tensor& counts, bool adds) const {
+                         const GroupedWeights& of_c, const GroupCounts& group_counts, bool adds) const {
+  const at::Tensor& counts = group_counts.counts;
   const at::Tensor &a = of_a.home, &b = of_b.home, &c = of_c.home;
   const at::ScalarType type = a.scalar_type(), sum = c.scalar_type();
   MPX_ASSERT(b.scalar_type() == type && (sum == type || sum == nn::acc_type(type)), "a grouped product of ",
@@ -72,7 +78,7 @@ void GroupedProduct::run(kernels::GroupedOp op, const GroupedWeights& of_a, cons
   check_stack(stack, groups);
   if (gradient && by_library(b, of_c, false)) {
     constexpr int kWritesAll = 100;  // below sm_100 the library also zeroes groups without rows
-    return put_library_weight_gradient(target_, {of_c, adds, capability_ >= kWritesAll, fill_}, a, b, counts);
+    return put_library_weight_gradient(target_, {of_c, adds, capability_ >= kWritesAll, fill_}, a, b, group_counts);
   }
   const int64_t out = stack.home.size(1), in = stack.home.size(2);
   kernels::GroupedSource source{operand(of_a), operand(of_b), operand(of_c), groups, rows, replica_count(stack)};

@@ -22,21 +22,31 @@ struct GroupedWeights {
   at::Tensor replicas;  // [slots, out, in], same type; undefined without slots
 };
 
+// Rows of each group. Tensors of counts also convert to it.
+struct GroupCounts {
+  GroupCounts(at::Tensor counts, at::Tensor ends = {})  // NOLINT: see GroupedWeights
+      : counts(std::move(counts)), ends(std::move(ends)) {}
+  at::Tensor counts;  // [groups] int64
+  at::Tensor ends;    // [groups] int32, see kernels::group_ends; undefined: computed for each product of the library
+};
+
 class GroupedProduct {
  public:
   // `capability`: of the GPU that runs the products; -1: detect. `fill`: fraction of the buffers that holds rows
   // under even load, for the FLOPs that a recorder sees.
   GroupedProduct(const device::Target& target, int64_t groups, int capability = -1, double fill = 1);
 
+  // Computes the ends once for several products of R rows of `type`, if libtorch may run them.
+  GroupCounts with_ends(const at::Tensor& counts, int64_t rows, at::ScalarType type) const;
   // Returns y or dx of forward or input_gradient, by libtorch if that is faster.
   at::Tensor rows(kernels::GroupedOp op, const at::Tensor& rows, const GroupedWeights& weights,
-                  const at::Tensor& counts) const;
+                  const GroupCounts& counts) const;
   // All tensors are contiguous. forward: a = x [R, in], b = weights, c = y [R, out]. input_gradient: a = dy, b =
   // weights, c = dx. weight_gradient: a = dy, b = x; a^T b by group is summed in at least fp32. It is added to c, the
   // gradients of local experts, or overwrites them if `adds` is false. Gradients of replicas are always overwritten,
   // with zeros for groups without rows. c has the type of x or a wider one.
   void run(kernels::GroupedOp op, const GroupedWeights& a, const GroupedWeights& b, const GroupedWeights& weights,
-           const at::Tensor& counts, bool adds = true) const;
+           const GroupCounts& counts, bool adds = true) const;
 
  private:
   // `reads`: the stack is an input; otherwise it is the gradient.

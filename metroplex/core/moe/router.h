@@ -37,6 +37,7 @@ class Gating {
   // Flattens x to [T, h] in the router's type and applies the jitter, if any.
   at::Tensor input(const at::Tensor& x, const at::Tensor& jitter) const;
   at::Tensor jitter(const nn::DropoutMask& rows) const;
+  at::Tensor product(const at::Tensor& x, const at::Tensor& jitter) const;
   at::Tensor backward(const at::Tensor& dy, const at::Tensor& x, const nn::DropoutMask& rows);
 
   device::Target target_;

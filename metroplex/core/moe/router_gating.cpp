@@ -41,6 +41,15 @@ at::Tensor Gating::input(const at::Tensor& x, const at::Tensor& jitter) const {
   return jitter.defined() ? rows * jitter : rows;
 }
 
+// In fp32, without copies of the operands if the products of half types are.
+at::Tensor Gating::product(const at::Tensor& x, const at::Tensor& jitter) const {
+  const bool half = nn::is_half(x) && weight_.data.scalar_type() == x.scalar_type() && type_ == at::kFloat;
+  if (half && !jitter.defined() && !bias_)
+    return nn::wide_linear_product(target_, x.reshape({-1, x.size(-1)}), weight_.data.t());
+  return nn::linear_product(target_, input(x, jitter), weight_.data.to(type_).t(),
+                            bias_ ? bias_->data.to(type_) : at::Tensor());
+}
+
 at::Tensor Gating::forward(const nn::Input& in, const nn::Microbatch& batch) {
   const at::Tensor& x_sbh = in.x;
   const bool jitters = jitter_eps_ > 0 && batch.training;
@@ -48,8 +57,7 @@ at::Tensor Gating::forward(const nn::Input& in, const nn::Microbatch& batch) {
   at::Tensor logits;
   {
     const at::NoGradGuard no_grad;
-    logits = nn::linear_product(target_, input(x_sbh.detach(), jitter(rows)), weight_.data.to(type_).t(),
-                                bias_ ? bias_->data.to(type_) : at::Tensor());
+    logits = product(x_sbh.detach(), jitter(rows));
   }
   if (!at::GradMode::is_enabled()) return logits;
   const nn::Saved saved = weight_.frozen ? nn::Saved() : saving_.keep(in);

@@ -6,7 +6,9 @@
 #include <vector>
 
 #include "base/error.h"
+#include "kernels/column_sums.h"
 #include "nn/linear.h"
+#include "nn/matmul.h"
 #include "nn/wide.h"
 
 namespace metroplex::nn {
@@ -91,21 +93,31 @@ at::Tensor activation_backward(const at::Tensor& dy, const at::Tensor& saved, Pa
   const at::Tensor x = saved.contiguous(), gradient = dy.to(x.scalar_type()).contiguous();
   const at::Tensor added = is_wide(x) ? at::Tensor() : bias_data(bias);
   const kernels::ActivationShape shape{x.numel() / x.size(-1), gradient.size(-1), spec.kind, spec.gated, spec.limits};
-  at::Tensor dx = at::empty_like(x);
+  const bool trains = bias != nullptr && !bias->frozen;
+  at::Tensor dx = at::empty_like(x), lines;
   dispatch_element(x.scalar_type(), [&](auto zero) {
     using T = decltype(zero);
+    if (trains && !spec.gated) {
+      const int64_t count = spec.target.gpu() ? kernels::column_lines<T>({shape.rows, shape.width, shape.width}) : 1;
+      lines = at::empty({count, shape.width}, x.options().dtype(acc_type(x.scalar_type())));
+    }
     device::launch(spec.target,
                    {"activation_backward",
                     {&gradient, &x, &added},
-                    {&dx},
+                    {&dx, &lines},
                     {{"kind", static_cast<int>(spec.kind)},
                      {"gated", spec.gated},
                      {"clamp", spec.limits.clamp},
                      {"offset", spec.limits.offset}}},
                    kernels::activation_backward<T>, kernels::activation_backward_cuda<T>, elements<T>(gradient),
-                   elements<T>(x), elements<T>(added), elements<T>(dx), shape);
+                   elements<T>(x), elements<T>(added), elements<T>(dx), elements<kernels::Wide<T>>(lines), shape);
   });
-  if (bias != nullptr) accumulate_bias_gradient(spec.target, *bias, dx);
+  if (trains && spec.gated) accumulate_bias_gradient(spec.target, *bias, dx);
+  if (lines.defined()) {
+    bias->accumulate_or_write([target = spec.target, lines](at::Tensor& main_grad, bool adds) {
+      put_line_sums(target, main_grad, lines, adds);
+    });
+  }
   return dx;
 }
 

@@ -11,6 +11,7 @@
 #include "config/layer_parts.h"
 #include "nn/autograd_node.h"
 #include "nn/gated_delta_net.h"
+#include "nn/heads.h"
 #include "nn/kv_cache.h"
 #include "nn/latent_attention.h"
 #include "nn/lightning_attention.h"
@@ -127,18 +128,18 @@ struct SelfAttention::NormedSaved {
   Saved raw;
 };
 struct SelfAttention::AttentionSaved {
-  std::vector<int64_t> fused_sizes;
   NormedSaved q, k;
   CoreSaved core;
   Saved gate;
 };
 struct SelfAttention::Projected : CoreInputs {
-  at::Tensor gate;  // [s, b, n d]; undefined without attention_output_gate
+  at::Tensor gate;  // [s, b, n, d]; undefined without attention_output_gate
 };
 
 SelfAttention::SelfAttention(const AttentionSpec& spec, const config::Model& model, const LayerContext& context,
                              std::shared_ptr<RopeTable> rope)
     : spec_(spec),
+      target_(context.target),
       heads_(head_counts(model, context.tp.size())),
       saving_(context.saving),
       norms_after_rope_(model.qk_layernorm_after_rope || model.qk_l2_norm),
@@ -171,19 +172,34 @@ SelfAttention::SelfAttention(const AttentionSpec& spec, const config::Model& mod
   }
 }
 
-// Returns q, k and v as views of the fused tensor [s, b, g (n/g + 2) d], or with gates [s, b, g (2 n/g + 2) d]. With
-// several query heads per group the queries are copied. If tensors are saved, keys and values are then copied too, so
-// that none of them keeps the fused tensor alive.
-SelfAttention::Projected SelfAttention::split(const at::Tensor& fused, const at::Tensor& query, bool saves) const {
+// Angles of x if it is rotated before a norm, or without one.
+RopeTable::Angles SelfAttention::angles_before_norm(const at::Tensor& x, const Positions& rows, Of what) const {
+  return rope_ && (!q_norm_ || norms_after_rope_) ? rope_->angles(x, rows, what) : RopeTable::Angles();
+}
+
+// Returns q, k and v, rotated unless a norm comes first. With one query head per group they are views of the fused
+// tensor [s, b, g (n/g + 2) d], otherwise they are copied in the same pass, also with gates [s, b, g (2 n/g + 2) d].
+SelfAttention::Projected SelfAttention::split(const at::Tensor& fused, const at::Tensor& query,
+                                              const Positions& rows) const {
   const int64_t s = fused.size(0), b = fused.size(1), d = heads_.head_dim, per_group = heads_.heads / heads_.groups;
-  const int64_t queries = query.defined() ? 0 : per_group, leading = has_gate_ ? 2 * queries : queries;
-  const at::Tensor grouped = fused.view({s, b, heads_.groups, leading + 2, d});
-  Projected out{{query.defined() ? query.view({s, b, heads_.heads, d})
-                                 : grouped.narrow(3, 0, per_group).reshape({s, b, heads_.heads, d}),
-                 grouped.select(3, leading), grouped.select(3, leading + 1)},
-                {}};
-  if (has_gate_) out.gate = grouped.narrow(3, queries, queries).reshape({s, b, heads_.heads * d});
-  if (saves && leading > 1) out.k = out.k.contiguous(), out.v = out.v.contiguous();
+  const RopeTable::Angles of_queries = angles_before_norm(fused, rows, Of::queries),
+                          of_keys = angles_before_norm(fused, rows, Of::keys);
+  if (query.defined() || (per_group == 1 && !has_gate_)) {
+    const at::Tensor grouped = fused.view({s, b, heads_.groups, query.defined() ? 2 : 3, d});
+    const Projected out{{query.defined() ? query.view({s, b, heads_.heads, d}) : grouped.select(3, 0),
+                         grouped.select(3, grouped.size(3) - 2), grouped.select(3, grouped.size(3) - 1)},
+                        {}};
+    if (of_queries.cos.defined()) rope_->rotate(out.q, rows, 1, Of::queries);
+    if (of_keys.cos.defined()) rope_->rotate(out.k, rows, 1, Of::keys);
+    return out;
+  }
+  const auto make = [&](int64_t heads) { return at::empty({s, b, heads, d}, fused.options()); };
+  const Projected out{{make(heads_.heads), make(heads_.groups), make(heads_.groups)},
+                      has_gate_ ? make(heads_.heads) : at::Tensor()};
+  std::vector<FusedHeads> heads{{out.q, of_queries}};
+  if (has_gate_) heads.push_back({out.gate, {}});
+  heads.insert(heads.end(), {{out.k, of_keys}, {out.v, {}}});
+  split_heads(target_, fused, heads_.groups, heads);
   return out;
 }
 
@@ -207,12 +223,9 @@ at::Tensor SelfAttention::normalize(const at::Tensor& raw, Norm& norm, const Pos
   return x;
 }
 
-// `saved` may be null. Rotates `raw` in place, unless a norm comes first. With a norm, saves `raw`, and the result
-// can be recomputed from it.
-Input SelfAttention::normalize_and_rotate(const at::Tensor& raw, std::optional<Norm>& norm, const Positions& rows,
-                                          NormedSaved* saved) {
-  const Of what = &norm == &q_norm_ ? Of::queries : Of::keys;
-  if (rope_ && (!norm || norms_after_rope_)) rope_->rotate(raw, rows, 1, what);
+// `saved` may be null. With a norm, saves `raw`, and the result can be recomputed from it.
+Input SelfAttention::normalize_saving(const at::Tensor& raw, std::optional<Norm>& norm, const Positions& rows,
+                                      NormedSaved* saved) {
   if (!norm) return raw;
   const at::Tensor x = normalize(raw, *norm, rows, saved ? &saved->norm : nullptr);
   if (saved == nullptr) return x;
@@ -223,36 +236,32 @@ Input SelfAttention::normalize_and_rotate(const at::Tensor& raw, std::optional<N
           })};
 }
 
-// Overwrites dx.
+// Overwrites dx. Returns the gradient of the tensors that split() returns.
 at::Tensor SelfAttention::backward_to_raw(const at::Tensor& dx, std::optional<Norm>& norm, const Positions& rows,
                                           NormedSaved& saved) {
-  const Of what = &norm == &q_norm_ ? Of::queries : Of::keys;
-  if (rope_ && (!norm || !norms_after_rope_)) rope_->rotate(dx, rows, -1, what);
   if (!norm) return dx;
+  if (rope_ && !norms_after_rope_) rope_->rotate(dx, rows, -1, &norm == &q_norm_ ? Of::queries : Of::keys);
   saved.norm.x = saved.raw.get();
-  const at::Tensor gradient = norm->backward(dx, saved.norm);
-  if (rope_ && norms_after_rope_) rope_->rotate(gradient, rows, -1, what);
-  return gradient;
+  return norm->backward(dx, saved.norm);
 }
 
 Input SelfAttention::run_core(const at::Tensor& fused, const at::Tensor& query, const Microbatch& batch) {
   const auto saved = at::GradMode::is_enabled() ? std::make_shared<AttentionSaved>() : nullptr;
   Input out = [&] {
     const at::NoGradGuard no_grad;
-    const Projected raw = split(fused.detach(), query.defined() ? query.detach() : query, saved != nullptr);
     const Positions rows = sequence_positions(batch);
-    const Input q = normalize_and_rotate(raw.q, q_norm_, rows, saved ? &saved->q : nullptr);
-    const Input k = normalize_and_rotate(raw.k, k_norm_, rows, saved ? &saved->k : nullptr);
+    const Projected raw = split(fused.detach(), query.defined() ? query.detach() : query, rows);
+    const Input q = normalize_saving(raw.q, q_norm_, rows, saved ? &saved->q : nullptr);
+    const Input k = normalize_saving(raw.k, k_norm_, rows, saved ? &saved->k : nullptr);
     CoreSaved* const core_saved = saved ? &saved->core : nullptr;
     const Input core = [&] {
       if (batch.cache == nullptr) return core_.forward(q, k, raw.v, {rows, rows}, batch, core_saved);
       const KvCache::Layer all = batch.cache->append(spec_.layer, k.x, raw.v);
       return core_.forward(q, all.k, all.v, {rows, {}}, batch, core_saved);
     }();
-    return has_gate_ ? apply_gate(core, raw.gate, saved.get()) : core;
+    return has_gate_ ? apply_gate(core, raw.gate.flatten(2), saved.get()) : core;
   }();
   if (!saved) return out;
-  saved->fused_sizes = fused.sizes().vec();
   out.x = attach(out.x, {fused, query},
                  [this, saved](const at::Tensor& dout) -> Gradients { return run_core_backward(dout, *saved); });
   return out;
@@ -270,18 +279,15 @@ std::vector<at::Tensor> SelfAttention::run_core_backward(const at::Tensor& dout,
   const Positions& rows = saved.core.positions.queries;
   gradients.q = backward_to_raw(gradients.q, q_norm_, rows, saved.q);
   gradients.k = backward_to_raw(gradients.k, k_norm_, rows, saved.k);
-  const int64_t s = gradients.k.size(0), b = gradients.k.size(1);
-  const auto by_group = [&](const at::Tensor& x) {
-    return x.reshape({s * b, heads_.groups, x.size(2) / heads_.groups * x.size(3)});
-  };
-  // A single kernel on a GPU if the inputs are contiguous.
-  std::vector<at::Tensor> regions;
-  if (!q_) regions.push_back(by_group(gradients.q));
-  if (has_gate_) regions.push_back(by_group(dgate.view(gradients.q.sizes())));
-  regions.push_back(by_group(gradients.k));
-  regions.push_back(by_group(gradients.v));
-  const at::Tensor dfused = at::cat(regions, 2).view(saved.fused_sizes);
-  return {dfused, q_ ? gradients.q.reshape({s, b, -1}) : at::Tensor()};
+  const RopeTable::Angles of_queries = angles_before_norm(gradients.q, rows, Of::queries);
+  std::vector<FusedHeads> heads;
+  if (!q_) heads.push_back({gradients.q, of_queries});
+  if (has_gate_) heads.push_back({dgate.view(gradients.q.sizes()), {}});
+  heads.insert(heads.end(), {{gradients.k, angles_before_norm(gradients.k, rows, Of::keys)}, {gradients.v, {}}});
+  const at::Tensor dfused = join_heads(target_, heads_.groups, heads);
+  if (!q_) return {dfused, at::Tensor()};
+  if (of_queries.cos.defined()) rope_->rotate(gradients.q, rows, -1, Of::queries);
+  return {dfused, gradients.q.flatten(2)};
 }
 
 at::Tensor SelfAttention::forward(const Input& in, const Microbatch& batch, const at::Tensor& query_sbh) {

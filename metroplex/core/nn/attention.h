@@ -68,15 +68,16 @@ class SelfAttention final : public Attention {
   Input run_core(const at::Tensor& fused, const at::Tensor& query, const Microbatch& batch);
   std::vector<at::Tensor> run_core_backward(const at::Tensor& dout, AttentionSaved& saved);
   struct Projected;
-  Projected split(const at::Tensor& fused, const at::Tensor& query, bool saves) const;
+  Projected split(const at::Tensor& fused, const at::Tensor& query, const Positions& rows) const;
+  RopeTable::Angles angles_before_norm(const at::Tensor& x, const Positions& rows, RopeTable::Of what) const;
   Input apply_gate(const Input& core, const at::Tensor& gate, AttentionSaved* saved) const;
   at::Tensor normalize(const at::Tensor& raw, Norm& norm, const Positions& rows, NormSaved* saved);
-  Input normalize_and_rotate(const at::Tensor& raw, std::optional<Norm>& norm, const Positions& rows,
-                             NormedSaved* saved);
+  Input normalize_saving(const at::Tensor& raw, std::optional<Norm>& norm, const Positions& rows, NormedSaved* saved);
   at::Tensor backward_to_raw(const at::Tensor& dx, std::optional<Norm>& norm, const Positions& rows,
                              NormedSaved& saved);
 
   AttentionSpec spec_;
+  device::Target target_;
   HeadCounts heads_;
   SavePolicy saving_;
   bool norms_after_rope_, has_gate_;

@@ -94,9 +94,7 @@ ResidualAndNorm sum_and_norm(const at::Tensor& h, Norm& norm, const SavePolicy& 
         if (!dy.defined()) return {dh};
         NormSaved whole = statistics;
         whole.x = saved_h.get();
-        const at::Tensor dx = norm.backward(dy, whole);
-        if (dh.defined()) dx.add_(dh);
-        return {dx};
+        return {norm.backward(dy, whole, dh)};
       },
       MissingGradient::call);
   Input out = defer_gradient(normed, residual, stored_dy);

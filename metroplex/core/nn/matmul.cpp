@@ -238,4 +238,17 @@ void put_linear_bias_gradient(const device::Target& target, at::Tensor& gradient
   }
 }
 
+void put_line_sums(const device::Target& target, const at::Tensor& gradient, const at::Tensor& lines, bool adds) {
+  const bool direct = gradient.scalar_type() == lines.scalar_type() && gradient.is_contiguous();
+  const at::Tensor out = direct ? gradient : at::empty({lines.size(1)}, lines.options());
+  dispatch_wide(lines, [&](auto zero) {
+    using T = decltype(zero);
+    const kernels::LineSums<T> sums{elements<T>(lines), lines.size(0),    lines.stride(0),
+                                    lines.size(1),      elements<T>(out), adds && direct};
+    device::launch(target, {"sum_lines", {&lines, sums.adds ? &out : nullptr}, {&out}, {{"adds", sums.adds}}},
+                   kernels::sum_lines<T>, kernels::sum_lines_cuda<T>, sums);
+  });
+  if (!direct) adds ? gradient.add_(out) : gradient.copy_(out);
+}
+
 }  // namespace metroplex::nn

@@ -8,6 +8,7 @@
 #include "nn/autograd_node.h"
 #include "kernels/dropout_norm.h"
 #include "kernels/norm.h"
+#include "nn/matmul.h"
 #include "nn/param_init.h"
 #include "nn/wide.h"
 
@@ -61,27 +62,25 @@ struct Norm::Forward {
 };
 
 struct Norm::Backward {
-  at::Tensor dy, x, weight, mean, rstd, add, dx, dweight, dbias;
+  at::Tensor dy, x, weight, mean, rstd, add, dx;
+  at::Tensor lines;  // partial sums of the gradients of weight and bias, see kernels::NormBackward
   kernels::NormShape shape;
-  at::Tensor lines;  // GPU only
+  bool with_bias = false;
   device::Target target;
 
   template <class In, class Out>
   kernels::NormBackward<In, Out> operands() const {
     using T = kernels::Wide<In>;
     return {elements<Out>(dy), elements<In>(x),  elements<Out>(weight), elements<T>(mean), elements<T>(rstd),
-            elements<In>(add), elements<In>(dx), elements<T>(dweight),  elements<T>(dbias)};
+            elements<In>(add), elements<In>(dx), elements<T>(lines),    with_bias};
   }
   void run() const {
     dispatch_pair(x.scalar_type(), dy.scalar_type(), [&](auto in, auto narrow) {
       using In = decltype(in);
       using Out = decltype(narrow);
-      device::launch(
-          target, {"norm_backward", {&dy, &x, &weight, &mean, &rstd, &add}, {&dx, &dweight, &dbias, &lines}},
-          [](const kernels::NormBackward<In, Out>& backward, kernels::Wide<In>*, const kernels::NormShape& shape) {
-            kernels::norm_backward(backward, shape);
-          },
-          kernels::norm_backward_cuda<In, Out>, operands<In, Out>(), elements<kernels::Wide<In>>(lines), shape);
+      device::launch(target, {"norm_backward", {&dy, &x, &weight, &mean, &rstd, &add}, {&dx, &lines}},
+                     kernels::norm_backward<In, Out>, kernels::norm_backward_cuda<In, Out>, operands<In, Out>(),
+                     shape);
     });
   }
 };
@@ -119,7 +118,7 @@ at::Tensor Norm::apply_to_columns(const at::Tensor& x, NormSaved* saved) const {
 at::Tensor Norm::backward_to_columns(const at::Tensor& dy, const NormSaved& saved) {
   const at::Tensor x = to_wide(saved.x.reshape({-1, spec_.width})), wide = to_wide(dy.reshape({-1, spec_.width}));
   Backward call;
-  call.dweight = (wide * x * saved.rstd).sum(0);
+  call.lines = (wide * x * saved.rstd).sum(0, /*keepdim=*/true);
   const at::Tensor gradient = wide * scale(), sums = (gradient * x).sum(1, /*keepdim=*/true);
   comm::all_reduce(sums, spec_.columns);
   const auto width = static_cast<double>(spec_.width * spec_.columns.size());
@@ -176,26 +175,30 @@ Norm::Backward Norm::start_backward(const at::Tensor& dy, const NormSaved& saved
   call.mean = saved.mean;
   call.rstd = saved.rstd;
   call.dx = at::empty_like(call.x);
-  call.dweight = at::empty({spec_.width}, call.rstd.options());
-  if (spec_.has_bias()) call.dbias = at::empty_like(call.dweight);
   call.shape = norm_shape(call.x);
-  if (target_.gpu()) call.lines = at::empty({kernels::norm_lines(call.shape) * 2 * spec_.width}, call.rstd.options());
+  call.with_bias = spec_.has_bias();
+  call.lines = at::empty({target_.gpu() ? kernels::norm_lines(call.shape) : 1, 2 * spec_.width}, call.rstd.options());
   return call;
 }
 
 void Norm::accumulate(const Backward& call) {
-  const auto put = [](const at::Tensor& gradient) {
-    return
-        [gradient](at::Tensor& main_grad, bool adds) { adds ? main_grad.add_(gradient) : main_grad.copy_(gradient); };
+  const auto put = [&](int64_t column) {
+    return [target = target_, lines = call.lines.narrow(1, column, spec_.width)](at::Tensor& main_grad, bool adds) {
+      put_line_sums(target, main_grad, lines, adds);
+    };
   };
-  if (spec_.has_weight) weight_.accumulate_or_write(put(call.dweight));
-  if (call.dbias.defined()) bias_.accumulate_or_write(put(call.dbias));
+  if (spec_.has_weight) weight_.accumulate_or_write(put(0));
+  if (spec_.has_bias()) bias_.accumulate_or_write(put(spec_.width));
 }
 
-at::Tensor Norm::backward(const at::Tensor& dy, const NormSaved& saved) {
+at::Tensor Norm::backward(const at::Tensor& dy, const NormSaved& saved, const at::Tensor& add) {
   const at::NoGradGuard no_grad;
-  if (spec_.columns.size() > 1) return backward_to_columns(dy, saved);
-  const Backward call = start_backward(dy, saved);
+  if (spec_.columns.size() > 1) {
+    const at::Tensor dx = backward_to_columns(dy, saved);
+    return add.defined() ? dx.add_(add) : dx;
+  }
+  Backward call = start_backward(dy, saved);
+  if (add.defined()) call.add = add.contiguous();
   call.run();
   accumulate(call);
   return call.dx;
@@ -216,20 +219,16 @@ Norm::SumGradients Norm::backward(const at::Tensor& dy, const at::Tensor& dsum, 
     dispatch_pair(call.x.scalar_type(), call.dy.scalar_type(), [&](auto in, auto narrow) {
       using In = decltype(in);
       using Out = decltype(narrow);
-      using T = kernels::Wide<In>;
       device::launch(
           target_,
           {"dropout_norm_backward",
            {&call.dy, &call.x, &call.weight, &call.mean, &call.rstd, &call.add, &sum.mask.counters, &sum.mask.rows},
-           {&call.dx, &gradients.dx, &call.dweight, &call.dbias, &call.lines},
+           {&call.dx, &gradients.dx, &call.lines},
            {{"key", sum.mask.shape.key},
             {"probability", sum.mask.shape.probability},
             {"first_row", sum.mask.shape.rows.first_row}}},
-          [](const kernels::NormBackward<In, Out>& backward, Out* dx, T*, const kernels::DropoutNormShape& shape) {
-            kernels::dropout_norm_backward(backward, dx, shape);
-          },
-          kernels::dropout_norm_backward_cuda<In, Out>, call.operands<In, Out>(), elements<Out>(gradients.dx),
-          elements<T>(call.lines), shape);
+          kernels::dropout_norm_backward<In, Out>, kernels::dropout_norm_backward_cuda<In, Out>,
+          call.operands<In, Out>(), elements<Out>(gradients.dx), shape);
     });
   }
   accumulate(call);

@@ -46,7 +46,8 @@ class Norm {
   at::Tensor forward(const at::Tensor& x);
   // Forward and backward without autograd, for use inside a larger autograd node. `saved` may be null.
   at::Tensor apply(const at::Tensor& x, NormSaved* saved) const;
-  at::Tensor backward(const at::Tensor& dy, const NormSaved& saved);
+  // Returns the gradient of x, plus `add` (undefined: 0), the gradient of x from its other readers.
+  at::Tensor backward(const at::Tensor& dy, const NormSaved& saved, const at::Tensor& add = {});
 
   // Returns norm(sum.out). The same pass over memory computes sum.out = sum.residual + dropout(sum.x + sum.bias).
   at::Tensor apply(const BiasDropoutAddOperands& sum, const DropoutMask& mask, NormSaved* saved) const;

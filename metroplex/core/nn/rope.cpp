@@ -84,29 +84,35 @@ void RopeTable::reserve(int64_t positions, at::ScalarType type) {
   if (positions > 0) grow(positions, at::TensorOptions().dtype(acc_type(type)).device(target_.memory()));
 }
 
-void RopeTable::rotate(const at::Tensor& x, const Positions& rows, int direction, Of what) {
+RopeTable::Angles RopeTable::angles(const at::Tensor& x, const Positions& rows, Of what) {
   const at::NoGradGuard no_grad;
-  if (!spec_.rotates && what == Of::keys) return;
-  MPX_ASSERT(x.dim() == 4 && x.stride(3) == 1 && x.size(3) >= spec_.dims,
-             "RopeTable::rotate needs x [s, b, heads, head_dim >= ", spec_.dims, "] with a last stride of 1");
+  if (!spec_.rotates && what == Of::keys) return {};
   const int64_t positions = x.size(0);
   const bool has_rows = rows.rows.defined();
-  const Table& angles = grow(has_rows ? rows.whole : rows.first + positions,
-                             at::TensorOptions().dtype(acc_type(x.scalar_type())).device(x.device()));
-  const auto select_table = [&](const at::Tensor& table) {
-    return has_rows ? select_rows(table, 0, rows.rows) : table.narrow(0, rows.first, positions);
+  const Table& table = grow(has_rows ? rows.whole : rows.first + positions,
+                            at::TensorOptions().dtype(acc_type(x.scalar_type())).device(x.device()));
+  const auto select = [&](const at::Tensor& of) {
+    return has_rows ? select_rows(of, 0, rows.rows) : of.narrow(0, rows.first, positions);
   };
   const bool queries = what == Of::queries;
-  const at::Tensor cos = select_table(queries ? angles.query_cos : angles.cos),
-                   sin = select_table(queries ? angles.query_sin : angles.sin);
-  const kernels::RopeShape shape{positions,   x.size(1),   x.size(2),   spec_.dims,
+  return {select(queries ? table.query_cos : table.cos), select(queries ? table.query_sin : table.sin),
+          spec_.interleaved};
+}
+
+void RopeTable::rotate(const at::Tensor& x, const Positions& rows, int direction, Of what) {
+  MPX_ASSERT(x.dim() == 4 && x.stride(3) == 1 && x.size(3) >= spec_.dims,
+             "RopeTable::rotate needs x [s, b, heads, head_dim >= ", spec_.dims, "] with a last stride of 1");
+  const Angles angles = this->angles(x, rows, what);
+  if (!angles.cos.defined()) return;
+  const at::NoGradGuard no_grad;
+  const kernels::RopeShape shape{x.size(0),   x.size(1),   x.size(2),   spec_.dims,
                                  x.stride(0), x.stride(1), x.stride(2), spec_.interleaved};
   dispatch_element(x.scalar_type(), [&](auto zero) {
     using T = decltype(zero);
     using Table = kernels::Wide<T>;
-    device::launch(target_, {"rope", {&x, &cos, &sin}, {&x}, {{"direction", direction}}}, kernels::rope<T>,
-                   kernels::rope_cuda<T>, elements<T>(x), elements<Table>(cos), elements<Table>(sin), direction,
-                   shape);
+    device::launch(target_, {"rope", {&x, &angles.cos, &angles.sin}, {&x}, {{"direction", direction}}},
+                   kernels::rope<T>, kernels::rope_cuda<T>, elements<T>(x), elements<Table>(angles.cos),
+                   elements<Table>(angles.sin), direction, shape);
   });
 }
 

@@ -63,9 +63,17 @@ class RopeTable {
   // Computes the table for `positions` positions and x of `type`, in the memory of the target.
   void reserve(int64_t positions, at::ScalarType type);
 
-  // Rotates x [s, b, heads, head_dim] (any strides, last one 1) in place, without autograd; row i has position
-  // rows[i]. direction +1: forward; -1: inverse rotation for the gradient, also scaled by the amplitude.
   enum class Of { queries, keys };
+  // [sequence, dims / 2] in at least fp32; undefined if the heads are not rotated.
+  struct Angles {
+    at::Tensor cos, sin;
+    bool interleaved = false;
+  };
+  // Returns the angles of x [s, ...]; row i has position rows[i].
+  Angles angles(const at::Tensor& x, const Positions& rows, Of what);
+
+  // Rotates x [s, b, heads, head_dim] (any strides, last one 1) in place, without autograd. direction +1: forward;
+  // -1: inverse rotation for the gradient, also scaled by the amplitude.
   void rotate(const at::Tensor& x, const Positions& rows, int direction, Of what = Of::keys);
 
  private:

@@ -9,8 +9,8 @@ namespace metroplex::nn {
 namespace {
 
 // The store of a rank and its parked tensors share this state.
-struct HostState {
-  explicit HostState(at::Device device) : stream(device) {}
+struct HostCopies {
+  explicit HostCopies(at::Device device) : stream(device) {}
 
   device::SideStream stream;
   PendingCopies pending;
@@ -20,7 +20,7 @@ struct HostState {
 
 class HostBytes final : public OffloadedBytes {
  public:
-  HostBytes(const at::Tensor& bytes, std::shared_ptr<HostState> side)
+  HostBytes(const at::Tensor& bytes, std::shared_ptr<HostCopies> side)
       : state_(std::move(side)), options_(bytes.options()), pinned_(state_->buffers.take(bytes.numel())) {
     const device::SideStream& stream = state_->stream;
     stream.wait_for_current();
@@ -53,7 +53,7 @@ class HostBytes final : public OffloadedBytes {
   }
 
  private:
-  std::shared_ptr<HostState> state_;
+  std::shared_ptr<HostCopies> state_;
   at::TensorOptions options_;
   at::Tensor pinned_, fetched_;
   device::SideStream::Mark fetched_mark_;
@@ -63,11 +63,11 @@ class HostBytes final : public OffloadedBytes {
 class HostStore final : public ActivationStore {
   std::unique_ptr<OffloadedBytes> park(const at::Tensor& bytes) override {
     if (bytes.is_cpu()) return nullptr;
-    if (!state_) state_ = std::make_shared<HostState>(bytes.device());
+    if (!state_) state_ = std::make_shared<HostCopies>(bytes.device());
     return std::make_unique<HostBytes>(bytes, state_);
   }
 
-  std::shared_ptr<HostState> state_;
+  std::shared_ptr<HostCopies> state_;
 };
 
 }  // namespace

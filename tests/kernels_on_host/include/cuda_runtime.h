@@ -33,6 +33,7 @@
 #define __match_any_sync(mask, value) \
   ::metroplex::kernels_on_host::match_any({__FILE__, __LINE__, false}, mask, static_cast<unsigned>(value))
 #define __popc(bits) __builtin_popcount(bits)
+#define __ffs(bits) __builtin_ffs(bits)
 
 namespace metroplex::kernels_on_host {
 
