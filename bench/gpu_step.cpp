@@ -1,7 +1,7 @@
-// gpu_step gpt2|llama|mixtral [steps] [cuda|cpu] [none|full_iteration] [whole|small] [turns]: one rank trains a model
-// of scripts/gpu_bringup.sh in bf16 on synthetic tokens with the complete trainer. Prints ms per step, tokens/s and
-// model TFLOP/s. gpu_peer.py has the same models in plain PyTorch. "small" tests the program without a GPU. With
-// "turns" each step waits for a line on stdin and prints its time in seconds (compare_gpu.py).
+// gpu_step gpt2|llama|mixtral|llama_8b|qwen3_30b [steps] [cuda|cpu] [none|full_iteration] [whole|small] [turns]: one
+// rank trains a model of scripts/gpu_bringup.sh in bf16 on synthetic tokens with the complete trainer. Prints ms per
+// step, tokens/s and model TFLOP/s. gpu_peer.py has the same models in plain PyTorch. "small" tests the program
+// without a GPU. With "turns" each step waits for a line on stdin and prints its time in seconds (compare_gpu.py).
 #include <ATen/ATen.h>
 
 #include <algorithm>
@@ -12,11 +12,11 @@
 
 #include "base/error.h"
 #include "comm/launch.h"
-#include "config/validate.h"
 #include "device/device.h"
 #include "plan/model_flops.h"
-#include "timing.h"
 #include "step/step.h"
+#include "step_cases.h"
+#include "timing.h"
 
 namespace {
 
@@ -27,64 +27,7 @@ struct Arguments {
   std::string model = "gpt2", device = "cuda", impl = "none", size = "whole";
   int64_t steps = 10;
   bool turns = false;
-  bool small() const { return size == "small"; }
 };
-
-// GPT-2 124M; four layers of Llama 3.2 1B; two layers of Mixtral at half width.
-config::Config model_sizes(const Arguments& arguments) {
-  config::Config config;
-  if (arguments.model == "gpt2") {
-    config.model.num_layers = arguments.small() ? 2 : 12;
-    config.model.hidden_size = arguments.small() ? 64 : 768;
-    config.model.num_attention_heads = arguments.small() ? 2 : 12;
-    config.model.vocab_size = arguments.small() ? 512 : 50257;
-    config.model.activation = "gelu_tanh";
-    config.train.seq_length = arguments.small() ? 32 : 1024;
-    config.train.micro_batch_size = arguments.small() ? 2 : 8;
-    return config;
-  }
-  MPX_CHECK(arguments.model == "llama" || arguments.model == "mixtral", "bench", "unknown model ", arguments.model,
-            "; use gpt2, llama or mixtral");
-  const bool experts = arguments.model == "mixtral";
-  config.model.num_layers = arguments.small() || experts ? 2 : 4;
-  config.model.hidden_size = arguments.small() ? 64 : 2048;
-  config.model.num_attention_heads = arguments.small() ? 4 : experts ? 16 : 32;
-  config.model.num_query_groups = arguments.small() ? 2 : experts ? 4 : 8;
-  config.model.ffn_hidden_size = arguments.small() ? 128 : experts ? 7168 : 8192;
-  config.model.vocab_size = arguments.small() ? 512 : 32000;
-  config.model.normalization = "RMSNorm";
-  config.model.activation = "silu";
-  config.model.gated_linear_unit = true;
-  config.model.add_bias_linear = false;
-  config.model.position_embedding_type = "rope";
-  config.model.untie_embeddings_and_output_weights = true;
-  if (experts) {
-    config.model.num_moe_experts = 8;
-    config.model.moe_router_topk = 2;
-    config.model.moe_aux_loss_coeff = "0.01";
-    config.model.moe_grouped_gemm = true;
-  }
-  config.train.seq_length = arguments.small() ? 32 : 2048;
-  config.train.micro_batch_size = 2;
-  return config;
-}
-
-config::Config make_config(const Arguments& arguments) {
-  config::Config config = model_sizes(arguments);
-  config.model.max_position_embeddings = config.train.seq_length;
-  config.precision.params_dtype = "bf16";
-  config.train.global_batch_size = config.train.micro_batch_size;
-  config.train.train_iters = 1000;
-  config.train.cuda_graph_impl = arguments.impl;
-  config.train.cuda_graph_warmup_steps = 1;
-  config.optim.lr = 1e-4;
-  config.optim.lr_decay_style = "constant";
-  config.optim.clip_grad = 0;
-  config.data.mock_data = true;
-  config.run.device = arguments.device;
-  config::check(config, 1);
-  return config::resolved(config, 1);
-}
 
 nn::Microbatch random_batch(const config::Config& config, at::Device device) {
   const int64_t b = config.train.micro_batch_size, t = config.train.seq_length;
@@ -100,7 +43,8 @@ nn::Microbatch random_batch(const config::Config& config, at::Device device) {
 
 void run(const Arguments& arguments) {
   MPX_CHECK(arguments.device == "cpu" || device::device_count() > 0, "bench", "there is no GPU; give cpu and small");
-  const config::Config config = make_config(arguments);
+  const config::Config config =
+      bench::gpu_config({arguments.model, arguments.device, arguments.impl, arguments.size == "small"});
   comm::ThreadsOptions options;
   options.gpu = arguments.device == "cuda" ? 0 : -1;
   options.threads_per_rank = static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));

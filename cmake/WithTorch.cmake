@@ -85,4 +85,5 @@ metroplex_module(lab/verify TORCH LINKS metroplex_step metroplex_tape_check)
 set(run_test_shards 8)
 metroplex_module(run TORCH LINKS metroplex_forecast metroplex_foreign metroplex_text TESTS metroplex_verify metroplex_draw metroplex_clock)
 target_include_directories(run_test PRIVATE "${CMAKE_SOURCE_DIR}/bench")  # imposed_times.h
+target_include_directories(forecast_test PRIVATE "${CMAKE_SOURCE_DIR}/bench")  # step_cases.h
 include(Apps)

@@ -58,12 +58,35 @@ struct Buffers {
       others{std::vector<uint16_t>(kCount), Use::both, "others"};
 };
 
+void run_column_sums(const Buffers& buffer) {
+  column_sums_cuda<Bf16>(buffer.more.data(), buffer.x.data(), buffer.f.data(), {kRows, kWidth, kWidth}, nullptr);
+}
+
+BalanceShape balance_shape() { return {kRows, kExperts, 1, BalanceScore::softmax, true, 2}; }
+
+void run_balance(const Buffers& buffer) {
+  balance_forward_cuda<float>(buffer.g.data(), buffer.i.data(), buffer.d.data(), buffer.d.data() + 1000,
+                              balance_shape(), nullptr);
+}
+
+void run_permutation(const Buffers& buffer) {
+  plan_permutation_cuda(buffer.zero.data(), {buffer.i.data(), buffer.j.data(), buffer.k.data()},
+                        {kAssignments, kAssignments, 0, 1, 1}, nullptr);
+}
+
+void run_gradient_sums(const Buffers& buffer) {
+  gradient_sums_cuda(
+      {{buffer.x.data(), Number::bf16, kCount}},
+      {reinterpret_cast<GradientSums*>(buffer.d.data()), reinterpret_cast<GradientSums*>(buffer.d.data()) + 1},
+      nullptr);
+}
+
 void run_layers(const Buffers& buffer) {
   const ActivationShape gelu{kRows, kWidth, Activation::gelu, false};
   activation_forward_cuda<Bf16>(buffer.x.data(), buffer.half_row.data(), buffer.y.data(), gelu, nullptr);
   activation_backward_cuda<Bf16>(buffer.y.data(), buffer.x.data(), buffer.half_row.data(), buffer.z.data(),
                                  buffer.f.data(), gelu, nullptr);
-  column_sums_cuda<Bf16>(buffer.more.data(), buffer.x.data(), buffer.f.data(), {kRows, kWidth, kWidth}, nullptr);
+  run_column_sums(buffer);
   add_elements_cuda<Bf16>(buffer.f.data(), buffer.x.data(), kCount, true, nullptr);
   rope_cuda<Bf16>(buffer.x.data(), buffer.f.data(), buffer.g.data(), 1, {16, 1, 8, 128, 1024, 1024, 128}, nullptr);
   HeadRegions<Bf16> heads;  // 2 query heads, a key head and a value head of 64
@@ -88,11 +111,11 @@ void run_layers(const Buffers& buffer) {
   bias_dropout_add_cuda<Bf16, Bf16>({buffer.x.data(), buffer.half_row.data(), buffer.y.data(), buffer.z.data()},
                                     dropout, nullptr);
   const NormShape norm{kRows, kWidth, 1e-5, false};
-  const NormForward<Bf16, Bf16> forward{buffer.x.data(), buffer.half_row.data(), buffer.half_more.data(),
-                                        buffer.y.data(), buffer.mean.data(),     buffer.rstd.data()};
   const NormBackward<Bf16, Bf16> backward{buffer.y.data(),    buffer.x.data(),    buffer.half_row.data(),
                                           buffer.mean.data(), buffer.rstd.data(), nullptr,
                                           buffer.z.data(),    buffer.f.data(),    true};
+  const NormForward<Bf16, Bf16> forward{buffer.x.data(), buffer.half_row.data(), buffer.half_more.data(),
+                                        buffer.y.data(), buffer.mean.data(),     buffer.rstd.data()};
   norm_forward_cuda<Bf16, Bf16>(forward, norm, nullptr);
   norm_backward_cuda<Bf16, Bf16>(backward, norm, nullptr);
   dropout_norm_forward_cuda<Bf16, Bf16>({buffer.z.data(), buffer.half_row.data(), buffer.y.data(), buffer.x.data()},
@@ -126,12 +149,10 @@ void run_router(const Buffers& buffer) {
   route_forward_cuda<float>({buffer.g.data(), nullptr, buffer.i.data(), buffer.f.data()}, route, nullptr);
   route_backward_cuda<float>({buffer.f.data(), buffer.g.data(), buffer.i.data(), buffer.f.data() + kRows * 2}, route,
                              nullptr);
-  const BalanceShape balance{kRows, kExperts, 1, BalanceScore::softmax, true, 2};
-  balance_forward_cuda<float>(buffer.g.data(), buffer.i.data(), buffer.d.data(), buffer.d.data() + 1000, balance,
-                              nullptr);
+  run_balance(buffer);
   balance_term_cuda(buffer.d.data(), buffer.d.data() + 500, buffer.d.data() + 501, buffer.d.data() + 502,
                     {BalanceTerm::Kind::aux, 1, kExperts, 0.01, 1}, nullptr);
-  balance_backward_cuda<float>(buffer.g.data(), buffer.d.data(), buffer.f.data(), balance, nullptr);
+  balance_backward_cuda<float>(buffer.g.data(), buffer.d.data(), buffer.f.data(), balance_shape(), nullptr);
 }
 
 void run_experts(const Buffers& buffer) {
@@ -147,8 +168,7 @@ void run_experts(const Buffers& buffer) {
   expert_sums_cuda<Bf16>(buffer.y.data(), buffer.row.data(), buffer.eight.data(), buffer.f.data(), shape, nullptr);
   expert_scale_cuda<Bf16>(buffer.x.data(), buffer.row.data(), buffer.eight.data(), buffer.y.data(), shape, nullptr);
   expert_scale_backward_cuda<Bf16>(gradient, buffer.eight.data(), shape, nullptr);
-  plan_permutation_cuda(buffer.zero.data(), {buffer.i.data(), buffer.j.data(), buffer.k.data()},
-                        {kAssignments, kAssignments, 0, 1, 1}, nullptr);
+  run_permutation(buffer);
   permute_rows_cuda<Bf16>(buffer.x.data(), buffer.j.data(), buffer.y.data(), {kRows, kWidth, 1}, nullptr);
   sum_rows_cuda<Bf16>(buffer.x.data(), buffer.i.data(), buffer.y.data(), {kRows / 2, 2, kWidth}, nullptr);
   plan_regroup_cuda(buffer.eight.data(), {buffer.i.data(), buffer.j.data(), buffer.k.data()},
@@ -210,10 +230,7 @@ void run_optimizer(const Buffers& buffer) {
   adam_step_cuda({{range, place.rates}}, {}, place.values, nullptr);
   sgd_step_cuda({{range, place.rates}}, {0.9}, place.values, nullptr);
   lion_step_cuda({{range, place.rates}}, {}, place.values, nullptr);
-  gradient_sums_cuda(
-      {{buffer.x.data(), Number::bf16, kCount}},
-      {reinterpret_cast<GradientSums*>(buffer.d.data()), reinterpret_cast<GradientSums*>(buffer.d.data()) + 1},
-      nullptr);
+  run_gradient_sums(buffer);
   block8_encode_cuda(buffer.f.data(), kCount, true, buffer.codes.data(), buffer.g.data(), nullptr);
   block8_decode_cuda(buffer.codes.data(), buffer.g.data(), kCount, true, buffer.f.data(), nullptr);
   split_floats_cuda(buffer.f.data(), kCount, buffer.halves.data(), buffer.others.data(), nullptr);
@@ -295,6 +312,26 @@ TEST(TrafficOnHost, TheTableOfTheDocsIsWhatTheKernelsMove) {
   std::stringstream docs;
   docs << in.rdbuf();
   EXPECT_NE(docs.str().find(table), std::string::npos) << "docs/kernels.md must hold\n" << table;
+}
+
+// forecast/step_budget.cpp counts the launches of these operators.
+TEST(TrafficOnHost, SomeOperatorsLaunchSeveralKernels) {
+  const Buffers buffer;
+  set_order({});
+  if (!watches()) return;
+  using Names = std::set<std::string>;
+  const auto launched = [](const auto& run) {
+    traffic().clear();
+    run();
+    Names names;
+    for (const auto& [name, moved] : traffic()) names.insert(name);
+    return names;
+  };
+  EXPECT_EQ(launched([&] { run_column_sums(buffer); }), (Names{"column_sums", "sum_lines"}));
+  EXPECT_EQ(launched([&] { run_balance(buffer); }), (Names{"balance_lines", "balance_sums"}));
+  EXPECT_EQ(launched([&] { run_permutation(buffer); }),
+            (Names{"count_assignments", "plan_permutation", "sum_tiles"}));
+  EXPECT_EQ(launched([&] { run_gradient_sums(buffer); }), (Names{"gradient_sums", "gradient_sums_total"}));
 }
 
 }  // namespace

@@ -371,7 +371,7 @@ MUTANTS = [
     ("clones_in_front_of_home", "moe/grouped_library.cpp", "at::cat({weights.home, weights.replicas})", "at::cat({weights.replicas, weights.home})", "moe_test GroupedLibrary*"),
     ("gradients_of_clones_are_added", "moe/grouped_library.cpp", "of_replicas.size(0)), false);", "of_replicas.size(0)), to.adds);", "moe_test GroupedLibrary*"),
     ("clones_without_rows_anywhere", "moe/grouped_library.cpp", "    if (of_replicas.defined()) of_replicas.zero_();\n", "", "moe_test GroupedLibrary*"),
-    ("any_width_by_the_library", "moe/grouped_library.cpp", " && c.in % kAligned == 0 && c.out % kAligned == 0;", " && c.in % kAligned == 0;", "moe_test GroupedLibrary*"),
+    ("any_width_by_the_library", "moe/grouped_library.cpp", " c.in % kAligned == 0 &&\n         c.out % kAligned == 0;", " c.in % kAligned == 0;", "moe_test GroupedLibrary*"),
     ("host_pool_stays", "graph/host_pool.cpp", "if (begun || was_recording) drop_host_pool(host, pool);", "if (begun && was_recording) drop_host_pool(host, pool);", "graph_test HostPool*"),
     ("host_pool_stays_open", "graph/host_pool.cpp", "  host.end_allocate_to_pool(host_id(pool));\n}", "}", "graph_test HostPool*"),
     ("copy_is_dropped_unjoined", "nn/copies_under_way.h", "    copies_.front().join();\n", "", "nn_test CopiesUnderWay*"),

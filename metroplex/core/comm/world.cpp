@@ -169,7 +169,8 @@ World make_world(int rank, const topology::RankGrid& grid, const GroupFactory& f
   return World(rank, grid, factory, device);
 }
 
-World make_meta_world(int rank, const topology::RankGrid& grid, c10::Device device, device::Recorder* recorder) {
+World make_meta_world(int rank, const topology::RankGrid& grid, c10::Device device, device::Recorder* recorder,
+                      int capability) {
   const auto mirror = [recorder](const GroupSpec& spec) {
     if (recorder != nullptr) recorder->joins(spec.name, to_string(spec.purpose), spec.ranks);
     return make_mirror_backend(spec.name, static_cast<int>(spec.ranks.size()), recorder);
@@ -177,6 +178,7 @@ World make_meta_world(int rank, const topology::RankGrid& grid, c10::Device devi
   World world(rank, grid, mirror, device);
   world.target_.recorder = recorder;
   world.target_.meta = true;
+  world.target_.meta_capability = capability;
   return world;
 }
 

@@ -67,7 +67,7 @@ class World {
 
  private:
   friend World make_meta_world(int rank, const topology::RankGrid& grid, c10::Device device,
-                               device::Recorder* recorder);
+                               device::Recorder* recorder, int capability);
   int rank_;
   topology::RankGrid grid_;
   GroupFactory factory_;
@@ -77,8 +77,9 @@ class World {
 
 // Creates one rank of `grid` without the other ranks and without values. Its tensors are on the meta device and take
 // the code paths of `device`. All other ranks are assumed equal to it (make_mirror_backend). `recorder` may be null;
-// it receives all calls.
-World make_meta_world(int rank, const topology::RankGrid& grid, c10::Device device, device::Recorder* recorder);
+// it receives all calls. `capability`: device::Target::meta_capability.
+World make_meta_world(int rank, const topology::RankGrid& grid, c10::Device device, device::Recorder* recorder,
+                      int capability = 0);
 
 class Traffic;  // backends/counting.h
 

@@ -73,8 +73,12 @@ struct Target {
   at::Device device = at::kCPU;
   Recorder* recorder = nullptr;  // must outlive all copies of the target
   bool meta = false;  // tensors are on the meta device: code takes the paths of `device`, but nothing is computed
+  int meta_capability = 0;  // of a GPU that need not exist, 90 for sm_90; 0: that of this process
 
   bool gpu() const { return device.is_cuda(); }
+  int capability() const {  // 0: no GPU, or unknown
+    return !gpu() ? 0 : meta_capability > 0 ? meta_capability : compute_capability();
+  }
   at::Device memory() const { return meta ? at::Device(at::kMeta) : device; }  // device of new tensors
 };
 

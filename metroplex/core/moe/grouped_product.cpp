@@ -38,9 +38,7 @@ int64_t* integers(const at::Tensor& x) { return static_cast<int64_t*>(x.mutable_
 
 GroupedProduct::GroupedProduct(const device::Target& target, int64_t groups, int capability, double fill)
     : target_(target),
-      capability_(capability >= 0 ? capability
-                  : target.gpu()  ? device::compute_capability()
-                                  : 0),
+      capability_(capability >= 0 ? capability : target.capability()),
       fill_(fill),
       arguments_(at::empty({kernels::kGroupedFields, groups},
                            at::TensorOptions().dtype(at::kLong).device(target.memory()))) {}

@@ -74,7 +74,7 @@ config::AttentionCase make_case(const CoreInputs& in, const CoreCall& call) {
   c.window = spec.window >= 0;
   c.dropout = spec.dropout.active(call.batch);
   c.documents = call.batch.documents.ids.defined();
-  c.capability = device::compute_capability();
+  c.capability = spec.target.capability();
   c.deterministic = at::globalContext().deterministicAlgorithms();
   return c;
 }

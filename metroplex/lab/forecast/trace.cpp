@@ -194,7 +194,7 @@ replay::RankTrace trace_rank(const RankRequest& request, const replay::RankTrace
   const config::Config& config = request.config;
   TraceRecorder recorder(block_bytes(request.device));
   const topology::RankGrid grid(request.world_size, config.parallel);
-  const comm::World world = comm::make_meta_world(request.rank, grid, request.device, &recorder);
+  const comm::World world = comm::make_meta_world(request.rank, grid, request.device, &recorder, request.capability);
   const device::MetaMemory meter(recorder);
   MetaGraphs graphs(recorder);
   const auto assembly = step::assemble(config, world, request.vocab_size, false, request.build);

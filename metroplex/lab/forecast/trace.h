@@ -21,6 +21,7 @@ struct RankRequest {
   step::StageBuilder build = models::build_stage;
   bool eager = false;                                     // trace a step before partial graphs are captured
   std::vector<distributed::FamilyKey> other_stages = {};  // parameter families of other pipeline stages
+  int capability = 0;                                     // of the run's GPU, 90 for sm_90; 0: that of this process
 };
 
 // Allocates no tensor memory and needs neither other ranks nor a GPU. For a GPU, sizes are rounded up to 512 bytes,

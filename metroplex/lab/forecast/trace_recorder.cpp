@@ -18,6 +18,13 @@ int64_t bytes_of(const std::vector<at::Tensor>& tensors) {
   return bytes;
 }
 
+int64_t largest_bytes(const device::Operation& operation) {
+  int64_t largest = 0;
+  for (const auto* tensors : {&operation.reads, &operation.writes})
+    for (const at::Tensor& x : *tensors) largest = std::max(largest, static_cast<int64_t>(x.nbytes()));
+  return largest;
+}
+
 std::string dtype_name(at::ScalarType type) {
   switch (type) {
     case at::kDouble:
@@ -138,7 +145,7 @@ void TraceRecorder::run(device::Operation operation) {
                                 collective            ? ""
                                 : operation.flops > 0 ? product_dtype(operation.reads)
                                                       : dtype_name(operation.reads, operation.writes),
-                                call, seconds});
+                                call, seconds, largest_bytes(operation)});
 }
 
 // A product follows the library call that computed it, if these are recorded.

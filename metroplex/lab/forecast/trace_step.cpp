@@ -109,7 +109,7 @@ replay::StepTrace trace_step(const RankRequest& request) {
   const config::Config& config = request.config;
   TraceRecorder recorder(block_bytes(request.device));
   const topology::RankGrid grid(request.world_size, config.parallel);
-  const comm::World world = comm::make_meta_world(request.rank, grid, request.device, &recorder);
+  const comm::World world = comm::make_meta_world(request.rank, grid, request.device, &recorder, request.capability);
   const device::MetaMemory meter(recorder);
   const auto assembly = step::assemble(config, world, request.vocab_size, false, request.build, nullptr,
                                        step::InitialValues::sampled, request.other_stages);
