@@ -92,19 +92,22 @@ void check_route(const RouteShape& shape, bool bias) {
 
 template <class T>
 void check_balance(BalanceShape shape) {
-  shape.chosen = 2;
+  shape.chosen = 2, shape.mask = 300;
   const at::Tensor x = values<T>({shape.tokens, shape.experts}, 0.7), dsums = values<double>({shape.bins() + 1}, 0.3),
                    sums = at::empty({shape.sums()}, dsums.options()),
-                   lines = at::empty({balance_chunks(shape), shape.sums()}, dsums.options()), dx = at::empty_like(x),
+                   lines = at::empty({balance_chunks(shape), shape.line()}, dsums.options()), dx = at::empty_like(x),
+                   mask = values<T>({300}, 0.1), scale = at::full({1}, 1.5, at::kDouble),
                    chosen = at::arange(2 * shape.tokens, at::kLong).mul_(7).remainder_(shape.experts);
-  const at::Tensor gx = on_gpu(x), gchosen = on_gpu(chosen), gdsums = on_gpu(dsums), gsums = on_gpu(sums),
-                   glines = on_gpu(lines), gdx = on_gpu(dx);
-  balance_forward<T>(data<T>(x), data<int64_t>(chosen), data<double>(sums), data<double>(lines), shape);
-  balance_forward_cuda<T>(data<T>(gx), data<int64_t>(gchosen), data<double>(gsums), data<double>(glines), shape,
-                          device::current_stream());
+  const at::Tensor gx = on_gpu(x), gchosen = on_gpu(chosen), gmask = on_gpu(mask), gscale = on_gpu(scale),
+                   gdsums = on_gpu(dsums), gsums = on_gpu(sums), glines = on_gpu(lines), gdx = on_gpu(dx);
+  balance_forward<T>({data<T>(x), data<int64_t>(chosen), data<T>(mask)}, data<double>(sums), data<double>(lines),
+                     shape);
+  balance_forward_cuda<T>({data<T>(gx), data<int64_t>(gchosen), data<T>(gmask)}, data<double>(gsums),
+                          data<double>(glines), shape, device::current_stream());
   expect_twins<T>(gsums, sums, "sums of scores");
-  balance_backward<T>(data<T>(x), data<double>(dsums), data<T>(dx), shape);
-  balance_backward_cuda<T>(data<T>(gx), data<double>(gdsums), data<T>(gdx), shape, device::current_stream());
+  balance_backward<T>(data<T>(x), data<double>(dsums), data<double>(scale), data<T>(dx), shape);
+  balance_backward_cuda<T>(data<T>(gx), data<double>(gdsums), data<double>(gscale), data<T>(gdx), shape,
+                           device::current_stream());
   expect_twins<T>(gdx, dx, "gradient of the scores");
   const BalanceTerm term{BalanceTerm::Kind::aux, shape.samples, shape.experts, 0.3, 2};
   const at::Tensor weight = at::full({1}, 5.5, at::kDouble), value = at::empty({1}, at::kDouble),

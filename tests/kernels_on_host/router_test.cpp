@@ -69,24 +69,27 @@ void check_route(const RouteShape& shape, bool with_bias, size_t shift) {
 
 template <class T>
 void check_balance(BalanceShape shape, size_t shift) {
-  shape.chosen = 3;
+  shape.chosen = 3, shape.mask = 300;
   const std::vector<T> x = make_values<T>(shape.tokens * shape.experts, 0.7);
   std::vector<int64_t> chosen(static_cast<size_t>(shape.tokens * shape.chosen));
   for (size_t i = 0; i < chosen.size(); ++i)
     chosen[i] = static_cast<int64_t>(i * i * 7 + i / 3) % (shape.experts + 1) - 1;
-  const std::vector<double> dsums = make_values<double>(shape.bins() + 1, 0.3);
+  const std::vector<double> dsums = make_values<double>(shape.bins() + 1, 0.3), scale{1.5};
+  const std::vector<T> mask = make_values<T>(shape.mask, 0.1);
   std::vector<double> sums(static_cast<size_t>(shape.sums())),
-      lines(static_cast<size_t>(balance_chunks(shape) * shape.sums()));
+      lines(static_cast<size_t>(balance_chunks(shape) * shape.line()));
   std::vector<T> dx(x.size());
-  balance_forward<T>(x.data(), chosen.data(), sums.data(), lines.data(), shape);
-  balance_backward<T>(x.data(), dsums.data(), dx.data(), shape);
+  balance_forward<T>({x.data(), chosen.data(), mask.data()}, sums.data(), lines.data(), shape);
+  balance_backward<T>(x.data(), dsums.data(), scale.data(), dx.data(), shape);
   const auto got = run_all_orders([&] {
     const DeviceArray<T> gx(x, Use::in, "logits", shift), gdx(dx, Use::out, "dlogits", shift);
+    const DeviceArray<T> gmask(mask, Use::in, "mask", shift);
     const DeviceArray<int64_t> gchosen(chosen, Use::in, "experts");
+    const DeviceArray<double> gscale(scale, Use::in, "scale");
     const DeviceArray<double> gdsums(dsums, Use::in, "dsums", shift), gsums(sums, Use::out, "sums", shift),
         glines(lines, Use::out, "lines", shift);
-    balance_forward_cuda<T>(gx.data(), gchosen.data(), gsums.data(), glines.data(), shape, nullptr);
-    balance_backward_cuda<T>(gx.data(), gdsums.data(), gdx.data(), shape, nullptr);
+    balance_forward_cuda<T>({gx.data(), gchosen.data(), gmask.data()}, gsums.data(), glines.data(), shape, nullptr);
+    balance_backward_cuda<T>(gx.data(), gdsums.data(), gscale.data(), gdx.data(), shape, nullptr);
     return std::tuple{gsums.values(), gdx.values()};
   });
   double largest = 1;

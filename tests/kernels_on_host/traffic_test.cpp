@@ -62,11 +62,11 @@ void run_column_sums(const Buffers& buffer) {
   column_sums_cuda<Bf16>(buffer.more.data(), buffer.x.data(), buffer.f.data(), {kRows, kWidth, kWidth}, nullptr);
 }
 
-BalanceShape balance_shape() { return {kRows, kExperts, 1, BalanceScore::softmax, true, 2}; }
+BalanceShape balance_shape() { return {kRows, kExperts, 1, BalanceScore::softmax, true, 2, kRows}; }
 
 void run_balance(const Buffers& buffer) {
-  balance_forward_cuda<float>(buffer.g.data(), buffer.i.data(), buffer.d.data(), buffer.d.data() + 1000,
-                              balance_shape(), nullptr);
+  balance_forward_cuda<float>({buffer.g.data(), buffer.i.data(), buffer.f.data()}, buffer.d.data(),
+                              buffer.d.data() + 1000, balance_shape(), nullptr);
 }
 
 void run_permutation(const Buffers& buffer) {
@@ -152,7 +152,8 @@ void run_router(const Buffers& buffer) {
   run_balance(buffer);
   balance_term_cuda(buffer.d.data(), buffer.d.data() + 500, buffer.d.data() + 501, buffer.d.data() + 502,
                     {BalanceTerm::Kind::aux, 1, kExperts, 0.01, 1}, nullptr);
-  balance_backward_cuda<float>(buffer.g.data(), buffer.d.data(), buffer.f.data(), balance_shape(), nullptr);
+  balance_backward_cuda<float>(buffer.g.data(), buffer.d.data(), buffer.d.data() + 500, buffer.f.data(),
+                               balance_shape(), nullptr);
 }
 
 void run_experts(const Buffers& buffer) {

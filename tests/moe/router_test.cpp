@@ -121,19 +121,21 @@ TEST(Router, SumsOverManyRowsArePlainSumsWithTheirGradient) {
   for (const ScoreFunction function : {ScoreFunction::softmax, ScoreFunction::sigmoid, ScoreFunction::sqrtsoftplus}) {
     for (const int64_t samples : {1, 7}) {
       const at::Tensor values = sample({77, 5}, 4).mul(3), weights = sample({samples * 5 + 1}, 6);
-      const at::Tensor x = values.clone().requires_grad_(true), y = values.clone().requires_grad_(true);
+      const at::Tensor y = values.clone().requires_grad_(true);
       const at::Tensor experts = at::arange(77 * 2).mul_(3).remainder_(6).sub_(1).view({77, 2});  // -1 to 4
-      const moe::BalanceSums sums =
-          moe::balance_sums({}, x, {77, 5, samples, moe::balance_score(function), true}, experts);
-      const at::Tensor got = sums.scores;
+      const kernels::BalanceShape shape{77, 5, samples, moe::balance_score(function), true};
+      const at::Tensor mask = sample({19}, 5), scale = at::full({}, 1.5, at::kDouble);
+      const at::Tensor sums = moe::balance_sums({}, values, shape, experts, mask),
+                       got = sums.narrow(0, samples * 5, samples * 5 + 1);
       const at::Tensor scores = plain_scores(y, function), shares = scores / scores.sum(-1, true);
       const at::Tensor wanted =
           at::cat({shares.view({-1, samples, 5}).sum(0).view({-1}), y.exp().sum(-1).log().square().sum().view({1})});
       EXPECT_LE(relative_difference(got, wanted), kRounding);
-      EXPECT_TRUE(sums.all.narrow(0, 0, samples * 5)
+      EXPECT_TRUE(sums.narrow(0, 0, samples * 5)
                       .equal(moe::tokens_per_expert(experts, 5, samples).reshape({-1}).to(at::kDouble)));
-      EXPECT_LE(relative_difference(torch::autograd::grad({(got * weights).sum()}, {x})[0],
-                                    torch::autograd::grad({(wanted * weights).sum()}, {y})[0]),
+      EXPECT_NEAR(sums[sums.numel() - 1].item<double>(), mask.sum().item<double>(), 19 * 0x1p-53 * 19);
+      EXPECT_LE(relative_difference(moe::balance_gradient({}, values, weights, scale, shape),
+                                    torch::autograd::grad({(wanted * weights).sum() * 1.5}, {y})[0]),
                 kRounding);
     }
   }

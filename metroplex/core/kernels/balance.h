@@ -18,9 +18,17 @@ struct BalanceShape {
   BalanceScore score = BalanceScore::softmax;
   bool z = false;
   int64_t chosen = 0;  // experts per token; 0: tokens are not counted
+  int64_t mask = 0;    // elements of the loss mask
 
   constexpr int64_t bins() const { return samples * experts; }
-  constexpr int64_t sums() const { return 2 * bins() + 1; }
+  constexpr int64_t line() const { return 2 * bins() + 1; }  // sums over rows
+  constexpr int64_t sums() const { return line() + 1; }
+};
+template <class T>
+struct BalanceInputs {
+  const T* logits = nullptr;
+  const int64_t* chosen = nullptr;  // [tokens, shape.chosen]; -1: none
+  const T* mask = nullptr;          // [shape.mask]
 };
 
 // The value of a loss term and the gradient of the sums of scores and of logsumexp^2.
@@ -47,23 +55,24 @@ constexpr int64_t balance_chunks(const BalanceShape& shape) {
   return (shape.tokens + kBalanceRows - 1) / kBalanceRows;
 }
 
-// chosen [tokens, shape.chosen] may be null if tokens are not counted. lines [balance_chunks, sums] is scratch.
+// lines [balance_chunks, line] is scratch.
 template <class T>
-void balance_forward(const T* logits, const int64_t* chosen, double* sums, double* lines, const BalanceShape& shape);
+void balance_forward(const BalanceInputs<T>& in, double* sums, double* lines, const BalanceShape& shape);
 // sums: see BalanceShape. The factor is multiplied by `weight`, at least 1. gradient [bins + 1].
 void balance_term(const double* sums, const double* weight, double* value, double* gradient, const BalanceTerm& term);
-// Computes dlogits from dsums [bins + 1], the gradient of the scores and of logsumexp^2.
+// Computes dlogits from the gradient of the scores and of logsumexp^2, dsums [bins + 1] times *scale.
 template <class T>
-void balance_backward(const T* logits, const double* dsums, T* dlogits, const BalanceShape& shape);
+void balance_backward(const T* logits, const double* dsums, const double* scale, T* dlogits,
+                      const BalanceShape& shape);
 
 // GPU versions, enqueued on `stream`. They throw base::Error("cuda", ...) if the launch fails.
 template <class T>
-void balance_forward_cuda(const T* logits, const int64_t* chosen, double* sums, double* lines,
-                          const BalanceShape& shape, CUstream_st* stream);
+void balance_forward_cuda(const BalanceInputs<T>& in, double* sums, double* lines, const BalanceShape& shape,
+                          CUstream_st* stream);
 void balance_term_cuda(const double* sums, const double* weight, double* value, double* gradient,
                        const BalanceTerm& term, CUstream_st* stream);
 template <class T>
-void balance_backward_cuda(const T* logits, const double* dsums, T* dlogits, const BalanceShape& shape,
-                           CUstream_st* stream);
+void balance_backward_cuda(const T* logits, const double* dsums, const double* scale, T* dlogits,
+                           const BalanceShape& shape, CUstream_st* stream);
 
 }  // namespace metroplex::kernels

@@ -72,29 +72,30 @@ class Row {
 }  // namespace
 
 template <class T>
-void balance_forward(const T* logits, const int64_t* chosen, double* sums, double* lines, const BalanceShape& shape) {
-  const int64_t chunks = balance_chunks(shape), n = shape.sums();
+void balance_forward(const BalanceInputs<T>& in, double* sums, double* lines, const BalanceShape& shape) {
+  const int64_t chunks = balance_chunks(shape), n = shape.line();
   at::parallel_for(0, chunks, 1, [&](int64_t begin, int64_t end) {
     Row<T> row(shape);
     for (int64_t chunk = begin; chunk < end; ++chunk) {
       double* const line = lines + chunk * n;
       std::fill(line, line + n, 0.0);
       for (int64_t t = chunk * kBalanceRows; t < std::min(shape.tokens, (chunk + 1) * kBalanceRows); ++t) {
-        row.read(logits + t * shape.experts);
+        row.read(in.logits + t * shape.experts);
         double* const tokens = line + t % shape.samples * shape.experts;
         double* const of_sample = tokens + shape.bins();
         for (int64_t j = t * shape.chosen; j < (t + 1) * shape.chosen; ++j) {
-          if (chosen[j] >= 0) tokens[chosen[j]] += 1;
+          if (in.chosen[j] >= 0) tokens[in.chosen[j]] += 1;
         }
         for (int64_t e = 0; shape.score != BalanceScore::none && e < shape.experts; ++e) of_sample[e] += row.share(e);
         if (shape.z) line[n - 1] += row.logsumexp() * row.logsumexp();
       }
     }
   });
-  std::fill(sums, sums + n, 0.0);
+  std::fill(sums, sums + n + 1, 0.0);
   for (int64_t chunk = 0; chunk < chunks; ++chunk) {
     for (int64_t i = 0; i < n; ++i) sums[i] += lines[chunk * n + i];
   }
+  for (int64_t i = 0; i < shape.mask; ++i) sums[n] += static_cast<double>(in.mask[i]);
 }
 
 void balance_term(const double* sums, const double* weight, double* value, double* gradient,
@@ -111,21 +112,24 @@ void balance_term(const double* sums, const double* weight, double* value, doubl
 }
 
 template <class T>
-void balance_backward(const T* logits, const double* dsums, T* dlogits, const BalanceShape& shape) {
-  const T dz = static_cast<T>(dsums[shape.bins()]);
+void balance_backward(const T* logits, const double* dsums, const double* scale, T* dlogits,
+                      const BalanceShape& shape) {
+  std::vector<double> scaled(dsums, dsums + shape.bins() + 1);
+  for (double& each : scaled) each *= *scale;
+  const T dz = static_cast<T>(scaled.back());
   at::parallel_for(0, shape.tokens, kBalanceRows, [&](int64_t begin, int64_t end) {
     Row<T> row(shape);
     for (int64_t t = begin; t < end; ++t) {
       const T* const x = logits + t * shape.experts;
       row.read(x);
-      row.gradient(x, dsums + t % shape.samples * shape.experts, dz, dlogits + t * shape.experts);
+      row.gradient(x, scaled.data() + t % shape.samples * shape.experts, dz, dlogits + t * shape.experts);
     }
   });
 }
 
-#define MPX_INSTANTIATE(T)                                                                           \
-  template void balance_forward<T>(const T*, const int64_t*, double*, double*, const BalanceShape&); \
-  template void balance_backward<T>(const T*, const double*, T*, const BalanceShape&)
+#define MPX_INSTANTIATE(T)                                                                          \
+  template void balance_forward<T>(const BalanceInputs<T>&, double*, double*, const BalanceShape&); \
+  template void balance_backward<T>(const T*, const double*, const double*, T*, const BalanceShape&)
 MPX_INSTANTIATE(float);
 MPX_INSTANTIATE(double);
 

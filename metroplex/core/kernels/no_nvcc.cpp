@@ -144,9 +144,9 @@ MPX_NO_KERNEL(route_backward, const RouteBackward<T>&, const RouteShape&)
 MPX_NO_KERNEL(balance_term, const double*, const double*, double*, double*, const BalanceTerm&) template <class T>
 MPX_NO_KERNEL(sum_lines, const LineSums<T>&)
 template <class T>
-MPX_NO_KERNEL(balance_forward, const T*, const int64_t*, double*, double*, const BalanceShape&)
+MPX_NO_KERNEL(balance_forward, const BalanceInputs<T>&, double*, double*, const BalanceShape&)
 template <class T>
-MPX_NO_KERNEL(balance_backward, const T*, const double*, T*, const BalanceShape&)
+MPX_NO_KERNEL(balance_backward, const T*, const double*, const double*, T*, const BalanceShape&)
 template <class In, class Out>
 MPX_NO_KERNEL(bias_dropout_add, const DropoutOperands<In, Out>&, const DropoutShape&)
 template <class Table, class Dout>

@@ -34,23 +34,20 @@ AuxiliaryLosses::AuxiliaryLosses(const config::Model& model, const nn::LayerCont
     running_ = at::zeros({num_experts_ + 1}, at::TensorOptions().dtype(at::kDouble).device(target_.memory()));
 }
 
-namespace {
-
-at::Tensor sums_gradient(const device::Target& target, const at::Tensor& dsums, const at::Tensor& logits,
-                         const kernels::BalanceShape& shape) {
+at::Tensor balance_gradient(const device::Target& target, const at::Tensor& logits, const at::Tensor& dsums,
+                            const at::Tensor& scale, const kernels::BalanceShape& shape) {
   const at::NoGradGuard no_grad;
-  const at::Tensor given = dsums.contiguous();
-  at::Tensor dlogits = at::empty_like(logits);
-  nn::dispatch_wide(logits, [&](auto zero) {
+  const at::Tensor x = logits.detach().contiguous(), given = dsums.contiguous();
+  at::Tensor dlogits = at::empty_like(x);
+  nn::dispatch_wide(x, [&](auto zero) {
     using T = decltype(zero);
-    device::launch(target, {"balance_backward", {&logits, &given}, {&dlogits}}, kernels::balance_backward<T>,
-                   kernels::balance_backward_cuda<T>, static_cast<const T*>(nn::elements<T>(logits)),
-                   static_cast<const double*>(given.const_data_ptr()), nn::elements<T>(dlogits), shape);
+    device::launch(target, {"balance_backward", {&x, &given, &scale}, {&dlogits}}, kernels::balance_backward<T>,
+                   kernels::balance_backward_cuda<T>, static_cast<const T*>(nn::elements<T>(x)),
+                   static_cast<const double*>(given.const_data_ptr()),
+                   static_cast<const double*>(scale.const_data_ptr()), nn::elements<T>(dlogits), shape);
   });
   return dlogits;
 }
-
-}  // namespace
 
 kernels::BalanceScore balance_score(config::ScoreFunction function) {
   switch (function) {
@@ -65,27 +62,24 @@ kernels::BalanceScore balance_score(config::ScoreFunction function) {
   return {};
 }
 
-BalanceSums balance_sums(const device::Target& target, const at::Tensor& logits, kernels::BalanceShape shape,
-                         const at::Tensor& experts) {
+at::Tensor balance_sums(const device::Target& target, const at::Tensor& logits, kernels::BalanceShape shape,
+                        const at::Tensor& experts, const at::Tensor& mask) {
+  const at::NoGradGuard no_grad;
   const at::Tensor x = logits.detach().contiguous();
-  BalanceSums sums;
-  {
-    const at::NoGradGuard no_grad;
-    const at::Tensor chosen = experts.defined() ? experts.detach().contiguous() : experts;
-    if (chosen.defined()) shape.chosen = chosen.size(1);
-    sums.all = at::empty({shape.sums() + 1}, x.options().dtype(at::kDouble));
-    const at::Tensor lines = at::empty({kernels::balance_chunks(shape), shape.sums()}, sums.all.options());
-    nn::dispatch_wide(x, [&](auto zero) {
-      using T = decltype(zero);
-      device::launch(target, {"balance", {&x, &chosen}, {&sums.all, &lines}}, kernels::balance_forward<T>,
-                     kernels::balance_forward_cuda<T>, static_cast<const T*>(nn::elements<T>(x)),
-                     chosen.defined() ? static_cast<const int64_t*>(chosen.const_data_ptr()) : nullptr,
-                     nn::elements<double>(sums.all), nn::elements<double>(lines), shape);
-    });
-    sums.scores = sums.all.narrow(0, shape.bins(), shape.bins() + 1).detach();
-  }
-  sums.scores = nn::attach(sums.scores, {logits}, [target, x, shape](const at::Tensor& dy) -> nn::Gradients {
-    return {sums_gradient(target, dy, x, shape)};
+  const at::Tensor chosen = experts.defined() ? experts.detach().contiguous() : experts,
+                   loss_mask = mask.defined() ? mask.to(x.scalar_type()).contiguous() : mask;
+  if (chosen.defined()) shape.chosen = chosen.size(1);
+  if (mask.defined()) shape.mask = mask.numel();
+  const at::Tensor sums = at::empty({shape.sums()}, x.options().dtype(at::kDouble)),
+                   lines = at::empty({kernels::balance_chunks(shape), shape.line()}, sums.options());
+  nn::dispatch_wide(x, [&](auto zero) {
+    using T = decltype(zero);
+    const kernels::BalanceInputs<T> in{
+        nn::elements<T>(x), chosen.defined() ? static_cast<const int64_t*>(chosen.const_data_ptr()) : nullptr,
+        nn::elements<T>(loss_mask)};
+    device::launch(target, {"balance", {&x, &chosen, &loss_mask}, {&sums, &lines}}, kernels::balance_forward<T>,
+                   kernels::balance_forward_cuda<T>, in, nn::elements<double>(sums), nn::elements<double>(lines),
+                   shape);
   });
   return sums;
 }
@@ -97,34 +91,23 @@ static int64_t mean_tokens(int64_t own, const comm::Group& cp, const nn::Microba
   return own * batch.sequence.length / (rows * cp.size());
 }
 
-// The last element of the sums is the sum of the loss mask.
-BalanceSums AuxiliaryLosses::own_sums(const at::Tensor& logits, const at::Tensor& experts,
-                                      const kernels::BalanceShape& shape, const nn::Microbatch& batch) const {
-  // Scores are monotonic in the logits.
-  const at::Tensor best = !balances() ? at::Tensor() : experts.defined() ? experts : choose(logits, {.k = rule_.k});
-  BalanceSums sums = balance_sums(target_, logits, shape, best);
-  const at::NoGradGuard no_grad;
-  at::Tensor mask = sums.all.select(0, shape.sums());
-  // Every tp rank has the loss mask of all rows, so only the first one adds it.
-  if (tp_.first() && !per_token_)
-    at::sum_out(mask, batch.loss_mask, at::OptionalIntArrayRef(), /*keepdim=*/false, at::kDouble);
-  else mask.zero_();
-  return sums;
-}
-
 void AuxiliaryLosses::add_terms(const at::Tensor& logits, const at::Tensor& experts, int64_t samples,
                                 nn::SegmentContext& context) {
   kernels::BalanceShape shape{logits.size(0), num_experts_, seq_ > 0 ? samples : 1};
   shape.score = balances() ? balance_score(rule_.score_function) : kernels::BalanceScore::none;
   shape.z = z_ > 0;
-  const BalanceSums own = own_sums(logits, experts, shape, context.batch);
+  // Scores are monotonic in the logits.
+  const at::Tensor best = !balances() ? at::Tensor() : experts.defined() ? experts : choose(logits, {.k = rule_.k});
+  // Every tp rank has the loss mask of all rows, so only the first one adds it.
+  const at::Tensor mask = tp_.first() && !per_token_ ? context.batch.loss_mask : at::Tensor();
+  const Own own{logits, balance_sums(target_, logits, shape, best, mask), shape};
   const auto tokens = static_cast<double>(mean_tokens(logits.size(0), cp_, context.batch) * tp_cp_.size());
   at::Tensor all, weight;
   {
     const at::NoGradGuard no_grad;
-    all = global_ > 0 ? own.all.clone() : own.all;
+    all = global_ > 0 ? own.sums.clone() : own.sums;
     comm::all_reduce(all, tp_cp_);
-    weight = per_token_ ? at::full({}, tokens, all.options()) : all.select(0, shape.sums());
+    weight = per_token_ ? at::full({}, tokens, all.options()) : all.select(0, shape.line());
   }
   using Kind = kernels::BalanceTerm::Kind;
   const auto divisor = static_cast<double>(cp_.size());
@@ -148,12 +131,12 @@ void AuxiliaryLosses::add_terms(const at::Tensor& logits, const at::Tensor& expe
 }
 
 // The tokens are those of the step's microbatches so far, averaged, and count once: only in the first sample.
-void AuxiliaryLosses::add_global(const BalanceSums& own, const kernels::BalanceTerm& term, const at::Tensor& weight,
+void AuxiliaryLosses::add_global(const Own& own, const kernels::BalanceTerm& term, const at::Tensor& weight,
                                  nn::SegmentContext& context) {
   at::Tensor all;
   {
     const at::NoGradGuard no_grad;
-    all = own.all.clone();
+    all = own.sums.clone();
     if (!context.is_recompute) comm::all_reduce(all, tp_dp_cp_);
     const int64_t bins = term.samples * num_experts_;
     const at::Tensor tokens = all.narrow(0, 0, bins).view({term.samples, num_experts_});
@@ -171,22 +154,24 @@ at::Tensor AuxiliaryLosses::add_to_running(const at::Tensor& tokens) const {
   return running_.narrow(0, 0, num_experts_) / running_.narrow(0, num_experts_, 1);
 }
 
-void AuxiliaryLosses::add(nn::SegmentContext& context, const char* name, const BalanceSums& own,
-                          const at::Tensor& all, const at::Tensor& weight, const kernels::BalanceTerm& term) const {
+void AuxiliaryLosses::add(nn::SegmentContext& context, const char* name, const Own& own, const at::Tensor& sums,
+                          const at::Tensor& weight, const kernels::BalanceTerm& term) const {
   at::Tensor value, gradient;
   {
     const at::NoGradGuard no_grad;
-    value = at::empty({}, all.options());
-    gradient = at::empty({term.samples * num_experts_ + 1}, all.options());
+    value = at::empty({}, sums.options());
+    gradient = at::empty({own.shape.bins() + 1}, sums.options());
     const auto read = [](const at::Tensor& x) { return static_cast<const double*>(x.const_data_ptr()); };
-    device::launch(target_, {"balance_term", {&all, &weight}, {&value, &gradient}, {{"factor", term.factor}}},
-                   kernels::balance_term, kernels::balance_term_cuda, read(all), read(weight),
+    device::launch(target_, {"balance_term", {&sums, &weight}, {&value, &gradient}, {{"factor", term.factor}}},
+                   kernels::balance_term, kernels::balance_term_cuda, read(sums), read(weight),
                    nn::elements<double>(value), nn::elements<double>(gradient), term);
   }
-  const at::AutoGradMode with_grad(own.scores.requires_grad());
-  context.terms.push_back({name, nn::attach(value, {own.scores}, [gradient](const at::Tensor& dy) -> nn::Gradients {
-                             return {gradient * dy};
-                           })});
+  const at::AutoGradMode with_grad(own.logits.requires_grad());
+  const auto backward = [target = target_, x = own.logits.detach(), gradient,
+                         shape = own.shape](const at::Tensor& dy) -> nn::Gradients {
+    return {balance_gradient(target, x, gradient, dy, shape)};
+  };
+  context.terms.push_back({name, nn::attach(value, {own.logits}, backward)});
 }
 
 }  // namespace metroplex::moe

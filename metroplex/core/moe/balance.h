@@ -27,16 +27,13 @@
 
 namespace metroplex::moe {
 
-// Sums of logits [T, E] in fp64, see kernels::BalanceShape.
-struct BalanceSums {
-  // [2 samples E + 2]: tokens and normalized scores (those of a token sum to 1) of each sample and expert,
-  // logsumexp^2, and one element for the caller.
-  at::Tensor all;
-  at::Tensor scores;  // [samples E + 1]: the scores and logsumexp^2 in `all`, differentiable
-};
-// `experts` [T, k]: the chosen experts; undefined: tokens are not counted.
-BalanceSums balance_sums(const device::Target& target, const at::Tensor& logits, kernels::BalanceShape shape,
-                         const at::Tensor& experts = {});
+// Returns the sums of logits [T, E] in fp64 [2 samples E + 2], see kernels::BalanceShape. `experts` [T, k]: the
+// chosen experts; undefined: tokens are not counted. `mask`: undefined: 0.
+at::Tensor balance_sums(const device::Target& target, const at::Tensor& logits, kernels::BalanceShape shape,
+                        const at::Tensor& experts = {}, const at::Tensor& mask = {});
+// Returns dlogits for the gradient dsums [samples E + 1] of the sums of scores and of logsumexp^2, times `scale`.
+at::Tensor balance_gradient(const device::Target& target, const at::Tensor& logits, const at::Tensor& dsums,
+                            const at::Tensor& scale, const kernels::BalanceShape& shape);
 kernels::BalanceScore balance_score(config::ScoreFunction function);
 
 class AuxiliaryLosses {
@@ -55,13 +52,16 @@ class AuxiliaryLosses {
 
  private:
   bool balances() const { return aux_ > 0 || seq_ > 0 || global_ > 0; }
-  BalanceSums own_sums(const at::Tensor& logits, const at::Tensor& experts, const kernels::BalanceShape& shape,
-                       const nn::Microbatch& batch) const;
-  void add_global(const BalanceSums& own, const kernels::BalanceTerm& term, const at::Tensor& weight,
+  // Logits and their sums over this rank's tokens.
+  struct Own {
+    at::Tensor logits, sums;
+    kernels::BalanceShape shape;
+  };
+  void add_global(const Own& own, const kernels::BalanceTerm& term, const at::Tensor& weight,
                   nn::SegmentContext& context);
   at::Tensor add_to_running(const at::Tensor& tokens) const;
-  // Appends the term of the reduced sums `all`.
-  void add(nn::SegmentContext& context, const char* name, const BalanceSums& own, const at::Tensor& all,
+  // Appends the term of the reduced `sums`.
+  void add(nn::SegmentContext& context, const char* name, const Own& own, const at::Tensor& sums,
            const at::Tensor& weight, const kernels::BalanceTerm& term) const;
 
   double aux_ = 0, seq_ = 0, global_ = 0, z_ = 0;  // coefficients; 0: off

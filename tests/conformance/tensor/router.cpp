@@ -125,8 +125,8 @@ std::string aux(const Json& test) {
   // Every token is its own sample.
   const kernels::BalanceShape shape{logits.size(0), experts, logits.size(0),
                                     moe::balance_score(model.moe_router_score_function)};
-  const at::Tensor sums = moe::balance_sums({}, logits, shape).scores;
-  const at::Tensor scores = sums.narrow(0, 0, logits.numel()).view(logits.sizes());
+  const at::Tensor sums = moe::balance_sums({}, logits, shape);
+  const at::Tensor scores = sums.narrow(0, shape.bins(), logits.numel()).view(logits.sizes());
   const at::Tensor best = moe::choose(scores, {.k = k});
   const AuxLoss got = aux_loss(model, logits, 1);
   // Over the tokens of several ranks the factor includes all ranks, the scores only this rank's.
@@ -160,7 +160,7 @@ std::string z_loss(const Json& test) {
     // None of our tokens is padding: the mean is over the tokens that are not padding.
     const at::Tensor valid = logits.index({to_tensor(padding, at::kBool).eq(false)});
     const kernels::BalanceShape shape{valid.size(0), valid.size(1), 1, kernels::BalanceScore::none, true};
-    const double sum = moe::balance_sums({}, valid, shape).scores[valid.size(1)].item<double>();
+    const double sum = moe::balance_sums({}, valid, shape)[2 * shape.bins()].item<double>();
     return compare_near(sum / std::max<double>(1, static_cast<double>(valid.size(0))) * coeff, recorded, 0,
                         kRounding);
   }
