@@ -110,6 +110,34 @@ TEST(Blame, ARankWhoseCommunicatorsCannotBeDestroyedEndsByItselfWithItsOwnCode) 
   expect_contains(result->message, "(exit code 5)");
 }
 
+// As a replay watch does while its rank waits for a GPU.
+TEST(Blame, ABlockedRankIsEndedFromAnotherThread) {
+  const Notes notes("end_run");
+  const auto result = test::run_processes(
+      3, {.dp = 3},
+      [&](const World& world) {
+        barrier(world.groups().world);
+        if (world.rank() == 1) {
+          std::thread watch(
+              [&] { world.end_run()(std::make_exception_ptr(base::Error("comm", "all_reduce did not complete"))); });
+          std::this_thread::sleep_for(60s);
+          watch.join();
+        }
+        try {
+          while (true) barrier(world.groups().world);
+        } catch (const PeerFailure& failure) {
+          notes.write(world.rank(), failure.what());
+          throw;
+        }
+      },
+      ended_when_stuck(30s));
+  if (!result) return;
+  EXPECT_EQ(result->rank, 1);
+  expect_contains(result->message, "rank 1 (tp 0 pp 0 dp 1) failed: [comm] all_reduce did not complete");
+  for (const int rank : {0, 2})
+    expect_contains(notes.read(rank).second, "rank 1 (tp 0 pp 0 dp 1) failed: [comm] all_reduce did not complete");
+}
+
 TEST(Blame, ASilentEndGoesBeforeWhatOthersSuffered) {
   if (launch_from_environment()) return;
   const std::string peer = encode({.own = false, .exit_code = 4, .cause = "rank 2 has exited"});

@@ -190,6 +190,8 @@ void run_process(const LaunchEnvironment& launch, const topology::RankGrid& grid
     if (options.backend == ProcessBackend::nccl && !options.interface.empty())
       ::setenv("NCCL_SOCKET_IFNAME", ("=" + options.interface).c_str(),
                /*overwrite=*/0);  // =: match the exact name, not a prefix
+    // NCCL rejects two ranks with one host id on one GPU, and uses neither P2P nor shared memory between host ids.
+    if (options.shares_gpu) ::setenv("NCCL_HOSTID", base::concat("metroplex-", launch.rank).c_str(), /*overwrite=*/1);
     prepare_c10d();
     GlooContext control(control_options(launch, options, rank_name));
     // Outlives the failure report below, because destroying communicators may block.
@@ -201,7 +203,11 @@ void run_process(const LaunchEnvironment& launch, const topology::RankGrid& grid
       GroupFactory factory = share_communicators(
           [&](const GroupSpec& spec) { return nccl ? nccl->backend(spec) : control.backend(spec); });
       if (options.traffic) factory = count_traffic(std::move(factory), options.traffic);
-      body(make_world(launch.rank, grid, factory, to_device(options.gpu)));
+      const auto end_run = [&](const std::exception_ptr& failure) {
+        control.fail(failure);
+        report_cause(launch, options, failure);
+      };
+      body(make_world(launch.rank, grid, factory, to_device(options.gpu), end_run));
       if (nccl) nccl->shutdown();
     } catch (...) {
       control.fail(std::current_exception());

@@ -83,6 +83,7 @@ struct ProcessOptions {
   };  // network interfaces of the control plane; "": from the environment, else see GlooOptions
   int threads_per_rank = 1;  // for libtorch operators
   int gpu = -1;              // device of this rank; -1: CPU. nccl needs a GPU
+  bool shares_gpu = false;   // NCCL ranks may use the same GPU; they communicate over sockets
   std::shared_ptr<Traffic> traffic = nullptr;
   // Ends a process that cannot stop by itself (see GlooOptions). Only apps/ should set it.
   std::function<void(const std::exception_ptr& failure)> on_stuck = nullptr;

@@ -69,12 +69,13 @@ const Group& Groups::gradient_group(topology::AxisSet axes) const {
   MPX_ASSERT(false, "no group for gradients spans '", topology::to_string(axes), "'");
 }
 
-World::World(int rank, topology::RankGrid grid, GroupFactory factory, c10::Device device)
+World::World(int rank, topology::RankGrid grid, GroupFactory factory, c10::Device device, EndRun end_run)
     : rank_(rank),
       grid_(std::move(grid)),
       factory_(std::move(factory)),
       groups_(make_groups(rank, grid_, factory_)),
-      target_{device} {}
+      target_{device},
+      end_run_(std::move(end_run)) {}
 
 Group World::make_group(const GroupSpec& spec) const { return make_rank_group(rank_, spec, factory_); }
 
@@ -165,8 +166,9 @@ GroupFactory share_communicators(GroupFactory factory) {
   };
 }
 
-World make_world(int rank, const topology::RankGrid& grid, const GroupFactory& factory, c10::Device device) {
-  return World(rank, grid, factory, device);
+World make_world(int rank, const topology::RankGrid& grid, const GroupFactory& factory, c10::Device device,
+                 EndRun end_run) {
+  return World(rank, grid, factory, device, std::move(end_run));
 }
 
 World make_meta_world(int rank, const topology::RankGrid& grid, c10::Device device, device::Recorder* recorder,

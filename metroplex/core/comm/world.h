@@ -4,6 +4,7 @@
 #include <c10/core/Device.h>
 
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <memory>
 #include <string>
@@ -39,12 +40,16 @@ struct Groups {
   const Group& gradient_group(topology::AxisSet axes) const;
 };
 
+// Ends the run from any thread: all ranks and the launcher receive the failure of this rank.
+using EndRun = std::function<void(const std::exception_ptr& failure)>;
+
 // Creates the communicator of a group of two or more ranks for the calling rank.
 using GroupFactory = std::function<std::shared_ptr<GroupBackend>(const GroupSpec& spec)>;
 
 class World {
  public:
-  World(int rank, topology::RankGrid grid, GroupFactory factory, c10::Device device = c10::kCPU);
+  World(int rank, topology::RankGrid grid, GroupFactory factory, c10::Device device = c10::kCPU,
+        EndRun end_run = nullptr);
   int rank() const { return rank_; }
   int size() const { return static_cast<int>(grid_.world_size()); }
   const topology::RankGrid& grid() const { return grid_; }
@@ -58,6 +63,8 @@ class World {
   // The device of this rank's tensors: its compute device, which is the current device of its thread, or meta.
   c10::Device device() const { return target_.memory(); }
   const device::Target& target() const { return target_; }
+  // Null if the ranks are threads.
+  const EndRun& end_run() const { return end_run_; }
   // Returns the same rank with all group calls and kernel launches reported to `recorder`. Groups::checkpoint is
   // excluded: no step uses it, and another thread may. `recorder` must outlive the world and every object made with
   // it.
@@ -73,6 +80,7 @@ class World {
   GroupFactory factory_;
   Groups groups_;
   device::Target target_;
+  EndRun end_run_;
 };
 
 // Creates one rank of `grid` without the other ranks and without values. Its tensors are on the meta device and take
@@ -85,7 +93,7 @@ class Traffic;  // backends/counting.h
 
 Groups make_groups(int rank, const topology::RankGrid& grid, const GroupFactory& factory);
 World make_world(int rank, const topology::RankGrid& grid, const GroupFactory& factory,
-                 c10::Device device = c10::kCPU);
+                 c10::Device device = c10::kCPU, EndRun end_run = nullptr);
 // Groups with equal members and equal purpose get one communicator, named after the first group that requests it.
 GroupFactory share_communicators(GroupFactory factory);
 // Counts the traffic of the groups. With an empty `factory` the groups move nothing.

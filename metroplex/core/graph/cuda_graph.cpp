@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "device/memory_meter.h"
+#include "graph/replay_watch.h"
 
 namespace metroplex::graph {
 namespace {
@@ -15,6 +16,7 @@ namespace {
 struct Shared {
   std::shared_ptr<CudaGraphCalls> calls;
   c10::Stream stream;  // for captures and warm-up
+  ReplayWatch* watch;  // may be null
   bool capturing = false;
 };
 using SharedPtr = std::shared_ptr<Shared>;
@@ -89,12 +91,14 @@ class CudaGraph final : public Graph {
       calls().synchronize(shared_->stream);
       meter_.emplace(device::MemoryMeter::Of::gpu);
       graph_->begin_capture(pool_->id());
+      if (shared_->watch != nullptr) shared_->watch->begin_capture();
     });
   }
 
   void end() override {
     MPX_ASSERT(capturing_, "a capture ends that has not begun");
     refusals([&] {
+      if (shared_->watch != nullptr) shared_->watch->end_capture();
       graph_->end_capture();
       pool_->reached(live_before_ + meter_->peak_bytes());
       meter_.reset();
@@ -112,6 +116,7 @@ class CudaGraph final : public Graph {
 
   void abandon() noexcept override {
     if (!capturing_) return;
+    if (shared_->watch != nullptr) shared_->watch->end_capture();
     if (graph_) graph_->discard_capture();
     graph_.reset();
     meter_.reset();
@@ -126,6 +131,7 @@ class CudaGraph final : public Graph {
   void replay() override {
     MPX_ASSERT(captured_, "a replay of a graph that holds nothing");
     graph_->launch();
+    if (shared_->watch != nullptr) shared_->watch->add(calls().record_end());
   }
 
   void reset() override {
@@ -190,9 +196,9 @@ class CudaGraphDevice final : public GraphDevice {
 
 }  // namespace
 
-std::unique_ptr<GraphDevice> make_cuda_graph_device(std::shared_ptr<CudaGraphCalls> calls) {
+std::unique_ptr<GraphDevice> make_cuda_graph_device(std::shared_ptr<CudaGraphCalls> calls, ReplayWatch* watch) {
   const c10::Stream stream = calls->make_stream();
-  return std::make_unique<CudaGraphDevice>(std::make_shared<Shared>(Shared{std::move(calls), stream}));
+  return std::make_unique<CudaGraphDevice>(std::make_shared<Shared>(Shared{std::move(calls), stream, watch}));
 }
 
 }  // namespace metroplex::graph

@@ -6,6 +6,7 @@
 #include <c10/core/Stream.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -45,6 +46,8 @@ class CudaGraphCalls {
   // Makes `then` wait for the work enqueued on `first`.
   virtual void chain(c10::Stream first, c10::Stream then) = 0;
   virtual void synchronize(c10::Stream stream) = 0;
+  // Returns a function that reports, on any thread, whether the work enqueued so far on the current stream has ended.
+  virtual std::function<bool()> record_end() = 0;
 
   // The pool keeps its memory until drop_pool is called and its graphs and tensors are destroyed.
   virtual Pool make_pool() = 0;
@@ -57,7 +60,8 @@ class CudaGraphCalls {
 std::shared_ptr<CudaGraphCalls> make_cuda_graph_calls();
 
 // GraphSize::bytes is the GPU memory that the instantiation takes. A pool's peak counts the capturing thread's
-// allocations, in the allocator's blocks.
-std::unique_ptr<GraphDevice> make_cuda_graph_device(std::shared_ptr<CudaGraphCalls> calls = make_cuda_graph_calls());
+// allocations, in the allocator's blocks. `watch` may be null; it must outlive the device and its graphs.
+std::unique_ptr<GraphDevice> make_cuda_graph_device(std::shared_ptr<CudaGraphCalls> calls = make_cuda_graph_calls(),
+                                                    ReplayWatch* watch = nullptr);
 
 }  // namespace metroplex::graph

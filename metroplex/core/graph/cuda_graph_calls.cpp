@@ -109,6 +109,11 @@ class CallsOfGpu final : public CudaGraphCalls {
     event.block(then);
   }
   void synchronize(c10::Stream stream) override { stream.synchronize(); }
+  std::function<bool()> record_end() override {
+    const auto event = std::make_shared<c10::Event>(at::kCUDA);
+    event->record(current_stream());
+    return [event] { return event->query(); };
+  }
 
   Pool make_pool() override {
     at::globalContext().lazyInitDevice(at::kCUDA);  // the allocator has no devices before the first tensor

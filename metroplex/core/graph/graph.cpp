@@ -6,8 +6,8 @@
 
 namespace metroplex::graph {
 
-std::unique_ptr<GraphDevice> make_graph_device(at::Device device) {
-  if (device.is_cuda()) return make_cuda_graph_device();
+std::unique_ptr<GraphDevice> make_graph_device(at::Device device, ReplayWatch* watch) {
+  if (device.is_cuda()) return make_cuda_graph_device(make_cuda_graph_calls(), watch);
   MPX_ASSERT(device.is_cpu(), "graphs of the device ", device);
   return std::make_unique<TapeDevice>();
 }

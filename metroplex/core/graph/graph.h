@@ -67,8 +67,11 @@ class GraphDevice {
   virtual void run_on_capture_stream(const std::function<void()>& work) = 0;
 };
 
-// Creates a device for the calling thread's GPU or for the CPU.
-std::unique_ptr<GraphDevice> make_graph_device(at::Device device);
+class ReplayWatch;  // replay_watch.h
+
+// Creates a device for the calling thread's GPU or for the CPU. `watch` may be null. The CPU needs none, because
+// every wait of a tape has a time limit.
+std::unique_ptr<GraphDevice> make_graph_device(at::Device device, ReplayWatch* watch = nullptr);
 
 // Captures `work`, and replays it once if capturing does not run it, so that it has run once on either device. After
 // an exception the graph is empty.

@@ -3,6 +3,7 @@
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <utility>
 
@@ -220,9 +221,15 @@ void make_families(const ProcessContext& process, RankModel& model, Optimization
 void make_graph_device(ProcessContext& process, const comm::World& world) {
   process.world = &world;
   if (process.config.train.cuda_graph_impl == config::CudaGraphImpl::none || world.target().meta) return;
-  process.graph_device = graph::make_graph_device(world.device());
-  if (process.graph_device->recorder() == nullptr) return;
-  process.recorded_world.emplace(world.recorded(*process.graph_device->recorder()));
+  if (world.device().is_cuda() && world.end_run()) {
+    process.replay_watch = graph::make_replay_watch(
+        world.device(), std::chrono::minutes(process.config.run.distributed_timeout_minutes), world.end_run());
+  }
+  process.graph_device = graph::make_graph_device(world.device(), process.replay_watch.get());
+  device::Recorder* const recorder = process.graph_device->recorder();
+  if (recorder == nullptr && !process.replay_watch) return;
+  process.recorded_world.emplace(recorder != nullptr ? world.recorded(*recorder)
+                                                     : world.with_recorded_groups(*process.replay_watch));
   process.world = &*process.recorded_world;
 }
 

@@ -7,6 +7,7 @@
 #include "comm/world.h"
 #include "config/config.h"
 #include "graph/graph.h"
+#include "graph/replay_watch.h"
 #include "plan/layout.h"
 
 namespace metroplex::step {
@@ -14,6 +15,7 @@ namespace metroplex::step {
 struct ProcessContext {
   config::Config config;  // resolved
   // Exists only with train.cuda_graph_impl: the device that captures graphs, and the World whose calls it records.
+  std::unique_ptr<graph::ReplayWatch> replay_watch;  // only on a GPU of a process; reported to by recorded_world
   std::unique_ptr<graph::GraphDevice> graph_device;
   std::optional<comm::World> recorded_world;
   const comm::World* world = nullptr;

@@ -158,6 +158,7 @@ EnqueuedStep enqueue_step(Assembly& assembly, const StepInput& input) {
   StepBuffers& step_buffers = assembly.step_buffers;
   StepGraphs* const graphs = input.on_gradients || input.eager ? nullptr : assembly.graphs.step.get();
   write_rates(process, optimization, input);
+  if (process.replay_watch) process.replay_watch->set_step(base::concat("iteration ", input.iteration));
   const PartTimers timers{process.world->target().recorder, graphs != nullptr ? graphs->timers() : &input.timers};
   const auto body = [&](const std::vector<nn::Microbatch>& batches) {
     const auto count = static_cast<int64_t>(batches.size());
@@ -213,6 +214,7 @@ LossSum evaluate_step(Assembly& assembly, const std::vector<nn::Microbatch>& giv
     const std::vector<at::Tensor> losses = assembly.run_pipeline(batches).last;
     return reduce_losses(process, step_buffers, {losses, {}}, static_cast<int64_t>(batches.size()));
   };
+  if (process.replay_watch) process.replay_watch->set_step("an evaluation");
   const auto run_eagerly = [&] {
     write_step_inputs(process, step_buffers, given, stop);
     return body(given);
