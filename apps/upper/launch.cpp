@@ -59,6 +59,12 @@ int failure_code(const std::exception_ptr& failure) {
   _exit(failure_code(failure));
 }
 
+// For tests of NCCL on a machine with fewer GPUs than ranks.
+bool shares_gpus() {
+  const char* const value = std::getenv("METROPLEX_SHARE_GPUS");
+  return value != nullptr && std::string(value) == "1";
+}
+
 config::DeviceChoice device_choice(const config::Run& run, const std::optional<comm::LaunchEnvironment>& launch,
                                    int64_t world_size) {
   config::Machine machine;
@@ -75,6 +81,7 @@ config::DeviceChoice device_choice(const config::Run& run, const std::optional<c
     machine.num_gpus = device::device_count();
   }
   machine.local_ranks = launch ? launch->local_size : world_size;
+  machine.shares_gpus = shares_gpus();
   if (launch) {
     machine.launcher = launch->launcher;
     machine.local_rank = launch->local_rank;
@@ -91,6 +98,7 @@ comm::ProcessOptions process_options(const config::Config& config, const comm::L
   const config::DeviceChoice where = device_choice(config.run, launch, world_size);
   comm::ProcessOptions options;
   options.backend = where.backend == config::Backend::nccl ? comm::ProcessBackend::nccl : comm::ProcessBackend::gloo;
+  options.shares_gpu = shares_gpus();
   options.gpu = static_cast<int>(where.gpu);
   options.timeout = std::chrono::minutes(config.run.distributed_timeout_minutes);
   options.threads_per_rank = threads_per_rank(config.run, launch.local_size);
@@ -190,7 +198,7 @@ RankPlacing planned_placing(const config::Run& run, int64_t world_size) {
   const config::DeviceChoice where = device_choice(run, launch, world_size);
   RankPlacing placing = make_placing(launch, world_size);
   placing.gpu = where.gpu >= 0;
-  placing.shared = placing.gpu && where.backend == config::Backend::threads;
+  placing.shared = placing.gpu && (where.backend == config::Backend::threads || shares_gpus());
   return placing;
 }
 
@@ -199,7 +207,7 @@ RankPlacing requested_placing(const config::Run& run, int64_t world_size) {
   if (!requests_cuda) return planned_placing(run, world_size);
   RankPlacing placing = make_placing(outer_launch(run), world_size);
   placing.gpu = true;
-  placing.shared = run.backend == config::Backend::threads;
+  placing.shared = run.backend == config::Backend::threads || shares_gpus();
   return placing;
 }
 

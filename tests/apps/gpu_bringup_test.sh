@@ -32,13 +32,22 @@ holds "all $parts parts are skipped, each with a log"
 echo "With two GPUs that stand in"
 rm -rf report
 tool tools/nvidia-smi 'case "$*" in *query-gpu*) for i in 1 2; do echo "NVIDIA H100, 9.0, 81559 MiB, 580.1"; done ;; *) echo "asked $*" ;; esac'
-tool tools/ctest 'echo "ctest $*"; echo "100% tests passed"'
 tool tools/compute-sanitizer 'echo "sanitizer $*"; [ "$2" != racecheck ]'
 tool tools/python 'echo "python $*"'
 # Losses of a run of 40 iterations or of its second half, and a text.
 tool build/bin/metroplex 'from=1 loss=2
 case "$*" in *ckpt_step=20*) from=21 loss=${RESUMED_LOSS:-2} ;; esac
 case "$*" in
+  *train_iters=20\ *)
+    for i in $(seq 20); do echo " [2026-11-26 04:00:00] iteration  $i/  20 | lm loss: 2.$i |"; done ;;
+  *train_iters=100000*)
+    METROPLEX_RANK=1 sleep 60 &
+    echo "iteration  3/100000"
+    while grep -q "^State:.[SR]" /proc/$!/status 2> /dev/null; do sleep 0.1; done
+    kill -KILL $!
+    echo "rank 1 (tp 0) failed"
+    echo "rank 1 (tp 0) has not answered"
+    exit 4 ;;
   *full_iteration*)
     for i in $(seq $from 40); do
       echo " [2026-11-26 04:00:00] iteration  $i/  40 | elapsed time per iteration (ms): 1.0 | lm loss: $loss.$i | loss scale: 1.0 |"
@@ -47,9 +56,9 @@ case "$*" in
   generate*) echo "The end" ;;
   *) echo "ran $*" ;;
 esac'
-for program in metroplex-torch kernels_gpu_test graph_gpu_test gpu_step; do tool "build/bin/$program" 'echo "ran $*"'; done
+for program in metroplex-torch kernels_gpu_test graph_gpu_test gpu_step comm_nccl_test; do tool "build/bin/$program" 'echo "ran $*"'; done
 tool build/bin/metroplex_parity 'echo + >> '"$work"'/running; sleep 0.1; echo - >> '"$work"'/running
-echo "parity $* with $OMP_NUM_THREADS threads"; case "$*" in *llama_fp16_small.json*) echo "DIFFERS"; exit 1 ;; esac'
+echo "parity $* with $OMP_NUM_THREADS threads"; case "$*" in *llama_fp16_small.json*) echo "DIFFERS"; exit 1 ;; *absent_rank*) echo "rank 0 (tp 0): captured step of iteration 4: all_reduce of group dp"; exit 1 ;; esac'
 tool build/bin/kernel_bandwidth 'echo "| copy | 1.0 |"'
 tool build/bin/attention_operators 'echo "| GPT-2 | flash (chosen) | $* |"'
 tool build/bin/grouped_product 'echo "| bf16 | own tiles | $* |"'
@@ -75,19 +84,19 @@ grep -q -- '--- failed (1), sanitizer/.*--tool racecheck' "$logs"/*-compute-sani
 for run in mixtral_tiny echo_tiny context_parallel_tiny; do
   grep -q "ran verify examples/$run.yaml --run.device=cuda --vocab-size 300" "$logs"/verify/*.log || fail "$run is not verified"
 done
-grep -q 'parity .*gpt_dp2_distopt.json --backend nccl --cuda-graph-impl full_iteration --set train.cuda_graph_warmup_steps=1' "$logs"/*ZeRO-1*.log || fail "no capture behind one eager step"
+grep -q 'parity .*gpt_dp2_distopt.json --backend nccl --cuda-graph-impl full_iteration --set train.cuda_graph_warmup_steps=1' "$logs"/nccl-graphs/*.log || fail "no capture behind one eager step"
 grep -q 'train .*--nproc 2 --backend nccl' "$logs"/*exposed*.log || fail "no run of two ranks"
 grep -q 'CUDAARCHS=90a-real' "$logs"/01-*.log || fail "not built for what is there"
-grep -q 'ctest .*-L gpu' "$logs"/*tests-on-a-GPU.log || fail "no ctest"
+grep -q '^ran --gtest_brief=1$' "$logs"/gpu-tests/02.log || fail "no tests"
 grep -q 'python bench/compare_gpu.py --models mixtral' "$logs"/*mixtral.log || fail "no comparison"
 holds "every part ran, two failed and are named"
 
 echo "Where a GPU writes another text, and losses do not continue"
 rm -rf report
 tool tools/compute-sanitizer 'exit 0'
-tool build/bin/metroplex_parity 'exit 0'
+tool build/bin/metroplex_parity 'case "$*" in *absent_rank*) echo "rank 0 (tp 0): captured step of iteration 4: all_reduce of group dp"; exit 1 ;; esac'
 GPU_TEXT=beginning RESUMED_LOSS=3 bringup 1 --build "$work/build" --no-build --python "$work/tools/python" --quick
-page_says '2 of '
+page_says '3 of '
 page_says '| the same text from GPU and CPU | FAILED (1) |'
 page_says '| saved and resumed, from a graph | FAILED (1) |'
 grep -q -- '--gtest_filter=-OptimizerCuda' report/*.logs/sanitizer/*.log || fail "--quick does not leave out the longest tests"
@@ -97,7 +106,7 @@ echo "With one GPU"
 rm -rf report
 tool tools/nvidia-smi 'case "$*" in *query-gpu*) echo "NVIDIA A100-SXM4-80GB, 8.0, 81920 MiB, 580.1" ;; esac'
 bringup 0 --build "$work/build" --no-build --python "$work/tools/python"
-[ "$(count 'skipped: it takes 2 GPUs')" = 6 ] || fail "parts of two ranks"
+[ "$(count 'skipped: it takes 2 GPUs')" = 10 ] || fail "parts of two ranks"
 grep -q 'CUDAARCHS=80-real' report/*.logs/01-*.log || fail "not built for an A100"
 holds "parts of several ranks are skipped"
 

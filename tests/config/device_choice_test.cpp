@@ -31,6 +31,11 @@ Machine launched(const std::string& launcher, int64_t gpus, int64_t ranks, int64
   return machine;
 }
 
+Machine sharing(Machine machine) {
+  machine.shares_gpus = true;
+  return machine;
+}
+
 struct Case {
   const char *device, *backend;
   Machine machine;
@@ -63,6 +68,10 @@ TEST(DeviceChoice, TakesAGpuWhereEveryRankHasOneUnlessToldOtherwise) {
       {"auto", "auto", launched("Slurm", 1, 8, 5), "nccl", 0},
       {"cuda", "nccl", launched("Open MPI", 1, 2, 1), "nccl", 0},
       {"cuda", "auto", launched("torchrun", 8, 8, 5), "nccl", 5},
+      {"cuda", "nccl", sharing(launched("metroplex", 1, 4, 3)), "nccl", 0},
+      {"cuda", "nccl", sharing(launched("metroplex", 2, 4, 3)), "nccl", 1},
+      {"auto", "nccl", sharing(own(1, 2)), "nccl", 0},
+      {"auto", "auto", sharing(own(0, 2)), "threads", -1},
   };
   for (const Case& test_case : cases) {
     SCOPED_TRACE(base::concat(test_case.device, " ", test_case.backend, ", ", test_case.machine.local_ranks,

@@ -150,7 +150,7 @@ int run(int argc, char** argv) {
                  "of local and transformer_engine; none: whole layers");
   app.add_option("--plant", plant,
                  "a mistake to make on purpose, which must not pass: no_update, learning_rate, zero_layer_gradient, "
-                 "half_main_params or no_clip");
+                 "half_main_params, no_clip or absent_rank");
   CLI11_PARSE(app, argc, argv);
   if (trial) return try_yardstick() ? 0 : 1;
   MPX_CHECK(!path.empty(), "parity", "a golden run (JSON) is needed; --help");

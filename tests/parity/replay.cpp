@@ -2,6 +2,9 @@
 
 #include <ATen/ATen.h>
 
+#include <chrono>
+#include <thread>
+
 #include "base/error.h"
 #include "nn/param_init.h"
 #include "step/batch.h"
@@ -124,7 +127,8 @@ Fault parse_fault(const std::string& name) {
                                                {"learning_rate", Fault::learning_rate},
                                                {"zero_layer_gradient", Fault::zero_layer_gradient},
                                                {"half_main_params", Fault::half_main_params},
-                                               {"no_clip", Fault::no_clip}};
+                                               {"no_clip", Fault::no_clip},
+                                               {"absent_rank", Fault::absent_rank}};
   for (const auto& [word, fault] : all) {
     if (name == word) return fault;
   }
@@ -157,6 +161,8 @@ Trajectory replay(const Spec& spec, const comm::World& world, const ReplayOption
                         unscale);
       };
     }
+    if (options.fault == Fault::absent_rank && world.rank() == 1 && it + 1 == spec.iters)
+      std::this_thread::sleep_for(std::chrono::hours(1));
     const std::vector<at::Tensor> before =
         options.fault == Fault::no_update ? copy_params(*assembly) : std::vector<at::Tensor>{};
     trajectory.steps.push_back(step::train_step(*assembly, input));

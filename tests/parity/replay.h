@@ -21,6 +21,7 @@ enum class Fault {
   zero_layer_gradient,  // of layer 0
   half_main_params,     // main parameters rounded to the parameters' type after every step
   no_clip,
+  absent_rank,  // rank 1 does not call the last step; the run must end after run.distributed_timeout_minutes
 };
 // "no_update" and so on; throws base::Error for another word.
 Fault parse_fault(const std::string& name);

@@ -48,7 +48,8 @@ std::vector<std::string> make_environment(int rank, const SpawnOptions& options,
   for (char** entry = environ; *entry; ++entry) {
     const std::string text = *entry;
     has_threads = has_threads || text.rfind("OMP_NUM_THREADS=", 0) == 0;
-    if (text.rfind("METROPLEX_", 0) != 0 || text.rfind("METROPLEX_DEPS", 0) == 0) variables.push_back(text);
+    const bool is_of_user = text.rfind("METROPLEX_DEPS", 0) == 0 || text.rfind("METROPLEX_SHARE_GPUS=", 0) == 0;
+    if (text.rfind("METROPLEX_", 0) != 0 || is_of_user) variables.push_back(text);
   }
   const auto set = [&](const std::string& name, const std::string& value) {
     variables.push_back(name + "=" + value);

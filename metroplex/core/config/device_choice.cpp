@@ -7,7 +7,7 @@ namespace {
 
 bool each_has_a_gpu(const Machine& m) {
   const bool may_be_bound = m.launcher == "Slurm" || m.launcher == "Open MPI";
-  return m.num_gpus >= m.local_ranks || (may_be_bound && m.num_gpus == 1);
+  return m.num_gpus >= m.local_ranks || (m.num_gpus > 0 && m.shares_gpus) || (may_be_bound && m.num_gpus == 1);
 }
 
 bool uses_gpus(const Run& run, const Machine& m) {
@@ -36,7 +36,7 @@ DeviceChoice choose_device(const Run& run, const Machine& m) {
   MPX_CHECK(shared || each_has_a_gpu(m), "config", asked, " needs one GPU for each of the ", m.local_ranks,
             " ranks of this machine, but there are ", m.num_gpus, "; start at most ", m.num_gpus,
             ", or put all ranks on one GPU with run.device = cuda and run.backend = threads");
-  choice.gpu = shared || m.num_gpus < m.local_ranks ? 0 : m.local_rank;
+  choice.gpu = shared ? 0 : m.local_rank % m.num_gpus;
   return choice;
 }
 

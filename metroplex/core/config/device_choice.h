@@ -16,6 +16,7 @@ struct Machine {
   std::string launcher;                     // launcher that started this process as one rank; empty: none
   int64_t local_ranks = 1;                  // on this machine
   int64_t local_rank = 0;                   // only with a launcher
+  bool shares_gpus = false;                 // METROPLEX_SHARE_GPUS=1: several NCCL ranks may use one GPU
 };
 
 struct DeviceChoice {
