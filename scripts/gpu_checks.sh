@@ -2,7 +2,7 @@
 # Runs the checks of one GPU in the order of their value, with programs that were built on another machine. It writes a
 # page and logs like gpu_bringup.sh (docs/gpu.md), and may be ended at any time.
 #   scripts/gpu_checks.sh [--minutes N] [--build build-gpu] [--torch FOLDER] [--out gpu-report] [--copy FOLDER] [--python PYTHON] [--jobs N] [--quick]
-#   scripts/gpu_checks.sh pack FILE.tar.gz [--build build-gpu] [--limit MIB]
+#   scripts/gpu_checks.sh pack FILE.tar.xz [--build build-gpu] [--limit MIB]
 # --minutes: a part starts only if its usual time fits into the rest. --build: a build, or a file of `pack`. --torch: the
 # folder of the torch package, by default that of PYTHON. --copy: each part also writes the page and logs.tar.gz there. pack: fails if the file and the tracked files have more than
 # the limit, by default 64 MiB.
@@ -17,8 +17,8 @@ if [ "${1:-}" = pack ]; then
 fi
 read_options "minutes build torch out copy python jobs" "quick" "$@"
 begin_report "GPU checks" -checks
-define_training
 find_libraries
+define_training
 part_machine
 part_programs
 part_gpu_tests

@@ -196,6 +196,7 @@ sharing_gpu() {
 # line of its output must contain TEXT, a regular expression.
 failing_rank() {
   local run=$scratch/failing_rank.log launcher file sent='' code=0
+  : > "$run"
   FAILING_RUN=$$ bash -c "exec $3" > "$run" 2>&1 &
   launcher=$!
   until grep -qE 'iteration +3/' "$run"; do
@@ -232,7 +233,8 @@ stop_mps() {
 # Programs of `pack` use the libraries next to them and those of the torch package. Call it after begin_report.
 find_libraries() {
   if [ -f "$build" ]; then
-    mkdir "$scratch/build" && tar -xzf "$build" -C "$scratch/build" || refuse "--build $build is not a file of gpu_checks.sh pack"
+    "$python" -c 'import sys, tarfile; tarfile.open(sys.argv[1]).extractall(sys.argv[2])' "$build" "$scratch/build" ||
+      refuse "--build $build is not a file of gpu_checks.sh pack"
     build=$scratch/build bin=$scratch/build/bin
     [ -n "$torch" ] || torch=$("$python" -c 'import importlib.util as u; print(u.find_spec("torch").submodule_search_locations[0])') ||
       echo "gpu_parts.sh: $python has no torch; --torch names its folder" >&2
@@ -258,7 +260,8 @@ pack() {
       *) cp -L "$library" "$stage/lib/" || exit 1 ;;
     esac
   done
-  tar -czf "$1" -C "$stage" bin lib || exit 1
+  # The dictionary covers the code that all programs contain.
+  tar -c -C "$stage" bin lib | xz --x86 --lzma2=preset=6,dict=128MiB > "$1" || exit 1
   packed=$(stat -c %s "$1")
   tree=$(git ls-files -z | xargs -0 du -cb | awk '$2 == "total" { sum += $1 } END { print sum + 0 }')
   (cd "$stage" && du -b bin/* lib/* | sort -rn)
@@ -319,7 +322,7 @@ part_verify() {
   part "layouts are one rank, in float64" "" 90 0 together verify "${commands[@]}"
 }
 
-# A tiny model learns a documentation page in fp32. Call it after begin_report.
+# A tiny model learns a documentation page in fp32. Call it after begin_report and find_libraries.
 define_training() {
   train="$bin/metroplex train examples/llama_tiny.yaml --nproc 1 --parallel.tensor_model_parallel_size=1 --parallel.pipeline_model_parallel_size=1"
   train+=" --parallel.virtual_pipeline_model_parallel_size=1 --parallel.sequence_parallel=false --run.device=cuda --model.vocab_size=0"

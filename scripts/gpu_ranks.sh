@@ -7,8 +7,8 @@
 . "$(dirname "${BASH_SOURCE[0]}")/gpu_parts.sh"
 read_options "build torch out jobs minutes" "" "$@"
 begin_report "NCCL ranks on one GPU" -ranks
-define_training
 find_libraries
+define_training
 part_machine
 parts_of_shared_gpu
 end_report

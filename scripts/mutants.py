@@ -29,7 +29,7 @@ sys.path.insert(0, str(ROOT / "scripts"))
 import mutant_switch  # noqa: E402
 
 TABLES = ("table", "drawn", "price", "megatron_files", "linear_attention", "chunks", "adapters", "latent_experts", "head",
-          "low_precision", "stored_weights", "fused_kernels")
+          "low_precision", "stored_weights", "fused_kernels", "gpu_runs")
 GROUND = {"bench", "base", "config", "megatron", "files", "text", "topology", "plan", "data", "checkpoint", "replay", "draw", "page", "price", "pickle", "mcore"}
 
 
@@ -44,7 +44,7 @@ class Mutant:
         self.name, self.file, self.old, self.new, self.suites = name, file, old, new, [s.strip() for s in suites.split(";")]
         self.kind = kind
         self.module = file.split("/")[0]
-        self.path = file if self.module in ("bench", "apps") else find_source(file)
+        self.path = file if self.module in ("bench", "apps", "scripts") else find_source(file)
 
     def problem(self, root):
         """Returns why it cannot be planted, or None."""

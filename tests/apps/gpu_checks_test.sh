@@ -62,7 +62,8 @@ grep -q 'nccl .*Nccl\* mps$' report/*.logs/*with-MPS.log || fail "no run with MP
 grep -q 'NcclFailure\* $' report/*.logs/*failures-of-a-rank.log || fail "failures use MPS"
 [ "$(cat mps)" = quit ] || fail "MPS was not stopped once"
 held 4
-tar -tzf copy/logs.tar.gz > out && cmp report/*.md copy/*.md && prints 'machine.log$'
+tar -tzf copy/logs.tar.gz > out && cmp report/*.md copy/*.md || fail "--copy"
+prints 'machine.log$'
 
 echo "With programs that MPS or NCCL refuse"
 tool build/bin/comm_nccl_test '[ -z "${CUDA_MPS_PIPE_DIRECTORY:-}" ]'
@@ -85,12 +86,11 @@ tool build/bin/metroplex_parity 'sleep 60'
 rm -rf report
 PATH=$work/tools:$PATH "$repository/scripts/gpu_checks.sh" "${checks[@]}" > out 2> err &
 running=$!
-until grep -qF '| golden runs, ranks as threads on one GPU | running |' report/*.md 2> /dev/null; do sleep 0.1; done
+until grep -q '^\$ ' report/*.logs/golden/01.log 2> /dev/null; do sleep 0.1; done
 kill -KILL "$running"
 page_says '| tests on a GPU | ok |'
 page_says '| golden runs, ranks as threads on one GPU | running |'
 page_says 'with an issue of this repository'
-grep -q '^\$ ' report/*.logs/golden/01.log || fail "the log of the running part is missing"
 for file in $(grep -lzF "$work" /proc/[0-9]*/cmdline 2> /dev/null); do
   child=$(basename "$(dirname "$file")")
   [ "$child" = $$ ] || kill -KILL "$child" 2> /dev/null || true
@@ -108,16 +108,17 @@ page_says 'begun'
 
 echo "Packed programs"
 for program in build/bin/*; do cp /bin/true "$program"; done
-script 0 gpu_checks pack "$work/programs.tar.gz" --build "$work/build" --limit 4096
-prints 'programs.tar.gz: [0-9]+ bytes; tracked files: [0-9]+ bytes; allowed together: 4294967296 bytes'
-script 1 gpu_checks pack "$work/programs.tar.gz" --build "$work/build" --limit 1
+script 0 gpu_checks pack "$work/programs.tar.xz" --build "$work/build" --limit 4096
+prints 'programs.tar.xz: [0-9]+ bytes; tracked files: [0-9]+ bytes; allowed together: 4294967296 bytes'
+script 1 gpu_checks pack "$work/programs.tar.xz" --build "$work/build" --limit 1
 warns 'is too large by [0-9]+ bytes'
 rm -rf report
-script 1 gpu_checks --out "$work/report" --build "$work/programs.tar.gz" --python "$work/tools/python" --torch "$work/torch"
+script 1 gpu_checks --out "$work/report" --build "$work/programs.tar.xz" --torch "$work/torch"
 page_says '| tests on a GPU | ok |'
 page_says '| NCCL: golden runs | ok |'
+page_says '| host activations, and products of fp8 codes | ok |'
 rm build/bin/gpu_step
-script 2 gpu_checks pack "$work/programs.tar.gz" --build "$work/build"
+script 2 gpu_checks pack "$work/programs.tar.xz" --build "$work/build"
 warns 'gpu_step is missing'
 
 echo "A rank that is killed or stopped"

@@ -151,6 +151,39 @@ TEST(Blame, ASilentEndGoesBeforeWhatOthersSuffered) {
   EXPECT_EQ(result.exit_code, 9);
 }
 
+TEST(SharedGpu, EveryRankHasItsOwnHostId) {
+  struct HostOnly final : NcclContext {
+    explicit HostOnly(GlooContext& its_control) : control(its_control) {}
+    std::shared_ptr<GroupBackend> backend(const GroupSpec& spec) override { return control.backend(spec); }
+    void shutdown() override {}
+    GlooContext& control;
+  };
+  const Notes notes("host_id");
+  test::ProcessesOptions options;
+  options.process.backend = ProcessBackend::nccl;
+  options.process.shares_gpu = true;
+  options.process.make_nccl = [](GlooContext& control) { return std::make_shared<HostOnly>(control); };
+  const auto write_host_id = [&](const World& world) {
+    notes.write(world.rank(), process_environment("NCCL_HOSTID").value_or("none"));
+  };
+  const auto result = test::run_processes(2, {.dp = 2}, write_host_id, options);
+  if (!result) return;
+  EXPECT_EQ(result->rank, -1) << result->message;
+  EXPECT_EQ(notes.read(0).second, "metroplex-0");
+  EXPECT_EQ(notes.read(1).second, "metroplex-1");
+}
+
+TEST(SharedGpu, RanksInheritTheRequest) {
+  if (launch_from_environment()) return;
+  SpawnOptions spawn;
+  spawn.command = {"bash", "-c", "[ \"$METROPLEX_SHARE_GPUS\" = 1 ] && [ -z \"$METROPLEX_OTHER\" ]"};
+  ::setenv("METROPLEX_SHARE_GPUS", "1", 1);
+  ::setenv("METROPLEX_OTHER", "1", 1);
+  EXPECT_EQ(spawn_processes(spawn).exit_code, 0);
+  ::unsetenv("METROPLEX_SHARE_GPUS");
+  ::unsetenv("METROPLEX_OTHER");
+}
+
 TEST(Report, IsReadBackOnlyWhenItIsWhole) {
   const std::string text = encode({.own = true, .exit_code = 5, .cause = "one\ntwo"});
   const Report report = decode_report(text + encode({.own = false, .exit_code = 4, .cause = "later"})).value();

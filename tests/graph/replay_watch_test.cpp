@@ -15,7 +15,7 @@ using namespace std::chrono_literals;
 
 struct ReplayWatchTest : testing::Test {
   std::shared_ptr<FakeCuda> gpu = std::make_shared<FakeCuda>();
-  std::atomic<int64_t> progress{0};
+  std::atomic<int64_t> progress{-1};
   std::promise<std::string> failure;
   std::future<std::string> reported = failure.get_future();
   std::unique_ptr<ReplayWatch> watch;
@@ -71,6 +71,10 @@ TEST_F(ReplayWatchTest, NamesTheCollectiveThatDoesNotEnd) {
             "(run.distributed_timeout_minutes)");
 }
 
+TEST_F(ReplayWatchTest, NamesCollectivesOfAGroupInOrder) {
+  EXPECT_NE(wait_for_report(2).find("iteration 4: reduce_scatter of group dp"), std::string::npos);
+}
+
 TEST_F(ReplayWatchTest, NamesTheFirstCollectiveOfAReplay) {
   EXPECT_NE(wait_for_report(1).find("iteration 4: all_reduce of group tp (ranks 0, 1)"), std::string::npos);
 }
@@ -110,7 +114,7 @@ TEST_F(ReplayWatchTest, LeavesCudaErrorsToTheRank) {
 TEST_F(ReplayWatchTest, WritesNothingOutsideACapture) {
   call("all_reduce", "tp");
   call("wait", "tp");
-  EXPECT_EQ(progress, 0);
+  EXPECT_EQ(progress, -1);
   const auto graph = capture_step();
   EXPECT_EQ(graph->size().nodes, 4) << "one write at the start, and one for each wait";
 }

@@ -41,8 +41,8 @@ class Tree:
         self.binaries = {}
         for folder in sorted((ROOT / "tests").iterdir()):
             for source in sorted(folder.glob("*_test.cpp")):
-                kind = re.search(r"_(procs|cuda)_test\.cpp$", source.name)
-                suffix = {None: "_test", "procs": "_procs_test", "cuda": "_gpu_test"}[kind and kind[1]]
+                kind = re.search(r"_(procs|cuda|nccl)_test\.cpp$", source.name)
+                suffix = {None: "_test", "procs": "_procs_test", "cuda": "_gpu_test", "nccl": "_nccl_test"}[kind and kind[1]]
                 binary = folder.name if folder.name == "kernels_on_host" else folder.name + suffix
                 self.binaries.setdefault(binary, set()).update(tests_in(source.read_text()))
         self.fuzzers = {source.stem for source in (ROOT / "tests/fuzz").glob("*_fuzz.cpp")}
