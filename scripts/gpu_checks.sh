@@ -4,8 +4,8 @@
 #   scripts/gpu_checks.sh [--minutes N] [--build build-gpu] [--torch FOLDER] [--out gpu-report] [--copy FOLDER] [--python PYTHON] [--jobs N] [--quick]
 #   scripts/gpu_checks.sh pack FILE.tar.xz [--build build-gpu] [--limit MIB]
 # --minutes: a part starts only if its usual time fits into the rest. --build: a build, or a file of `pack`. --torch: the
-# folder of the torch package, by default that of PYTHON. --copy: each part also writes the page and logs.tar.gz there. pack: fails if the file and the tracked files have more than
-# the limit, by default 64 MiB.
+# folder of the torch package, by default that of PYTHON. --copy: each part also writes the page and logs.tar.gz to this
+# existing folder. pack: fails if the file and the tracked files have more than the limit, by default 64 MiB.
 . "$(dirname "${BASH_SOURCE[0]}")/gpu_parts.sh"
 if [ "${1:-}" = pack ]; then
   [ $# -ge 2 ] || refuse "pack takes a file"
