@@ -15,7 +15,7 @@ MUTANTS = [
     ("experts_with_codes_without_shards", "moe/context.cpp", "config.precision.has_tensor_factors() || config.peft.stores_codes()", "config.precision.has_tensor_factors()", "run_test StoredWeights.Shards*", "expr"),
     ("loaded_values_are_not_encoded", "run/state.cpp", "      if (state.store) state.store(values);\n", "", "run_test StoredWeights.Checkpoints*", "stmt"),
     ("stored_weights_are_not_compared", "verify/gather.cpp", "param->stored && what == GatherKind::data", "param->stored && what != GatherKind::data", "run_test StoredWeights.E*", "expr"),
-    ("codes_take_no_memory", "step/rank_model.cpp", "bytes += param->stored ? param->stored->bytes() : 0;", "bytes += param->stored ? 0 : 0;", "run_test StoredWeights.Base*", "stmt"),
+    ("codes_take_no_memory", "step/rank_model.cpp", "if (param->stored) bytes += param->stored->bytes();", "bytes += param->stored ? 0 : 0;", "run_test StoredWeights.Base*", "stmt"),
     ("all_replicas_write_the_same_codes", "step/state_tensors.cpp", "sharded ? ranks.replicas.index() : ranks.index()", "ranks.replicas.index()", "run_test StoredWeights.Checkpoints*", "expr"),
     ("codes_in_fp16", "config/rules_peft.cpp", "config.precision.params_dtype != ParamsDtype::fp16", "rules.dp >= 0", "config_test Refusals*", "expr"),
     ("sharded_codes_pass", "config/rules_peft.cpp", "!config.parallel.sharding().parameters", "rules.dp >= 0", "config_test Refusals*", "expr"),

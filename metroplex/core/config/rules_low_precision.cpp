@@ -41,7 +41,7 @@ void check_needs(Rules& rules) {
   if (!fp8 && !fp4) {
     refuse_without(rules, kEither, [](std::string_view name) {
       return belongs_to(name, {"first_last_layers_bf16", "recipe_pattern", "fp8_wgrad", "fp8_output_proj",
-                               "fp8_products", "log_rounding_interval"});
+                               "fp8_products", "keep_rounded_weights", "log_rounding_interval"});
     });
   }
   if (!precision.first_last_layers_bf16) {

@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "comm/collectives.h"
+#include "nn/rounded_weight.h"
 #include "plan/buckets.h"
 
 namespace metroplex::distributed {
@@ -204,6 +205,8 @@ void ParamFamilies::updated() {
 void ParamFamilies::loaded() {
   for (const ParamFamily& family : families_) {
     if (family.values) family.values->updated();
+    for (const nn::Param* param : family.params)
+      if (param->rounded) param->rounded->is_stale = true;
   }
 }
 

@@ -13,6 +13,7 @@
 #include "device/launch_point.h"
 #include "nn/matmul.h"
 #include "nn/param_init.h"
+#include "nn/rounded_weight.h"
 #include "nn/stored_weight.h"
 #include "nn/wide.h"
 
@@ -76,6 +77,8 @@ Experts::Experts(const std::string& name, const config::Model& model, const nn::
     rounding2_.check_shards(fc2_.name, {fc2_.local_shape[2]});
   }
   for (nn::Param* weight : {&fc1_, &fc2_}) nn::store_as_codes(*weight, context, at.inner);
+  nn::keep_rounded(fc1_, rounding1_, context);
+  nn::keep_rounded(fc2_, rounding2_, context);
   if (stash_) {
     const int64_t activated = saving_.recomputes(nn::SavePoint::expert_activation) ? 0 : fc2_.local_shape[2];
     const int64_t width = hidden + fc1_.local_shape[1] + activated;
@@ -163,18 +166,18 @@ at::Tensor Experts::product(GroupedOp op, const at::Tensor& rows, const GroupedW
 
 namespace {
 
-GroupedWeights rounded_weights(const nn::OperandRounding& rounding, const GroupedWeights& weights, nn::SumOver sum,
-                               bool counts) {
-  const auto round = [&](const at::Tensor& stack, bool counted) {
-    return stack.defined() ? rounding.round(stack, nn::Operand::weight, sum, {{stack.size(0), {}}, counted}) : stack;
-  };
-  return {round(weights.home, counts), round(weights.replicas, false)};  // replicas are counted by their owners
+// Replicas are counted by their owners.
+GroupedWeights rounded_weights(const nn::OperandRounding& rounding, const nn::Param& home, const at::Tensor& replicas,
+                               nn::SumOver sum, bool counts) {
+  return {nn::round_weight(rounding, home, sum, counts),
+          replicas.defined() ? rounding.round(replicas, nn::Operand::weight, sum, {.groups = {replicas.size(0), {}}})
+                             : replicas};
 }
 
 }  // namespace
 
 at::Tensor Experts::rounded_product(const nn::OperandRounding& rounding, GroupedOp op, const at::Tensor& rows,
-                                    const GroupedWeights& weights, const Counts& counts, bool trains) const {
+                                    const ExpertWeights& weights, const Counts& counts, bool trains) const {
   const bool forward = op == GroupedOp::forward;
   const nn::RoundOptions options{
       {counts.device.numel(), counts.device},
@@ -183,7 +186,8 @@ at::Tensor Experts::rounded_product(const nn::OperandRounding& rounding, Grouped
   const at::Tensor rounded =
       rounding.round(rows, forward ? nn::Operand::input : nn::Operand::gradient, nn::SumOver::columns, options);
   const nn::SumOver sum = forward ? nn::SumOver::columns : nn::SumOver::rows;
-  return product(op, rounded, rounded_weights(rounding, weights, sum, forward && trains), counts)
+  return product(op, rounded, rounded_weights(rounding, weights.home, weights.replicas, sum, forward && trains),
+                 counts)
       .to(rows.scalar_type());
 }
 
@@ -259,13 +263,13 @@ at::Tensor Experts::forward(const ExpertRows& in, const Replicas& given, bool is
   const Factors factors{scales_input_ ? probs : at::Tensor(), scales_input_ ? at::Tensor() : probs};
   if (given.under_way != nullptr) given.under_way->join_fc1();
   const at::Tensor scaled = input(x, factors, counts);
-  const at::Tensor inner = rounded_product(rounding1_, GroupedOp::forward, scaled,
-                                           {nn::weight_values(fc1_), replicas.fc1}, counts, differentiates);
+  const at::Tensor inner =
+      rounded_product(rounding1_, GroupedOp::forward, scaled, {fc1_, replicas.fc1}, counts, differentiates);
   add_adapters(adapters1_, inner, scaled, counts);
   const at::Tensor activated = activation(inner, factors, counts, replicas.bias1);
   if (given.under_way != nullptr) given.under_way->join_fc2();
-  const at::Tensor y = rounded_product(rounding2_, GroupedOp::forward, activated,
-                                       {nn::weight_values(fc2_), replicas.fc2}, counts, differentiates);
+  const at::Tensor y =
+      rounded_product(rounding2_, GroupedOp::forward, activated, {fc2_, replicas.fc2}, counts, differentiates);
   add_adapters(adapters2_, y, activated, counts);
   // Results are partial sums over etp, so one etp rank adds the bias.
   if (bias2_ && first_of_etp_) rows_.add_bias(y, biases(bias2_, replicas.bias2), factors.probs, counts.device);
@@ -321,8 +325,8 @@ nn::Gradients Experts::backward(const at::Tensor& dy, const Kept& kept) {
     if (slots_ > 0 && !home.frozen) kept.bring_home(home, of_replicas);
   };
   const at::Tensor dprobs = at::empty_like(scales_input_ ? factors.input : factors.probs);
-  at::Tensor gradient = rounded_product(rounding2_, GroupedOp::input_gradient, dy,
-                                        {nn::weight_values(fc2_), replicas.fc2.get()}, counts, true);
+  at::Tensor gradient =
+      rounded_product(rounding2_, GroupedOp::input_gradient, dy, {fc2_, replicas.fc2.get()}, counts, true);
   const bool has_pages = stash_ && !saving_.recomputes(nn::SavePoint::expert_activation);  // get() frees them
   const at::Tensor activated = !fc2_.frozen || trains(adapters2_) || has_pages ? kept.activated.get() : at::Tensor();
   if (!fc2_.frozen) bring_home(fc2_, rounded_weight_gradient(rounding2_, fc2_, dy, activated, counts));
@@ -336,9 +340,9 @@ nn::Gradients Experts::backward(const at::Tensor& dy, const Kept& kept) {
   const at::Tensor x = kept.x.get();
   const at::Tensor scaled = !fc1_.frozen || trains(adapters1_) ? input(x, factors, counts) : at::Tensor();
   if (!fc1_.frozen) bring_home(fc1_, rounded_weight_gradient(rounding1_, fc1_, gradient, scaled, counts));
-  const at::Tensor inner_gradient =
-      std::exchange(gradient, rounded_product(rounding1_, GroupedOp::input_gradient, gradient,
-                                              {nn::weight_values(fc1_), replicas.fc1.get()}, counts, true));
+  const at::Tensor inner_gradient = std::exchange(
+      gradient,
+      rounded_product(rounding1_, GroupedOp::input_gradient, gradient, {fc1_, replicas.fc1.get()}, counts, true));
   adapters_backward(adapters1_, gradient, inner_gradient, scaled, counts);
   if (scales_input_) gradient = rows_.scale_backward(gradient, x, factors.input, counts.device, dprobs);
   return {gradient, dprobs};

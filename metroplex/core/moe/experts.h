@@ -140,9 +140,13 @@ class Experts {
   // Forward or input gradient product of all rows, each with the weight of its expert.
   at::Tensor product(kernels::GroupedOp op, const at::Tensor& rows, const GroupedWeights& weights,
                      const Counts& counts) const;
+  struct ExpertWeights {
+    const nn::Param& home;
+    at::Tensor replicas;  // undefined without slots
+  };
   // The same with operands in low precision. `trains`: their magnitudes count.
   at::Tensor rounded_product(const nn::OperandRounding& rounding, kernels::GroupedOp op, const at::Tensor& rows,
-                             const GroupedWeights& weights, const Counts& counts, bool trains) const;
+                             const ExpertWeights& weights, const Counts& counts, bool trains) const;
   KeptReplicas keep(const Replicas& replicas) const;
   // Sets x, inner and activated.
   void keep_rows(Kept& kept, const at::Tensor& x, const at::Tensor& inner, const at::Tensor& activated,

@@ -42,6 +42,7 @@ struct LayerContext {
   bool deferred = false;                          // make_param leaves `data` undefined and sets Param::initialize
   config::Peft peft;                              // adapters of linear layers
   config::Precision precision;                    // number formats of products (operand_rounding.h)
+  bool keeps_rounded_weights = false;             // weights have a RoundedWeight, which a WeightRounder writes
   std::shared_ptr<RoundingMeter> rounding_meter;  // null: the rounding of operands is not measured
   SavePolicy saving;                              // storage of activations between forward and backward
 };

@@ -11,6 +11,7 @@
 #include "comm/collectives.h"
 #include "nn/matmul.h"
 #include "nn/param_init.h"
+#include "nn/rounded_weight.h"
 #include "nn/stored_weight.h"
 
 namespace metroplex::nn {
@@ -130,6 +131,7 @@ Linear::Linear(const LinearSpec& spec, LinearSplit split, const LayerContext& co
   const bool sharded = split == LinearSplit::output && tp.size() > 1;
   rounding_.set_gradient_columns(
       spec.out_features, sharded ? weight_->placement.cuts.front().ranges : std::vector<topology::RowRange>());
+  keep_rounded(*weight_, rounding_, context);
   if (spec.bias) bias_ = param(".bias", {spec.out_features}, std::move(bias), Init::zeros);
 }
 
@@ -145,6 +147,7 @@ Linear::Linear(std::shared_ptr<Param> weight, const LayerContext& context)
   if (!rounding_.rounds()) return;
   check_blocks(rounding_, *weight_, context.tp);
   weight_->operand_history = rounding_.make_history("output_layer", context.dtype, context.tp_dp_cp);
+  keep_rounded(*weight_, rounding_, context);
 }
 
 LinearRows Linear::rows(const Input& in, const Microbatch& batch) const {
@@ -157,13 +160,13 @@ LinearRows Linear::rows(const Input& in, const Microbatch& batch) const {
 at::Tensor Linear::output(const at::Tensor& x, const at::Tensor& bias, bool trains) const {
   if (rounding_.encodes()) {
     const Codes left = rounding_.encode(x, Operand::input, trains),
-                right = rounding_.encode(weight_values(*weight_), Operand::weight, trains);
+                right = encode_weight(rounding_, *weight_, trains);
     const at::Tensor out = multiply(left, right, wide_output_ ? at::kFloat : x.scalar_type(), x);
     return bias.defined() ? out.add_(bias) : out;
   }
   const RoundOptions options{.counts = trains};
   const at::Tensor rounded = rounding_.round(x, Operand::input, SumOver::columns, options),
-                   matrix = rounding_.round(weight_values(*weight_), Operand::weight, SumOver::columns, options).t();
+                   matrix = round_weight(rounding_, *weight_, SumOver::columns, trains).t();
   if (wide_output_) return wide_linear_product(target_, rounded, matrix);
   const at::Tensor same_type = bias.defined() ? bias.to(rounded.scalar_type()) : bias;
   return linear_product(target_, rounded, matrix, same_type).to(x.scalar_type());
@@ -179,12 +182,12 @@ at::Tensor Linear::multiply(const Codes& left, const Codes& right, at::ScalarTyp
 
 at::Tensor Linear::input_gradient(const at::Tensor& dy, const DropoutMask& positions) const {
   if (rounding_.encodes()) {
-    const Codes right = rounding_.encode(weight_values(*weight_), Operand::weight).transposed();
+    const Codes right = encode_weight(rounding_, *weight_).transposed();
     return multiply(rounding_.encode(dy, Operand::gradient, true), right, dy.scalar_type(), dy);
   }
   const RoundOptions options{.counts = true, .positions = positions};
   return linear_product(target_, rounding_.round(dy, Operand::gradient, SumOver::columns, options),
-                        rounding_.round(weight_values(*weight_), Operand::weight, SumOver::rows))
+                        round_weight(rounding_, *weight_, SumOver::rows))
       .to(dy.scalar_type());
 }
 

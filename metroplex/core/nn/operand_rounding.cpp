@@ -70,6 +70,12 @@ RoundShape OperandRounding::shape(Operand operand, SumOver sum) const {
   return shape;
 }
 
+bool OperandRounding::shares_weight() const {
+  const RoundShape forward = shape(Operand::weight, SumOver::columns),
+                   backward = shape(Operand::weight, SumOver::rows);
+  return forward.block_rows == backward.block_rows && forward.block_columns == backward.block_columns;
+}
+
 void OperandRounding::set_gradient_columns(int64_t features, const std::vector<topology::RowRange>& ranges) {
   MPX_ASSERT(ranges.size() <= kernels::RoundingNoise::kRanges, ranges.size(), " ranges of columns");
   columns_.positions.width = features;
@@ -219,7 +225,8 @@ at::Tensor OperandRounding::round(const at::Tensor& given, Operand operand, SumO
   const bool rotates = recipe_ == config::Recipe::nvfp4 && precision_.fp4_hadamard;
   if (rotates && operand != Operand::weight && sum == SumOver::rows) x = rotate(x, counts, call);
   const kernels::RoundingNoise random = noise(operand, sum, options.positions);
-  at::Tensor out = at::empty(x.sizes(), x.options().dtype(result_type(x.scalar_type())));
+  at::Tensor out = options.out;
+  if (!out.defined()) out = at::empty(x.sizes(), x.options().dtype(result_type(x.scalar_type())));
   dispatch_rounding(x.scalar_type(), out.scalar_type(), [&](auto zero, auto result) {
     using T = decltype(zero);
     using Out = decltype(result);
@@ -237,13 +244,15 @@ at::Tensor OperandRounding::round(const at::Tensor& given, Operand operand, SumO
   return out;
 }
 
-Codes OperandRounding::encode(const at::Tensor& given, Operand operand, bool counts) const {
+Codes OperandRounding::encode(const at::Tensor& given, Operand operand, bool counts, Codes out) const {
   const at::Tensor x = given.contiguous().view({-1, given.size(-1)});
   RoundShape call = shape(operand, SumOver::columns);
   call.rows = x.size(0), call.columns = x.size(1);
-  const bool e5m2 = call.number == SmallNumber::e5m2;
-  Codes out{at::empty(x.sizes(), x.options().dtype(e5m2 ? at::kFloat8_e5m2 : at::kFloat8_e4m3fn)),
-            at::empty({1}, x.options().dtype(at::kFloat))};
+  if (!out.codes.defined()) {
+    const bool e5m2 = call.number == SmallNumber::e5m2;
+    out = {at::empty(x.sizes(), x.options().dtype(e5m2 ? at::kFloat8_e5m2 : at::kFloat8_e4m3fn)),
+           at::empty({1}, x.options().dtype(at::kFloat))};
+  }
   dispatch_element(x.scalar_type(), [&](auto zero) {
     using T = decltype(zero);
     const at::Tensor largest = magnitudes<T>(x, operand, {}, call, counts);

@@ -47,6 +47,7 @@ struct RoundOptions {
   RowGroups groups = {};
   bool counts = false;         // adds the magnitude to the history, and the figures to the meter
   DropoutMask positions = {};  // of gradients: what OperandRounding::positions() returned
+  at::Tensor out = {};         // receives the rounded values; undefined: a new tensor
 };
 
 class OperandRounding {
@@ -79,8 +80,14 @@ class OperandRounding {
   at::Tensor round(const at::Tensor& x, Operand operand, SumOver sum, const RoundOptions& options = {}) const;
   // Whether products are made of codes (precision.fp8_products), by encode() and scaled_product().
   bool encodes() const { return rounds() && precision_.fp8_products == config::Fp8Products::library; }
-  // The codes of x [.., columns] as a matrix. Collective as round().
-  Codes encode(const at::Tensor& x, Operand operand, bool counts = false) const;
+  // The codes of x [.., columns] as a matrix, in `out` if it is defined. Collective as round().
+  Codes encode(const at::Tensor& x, Operand operand, bool counts = false, Codes out = {}) const;
+  // Whether the rounded weight is the same for both of its products.
+  bool shares_weight() const;
+  // Dtype of the result of round().
+  at::ScalarType result_type(at::ScalarType of_x) const;
+  // Whether the scales of operands come from earlier steps.
+  bool delays_scales() const { return recipe_ == config::Recipe::delayed; }
   // Throws base::Error("config") unless every shard of the weight `name` consists of whole blocks. `sizes`: numbers
   // of consecutive features in this rank's shard.
   void check_shards(const std::string& name, const std::vector<int64_t>& sizes) const;
@@ -88,7 +95,6 @@ class OperandRounding {
  private:
   kernels::RoundShape shape(Operand operand, SumOver sum) const;
   bool rounds_randomly() const { return recipe_ == config::Recipe::nvfp4 && precision_.fp4_stochastic_rounding; }
-  at::ScalarType result_type(at::ScalarType of_x) const;
   kernels::RoundingNoise noise(Operand operand, SumOver sum, const DropoutMask& positions) const;
   at::Tensor rotate(const at::Tensor& x, const at::Tensor& counts, const kernels::RoundShape& shape) const;
   template <class T>

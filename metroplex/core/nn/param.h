@@ -18,7 +18,8 @@
 
 namespace metroplex::nn {
 
-struct StoredWeight;  // stored_weight.h
+struct StoredWeight;   // stored_weight.h
+struct RoundedWeight;  // rounded_weight.h
 
 enum class Init {
   normal,
@@ -39,6 +40,8 @@ struct Param : NamedTensor {
   std::shared_ptr<Buffer> operand_history;
   // The values, with `data` undefined; null: they are `data`.
   std::shared_ptr<StoredWeight> stored;
+  // The rounded values that products use; null: each use rounds the values.
+  std::shared_ptr<RoundedWeight> rounded;
   bool frozen = false;         // no gradient is computed, and main_grad stays undefined
   bool uninitialized = false;  // main_grad is uninitialized in this step; its memory may hold old values
 

@@ -16,6 +16,7 @@
 #include "moe/load_meter.h"
 #include "moe/paged_stash.h"
 #include "nn/param_init.h"
+#include "nn/rounded_weight.h"
 #include "step/replica_dump.h"
 #include "step/forced_loads.h"
 #include "step/freezing.h"
@@ -46,7 +47,10 @@ Assembly::~Assembly() = default;
 
 pipeline::PipelineOutput Assembly::run_pipeline(const std::vector<nn::Microbatch>& batches,
                                                 const at::Tensor& loss_gradients, bool eager) {
-  const bool forward_only = !loss_gradients.defined();
+  const bool forward_only = !loss_gradients.defined(),
+             measures = model.rounding_meter != nullptr && model.rounding_meter->measures();
+  for (const nn::Param* param : model.params)
+    if (param->rounded) param->rounded->begin_run(*param, measures);
   pipeline::PipelineInput input{model.table(process.config.parallel, static_cast<int>(batches.size()), forward_only),
                                 batches, loss_gradients, border_shape(process, model, batches.at(0))};
   if (graphs.partial) graphs.partial->select_graphs(input, eager);
@@ -214,6 +218,8 @@ void make_families(const ProcessContext& process, RankModel& model, Optimization
     for (const nn::Block& block : stage->blocks()) blocks.push_back(nn::list_params(block));
     model.gathers.push_back(model.families.make_gather(blocks));
     if (model.gathers.back()) stage->add_observer("parameter gather", *model.gathers.back());
+    model.rounders.push_back(std::make_unique<nn::WeightRounder>(std::move(blocks)));
+    stage->add_observer("weight rounding", *model.rounders.back());  // reads gathered values
   }
 }
 
@@ -300,6 +306,7 @@ std::unique_ptr<Assembly> assemble(const config::Config& config, const comm::Wor
     model.rounding_meter = std::make_shared<nn::RoundingMeter>(target);
   models::ModelContext context = model_context(process, model);
   context.deferred = model.sharding.gathers_units();
+  context.keeps_rounded_weights = !forward_only && config.precision.keep_rounded_weights && !context.deferred;
   if (values == InitialValues::loaded) context.init_std = 0;
   std::vector<size_t> units = build_stages(process, model, context, build);
   check_name_patterns(process, model);

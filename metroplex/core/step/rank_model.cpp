@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "models/multi_token.h"
+#include "nn/rounded_weight.h"
 #include "nn/stored_weight.h"
 #include "plan/schedules/registry.h"
 #include "plan/verify.h"
@@ -25,7 +26,10 @@ const plan::PipelineTable& RankModel::table(const config::Parallel& parallel, in
 
 int64_t RankModel::values_bytes() const {
   int64_t bytes = families.values_bytes();
-  for (const nn::Param* param : params) bytes += param->stored ? param->stored->bytes() : 0;
+  for (const nn::Param* param : params) {
+    if (param->stored) bytes += param->stored->bytes();
+    if (param->rounded) bytes += param->rounded->bytes();
+  }
   return bytes;
 }
 

@@ -35,7 +35,8 @@ struct RankModel {
   std::vector<at::Tensor> step_counts;                // zeroed at the start of each training step
   config::Sharding sharding;                          // default (no sharding) in a forward-only assembly
   distributed::ParamFamilies families;
-  std::vector<std::unique_ptr<nn::StageObserver>> gathers;  // one per stage; null if nothing is gathered
+  std::vector<std::unique_ptr<nn::StageObserver>> gathers;   // one per stage; null if nothing is gathered
+  std::vector<std::unique_ptr<nn::StageObserver>> rounders;  // one per stage
   std::vector<distributed::Shard> slices;  // this rank's shards of the weights; forward-only: whole local tensors
 
   // The microbatches of a step differ in length. True with context_parallel_token_slack or hybrid context
@@ -43,7 +44,7 @@ struct RankModel {
   bool variable_lengths = false;
   std::vector<pipeline::BorderValue> extra_border_values;  // extra values passed between stages, for custom models
 
-  int64_t values_bytes() const;  // permanent memory of the parameters' values
+  int64_t values_bytes() const;  // permanent memory of the parameters' values and rounded values
 
   // Returns the schedule for this number of microbatches. Builds and verifies it on the first call and caches it.
   const plan::PipelineTable& table(const config::Parallel& parallel, int num_microbatches, bool forward_only);

@@ -1,0 +1,83 @@
+#include "nn/rounded_weight.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+
+#include "base/error.h"
+#include "nn/stored_weight.h"
+
+namespace metroplex::nn {
+namespace {
+
+// A stack of matrices has one group per matrix.
+RoundOptions weight_options(const at::Tensor& values, bool counts) {
+  return {.groups = {values.dim() > 2 ? values.size(0) : 1, {}}, .counts = counts};
+}
+
+const RoundedWeight& updated_values(const Param& weight) {
+  MPX_ASSERT(!weight.rounded->is_stale, "the rounded values of ", weight.name, " are stale");
+  return *weight.rounded;
+}
+
+}  // namespace
+
+int64_t RoundedWeight::bytes() const {
+  int64_t sum = 0;
+  for (const at::Tensor& part : {columns, rows.is_same(columns) ? at::Tensor() : rows, codes.codes, codes.decode})
+    sum += part.defined() ? static_cast<int64_t>(part.nbytes()) : 0;
+  return sum;
+}
+
+void RoundedWeight::begin_run(const Param& weight, bool measures) {
+  is_stale = is_stale || !weight.frozen || rounding.delays_scales() || measures;
+}
+
+void RoundedWeight::update(const Param& weight) {
+  const at::NoGradGuard no_grad;
+  is_stale = false;
+  if (rounding.encodes()) {
+    rounding.encode(weight.data, Operand::weight, true, codes);
+    return;
+  }
+  RoundOptions options = weight_options(weight.data, true);
+  options.out = columns;
+  rounding.round(weight.data, Operand::weight, SumOver::columns, options);
+  if (rows.is_same(columns)) return;
+  options.out = rows, options.counts = false;
+  rounding.round(weight.data, Operand::weight, SumOver::rows, options);
+}
+
+void keep_rounded(Param& weight, const OperandRounding& rounding, const LayerContext& context) {
+  if (!context.keeps_rounded_weights || !rounding.rounds() || weight.stored) return;
+  weight.rounded = std::make_shared<RoundedWeight>();
+  RoundedWeight& kept = *weight.rounded;
+  kept.rounding = rounding;
+  const auto options = at::TensorOptions().device(context.target.memory());
+  if (rounding.encodes()) {
+    kept.codes = {at::empty(weight.local_shape, options.dtype(at::kFloat8_e4m3fn)),
+                  at::empty({1}, options.dtype(at::kFloat))};
+    return;
+  }
+  const auto rounded = options.dtype(rounding.result_type(weight.scalar_type()));
+  kept.columns = at::empty(weight.local_shape, rounded);
+  kept.rows = rounding.shares_weight() ? kept.columns : at::empty(weight.local_shape, rounded);
+}
+
+at::Tensor round_weight(const OperandRounding& rounding, const Param& weight, SumOver sum, bool counts) {
+  if (weight.rounded) return sum == SumOver::columns ? updated_values(weight).columns : updated_values(weight).rows;
+  const at::Tensor values = weight_values(weight);
+  return rounding.round(values, Operand::weight, sum, weight_options(values, counts));
+}
+
+Codes encode_weight(const OperandRounding& rounding, const Param& weight, bool counts) {
+  if (weight.rounded) return updated_values(weight).codes;
+  return rounding.encode(weight_values(weight), Operand::weight, counts);
+}
+
+void WeightRounder::before(const RegionEvent& event) {
+  if (!event.enters_block) return;
+  for (const Param* weight : blocks_[static_cast<size_t>(event.block)])
+    if (weight->rounded && weight->rounded->is_stale) weight->rounded->update(*weight);
+}
+
+}  // namespace metroplex::nn

@@ -1,0 +1,51 @@
+// A weight's rounded values, written once per run of the pipeline and kept for its other uses: the other
+// microbatches, backward, and recomputation (precision.keep_rounded_weights; TransformerEngine's
+// is_first_microbatch). Values of a frozen weight stay valid until it is loaded, unless its scale depends on the
+// step.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "nn/layer_context.h"
+#include "nn/operand_rounding.h"
+#include "nn/param.h"
+#include "nn/stage_observer.h"
+
+namespace metroplex::nn {
+
+struct RoundedWeight {
+  OperandRounding rounding;
+  // Operands of forward and of input gradients; the same tensor if their blocks are the same.
+  at::Tensor columns, rows;
+  Codes codes;  // instead of both, with precision.fp8_products = library
+  bool is_stale = true;
+
+  int64_t bytes() const;
+  // Marks the values as stale if they may have changed since the last run. `measures`: the run measures roundings.
+  void begin_run(const Param& weight, bool measures);
+  // Rounds the weight. Collective as OperandRounding::round().
+  void update(const Param& weight);
+};
+
+// Adds a RoundedWeight to a weight that is rounded and not stored as codes, if the context keeps them.
+void keep_rounded(Param& weight, const OperandRounding& rounding, const LayerContext& context);
+
+// Return the weight as an operand: its kept values, or newly rounded ones. `counts` as in RoundOptions.
+at::Tensor round_weight(const OperandRounding& rounding, const Param& weight, SumOver sum, bool counts = false);
+Codes encode_weight(const OperandRounding& rounding, const Param& weight, bool counts = false);
+
+// Updates the stale rounded weights of a block before its computation, outside of captured regions.
+class WeightRounder final : public StageObserver {
+ public:
+  explicit WeightRounder(std::vector<std::vector<Param*>> blocks) : blocks_(std::move(blocks)) {}
+  void before(const RegionEvent& event) override;
+  void after(const RegionEvent&) override {}
+
+ private:
+  std::vector<std::vector<Param*>> blocks_;
+};
+
+}  // namespace metroplex::nn
