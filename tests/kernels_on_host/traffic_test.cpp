@@ -27,6 +27,7 @@
 #include "kernels/permutation.h"
 #include "kernels/rope.h"
 #include "kernels/round_blocks.h"
+#include "kernels/row_codes.h"
 #include "kernels/rounding_errors.h"
 #include "kernels/step_state.h"
 #include "kernels/weight_codes.h"
@@ -267,6 +268,12 @@ void run_weight_codes(const Buffers& buffer) {
   decode_e2m1_cuda<Bf16>(buffer.y.data(), e2m1, shape, nullptr);
 }
 
+void run_row_codes(const Buffers& buffer) {
+  const RowCodesShape shape{kRows / 2, kWidth};  // the codes of a row and their scales
+  encode_rows_cuda<Bf16>(buffer.codes.data(), buffer.x.data(), shape, nullptr);
+  decode_rows_cuda<Bf16>(buffer.y.data(), buffer.codes.data(), shape, nullptr);
+}
+
 std::set<std::string> find_launches() {
   std::set<std::string> names;
   const std::filesystem::path folder = METROPLEX_SOURCE_DIR "/metroplex/core/kernels";
@@ -301,6 +308,7 @@ TEST(TrafficOnHost, TheTableOfTheDocsIsWhatTheKernelsMove) {
   run_optimizer(buffer);
   run_rounding(buffer);
   run_weight_codes(buffer);
+  run_row_codes(buffer);
   if (!watches()) return;
   for (const std::string& name : find_launches())
     EXPECT_TRUE(traffic().contains(name)) << name << " was not launched";

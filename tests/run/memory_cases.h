@@ -72,6 +72,8 @@ inline config::Config saved_config(const MemoryCase& test_case) {
 inline const std::vector<std::string> kSixteens = {"model.hidden_size=64", "model.ffn_hidden_size=160"};
 inline const std::string kLossChunks = "memory.loss_chunk_tokens=7";
 inline const std::string kEightBits = "precision.fp8_format=hybrid";
+inline const std::vector<std::string> kRowsInEightBits = {"model.moe_dispatch_fwd_dtype=mxfp8",
+                                                          "model.moe_combine_bwd_dtype=mxfp8"};
 inline const std::string kFp32Sums = "parallel.reduce_scatter_with_fp32_accumulation=true";
 inline const std::string kHalfGradients = "precision: {params_dtype: bf16, main_grads_dtype: params}\n";
 inline const std::string kFp32Logits = "precision.output_logit_dtype=fp32";
@@ -148,6 +150,14 @@ inline std::vector<MemoryCase> with_parts(std::vector<MemoryCase> cases) {
        50,
        {kEightBits, "precision.fp8_recipe=mxfp8"}},
       {"products of 8-bit codes", true, {}, kBf16, 50, {kEightBits, "precision.fp8_products=library"}},
+      {"rows of experts in 8 bits", false, {}, ", num_moe_experts: 4}\n" + kBf16, 50, kRowsInEightBits},
+      {"rows of experts in 8 bits ep 2, static buffer",
+       false,
+       {1, 1, 1, 2, false},
+       ", num_moe_experts: 4, moe_token_dispatcher_type: static_buffer, moe_expert_rank_capacity_factor: 2}\n" +
+           kBf16 + "parallel: {expert_model_parallel_size: 2}\n",
+       50,
+       kRowsInEightBits},
       {"4 bits bf16 tp 2 sp, output layer in 8 bits",
        true,
        {2, 1, 1, 1, true},

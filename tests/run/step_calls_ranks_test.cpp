@@ -96,6 +96,14 @@ std::string test_name(const testing::TestParamInfo<bench::Case>& info) {
 
 INSTANTIATE_TEST_SUITE_P(Cases, StepCalls, testing::ValuesIn(bench::cases()), test_name);
 
+// Rows of experts as bytes.
+const bench::Case kRowFormats[] = {
+    {"rows in 8 bits, allgather",
+     2,
+     {"model.num_moe_experts=8", "parallel.expert_model_parallel_size=2", "model.moe_token_dispatcher_type=allgather",
+      "model.moe_dispatch_fwd_dtype=mxfp8", "model.moe_combine_bwd_dtype=mxfp8", "precision.params_dtype=bf16"}}};
+INSTANTIATE_TEST_SUITE_P(RowFormats, StepCalls, testing::ValuesIn(kRowFormats), test_name);
+
 // Stages with other parameter families: without experts, without parameters, with an fp32 router.
 const bench::Case kUneven[] = {
     {"experts in the last stage",

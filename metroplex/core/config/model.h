@@ -85,6 +85,11 @@ template <>
 inline constexpr Word<OverflowPolicy> kWords<OverflowPolicy>[] = {
     {OverflowPolicy::redo, "redo"}, {OverflowPolicy::drop, "drop"}, {OverflowPolicy::stop, "stop"}};
 
+// Number format of rows between ranks. mxfp8: E4M3 codes, 32 of which share a power of two.
+enum class RowDtype { params, mxfp8 };
+template <>
+inline constexpr Word<RowDtype> kWords<RowDtype>[] = {{RowDtype::params, "params"}, {RowDtype::mxfp8, "mxfp8"}};
+
 // Planner that assigns expert replicas to ranks (plan/echo.h).
 enum class EchoPlanner { greedy, binpack, capfill, exact };
 template <>

@@ -34,6 +34,8 @@ bool is_neutral_key(const std::string& name) {
                                            "moe_pad_expert_input_to_capacity",
                                            "moe_token_drop_policy",
                                            "moe_token_dispatcher_type",
+                                           "moe_dispatch_fwd_dtype",
+                                           "moe_combine_bwd_dtype",
                                            "moe_expert_rank_capacity_factor",
                                            "moe_rank_pair_capacity_factor",
                                            "moe_overflow_policy",

@@ -62,6 +62,19 @@ void check_static_buffer(Rules& rules) {
                 "turn it off, or use alltoall");
 }
 
+void check_row_formats(Rules& rules) {
+  constexpr int64_t kBlock = 32;  // kernels::kRowBlock
+  const Model& m = rules.config.model;
+  const int64_t width = expert_row_width(m);
+  for (const auto& [key, format] : {std::pair("model.moe_dispatch_fwd_dtype", m.moe_dispatch_fwd_dtype),
+                                    std::pair("model.moe_combine_bwd_dtype", m.moe_combine_bwd_dtype)}) {
+    rules.require(
+        format == RowDtype::params || width % kBlock == 0, key, format,
+        concat("needs rows of a multiple of ", kBlock, " values, but they have ", width),
+        concat("change model.", m.moe_latent_size > 0 ? "moe_latent_size" : "hidden_size", ", or set it to params"));
+  }
+}
+
 void check_paged_stash(Rules& rules) {
   const Model& m = rules.config.model;
   static constexpr const char* kStash = "model.moe_paged_stash";
@@ -112,6 +125,7 @@ void check_expert_ranks(Rules& rules) {
                 concat("sends no tokens, but ", layer, " ranks share a layer's experts (", both, ")"),
                 "use auto, or one rank for all experts");
   check_static_buffer(rules);
+  check_row_formats(rules);
   const int64_t node = parallel.expert_ranks_per_node;
   static constexpr const char* kNode = "parallel.expert_ranks_per_node";
   rules.require(node == 0 || dispatcher == TokenDispatcher::hierarchical, kNode, node,

@@ -24,6 +24,7 @@
 #include "kernels/block8.h"
 #include "kernels/permutation.h"
 #include "kernels/rope.h"
+#include "kernels/row_codes.h"
 #include "kernels/round_blocks.h"
 #include "kernels/rounding_errors.h"
 #include "kernels/step_state.h"
@@ -130,6 +131,10 @@ MPX_NO_KERNEL(encode_e2m1, const E2m1Codes&, const T*, const Wide<T>*, const Cod
 template <class T>
 MPX_NO_KERNEL(decode_e2m1, T*, const E2m1Codes&, const CodesShape&)
 template <class T>
+MPX_NO_KERNEL(encode_rows, uint8_t*, const T*, const RowCodesShape&)
+template <class T>
+MPX_NO_KERNEL(decode_rows, T*, const uint8_t*, const RowCodesShape&)
+template <class T>
 MPX_NO_KERNEL(cross_entropy_statistics, const T*, const int64_t*, const RowStatistics<Wide<T>>&, const LogitsShape&)
 template <class T>
 MPX_NO_KERNEL(cross_entropy_backward, T*, const int64_t*, const CrossEntropyGradient<Wide<T>>&, const LogitsShape&)
@@ -198,6 +203,8 @@ const Function OfElement<T>::kAll[] = {Function(&activation_forward_cuda<T>),
                                        Function(&decode_e4m3_cuda<T>),
                                        Function(&encode_e2m1_cuda<T>),
                                        Function(&decode_e2m1_cuda<T>),
+                                       Function(&encode_rows_cuda<T>),
+                                       Function(&decode_rows_cuda<T>),
                                        Function(&cross_entropy_statistics_cuda<T>),
                                        Function(&cross_entropy_backward_cuda<T>)};
 #define MPX_ELEMENT(T) template struct OfElement<T>

@@ -17,6 +17,7 @@
 #include "moe/exchange.h"
 #include "moe/experts.h"
 #include "moe/permutation.h"
+#include "moe/row_codes.h"
 
 namespace metroplex::moe {
 
@@ -31,6 +32,8 @@ struct DispatcherSpec {
   int64_t local_groups() const { return experts.local_groups(model.num_moe_experts); }
   int64_t topk() const { return model.moe_router_topk; }
   bool pads_to_capacity() const { return config::pads_to_capacity(model); }
+  RowFormats dispatch_formats() const { return {target, model.moe_dispatch_fwd_dtype}; }
+  RowFormats combine_formats() const { return {target, config::RowDtype::params, model.moe_combine_bwd_dtype}; }
   // Maximum rows of a destination slot from the `tokens` tokens of one rank; 0: no limit.
   int64_t capacity(int64_t tokens) const;
 };

@@ -121,23 +121,27 @@ static at::Tensor finish_by_node(comm::Exchange started, const RowTable& table, 
 const RowExchange kExchangeByNode{start_by_node, finish_by_node};
 
 RowsUnderWay::RowsUnderWay(const at::Tensor& x, const RowTable& table, const ExpertContext& context,
-                           const RowExchange& how)
-    : x_(x), table_(table), context_(&context), how_(&how) {
+                           const RowExchange& how, const RowFormats& formats)
+    : x_(x), table_(table), context_(&context), how_(&how), formats_(formats) {
   const at::NoGradGuard no_grad;
-  started_ = how.start(x.detach().contiguous(), table, context);
+  started_ = how.start(encode_rows(formats.target, formats.forward, x.detach().contiguous()), table, context);
 }
 
 at::Tensor RowsUnderWay::finish() {
   at::Tensor out;
   {
     const at::NoGradGuard no_grad;
-    out = how_->finish(std::exchange(started_, {}), table_, *context_);
+    out = decode_rows(formats_.target, formats_.forward, how_->finish(std::exchange(started_, {}), table_, *context_),
+                      x_.scalar_type());
   }
-  return nn::attach(out, {std::exchange(x_, {})},
-                    [back = table_.turned(), context = context_, how = how_](const at::Tensor& dy) -> nn::Gradients {
-                      const at::NoGradGuard no_grad;
-                      return {how->finish(how->start(dy.contiguous(), back, *context), back, *context)};
-                    });
+  return nn::attach(
+      out, {std::exchange(x_, {})},
+      [back = table_.turned(), context = context_, how = how_, target = formats_.target,
+       format = formats_.backward](const at::Tensor& dy) -> nn::Gradients {
+        const at::NoGradGuard no_grad;
+        comm::Exchange started = how->start(encode_rows(target, format, dy.contiguous()), back, *context);
+        return {decode_rows(target, format, how->finish(std::move(started), back, *context), dy.scalar_type())};
+      });
 }
 
 namespace {
@@ -155,26 +159,34 @@ at::Tensor start_counted(const at::Tensor& x, const CountedExchange& how, const 
 }  // namespace
 
 CountedRowsUnderWay::CountedRowsUnderWay(const at::Tensor& x, const CountedExchange& how, const comm::Group& group,
-                                         const at::Tensor& overflow)
-    : x_(x), overflow_(overflow), how_(how), group_(&group) {
+                                         const at::Tensor& overflow, const RowFormats& formats)
+    : x_(x), overflow_(overflow), how_(how), formats_(formats), group_(&group) {
   const at::NoGradGuard no_grad;
-  out_ = start_counted(x.detach().contiguous(), how, group, overflow, started_);
+  sent_ = encode_rows(formats.target, formats.forward, x.detach().contiguous());
+  out_ = start_counted(sent_, how, group, overflow, started_);
 }
 
 at::Tensor CountedRowsUnderWay::finish() {
   device::yield_turn();
   started_.wait();
+  sent_.reset();
   const int64_t rows = x_.size(0);
-  return nn::attach(
-      std::exchange(out_, {}), {std::exchange(x_, {})},
-      [back = how_.turned(rows), group = group_, overflow = overflow_](const at::Tensor& dy) -> nn::Gradients {
-        const at::NoGradGuard no_grad;
-        comm::Handle handle;
-        const at::Tensor dx = start_counted(dy.contiguous(), back, *group, overflow, handle);
-        device::yield_turn();
-        handle.wait();
-        return {dx};
-      });
+  at::Tensor out;
+  {
+    const at::NoGradGuard no_grad;
+    out = decode_rows(formats_.target, formats_.forward, std::exchange(out_, {}), x_.scalar_type());
+  }
+  return nn::attach(out, {std::exchange(x_, {})},
+                    [back = how_.turned(rows), group = group_, overflow = overflow_, target = formats_.target,
+                     format = formats_.backward](const at::Tensor& dy) -> nn::Gradients {
+                      const at::NoGradGuard no_grad;
+                      comm::Handle handle;
+                      const at::Tensor sent = encode_rows(target, format, dy.contiguous()),
+                                       dx = start_counted(sent, back, *group, overflow, handle);
+                      device::yield_turn();
+                      handle.wait();
+                      return {decode_rows(target, format, dx, dy.scalar_type())};
+                    });
 }
 
 }  // namespace metroplex::moe

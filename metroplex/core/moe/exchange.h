@@ -9,6 +9,7 @@
 
 #include "comm/collectives.h"
 #include "moe/context.h"
+#include "moe/row_codes.h"
 
 namespace metroplex::moe {
 
@@ -53,8 +54,10 @@ extern const RowExchange kExchangeByNode;
 class RowsUnderWay {
  public:
   RowsUnderWay() = default;
-  // `context` must have at least two ranks and outlive this object and the backward of its result.
-  RowsUnderWay(const at::Tensor& x, const RowTable& table, const ExpertContext& context, const RowExchange& how);
+  // `context` must have at least two ranks and outlive this object and the backward of its result. `formats` of the
+  // sent rows, in forward and backward.
+  RowsUnderWay(const at::Tensor& x, const RowTable& table, const ExpertContext& context, const RowExchange& how,
+               const RowFormats& formats = {});
   // Returns the received rows; call it once. Differentiable in x: gradients take the reverse path.
   at::Tensor finish();
 
@@ -63,6 +66,7 @@ class RowsUnderWay {
   RowTable table_;
   const ExpertContext* context_ = nullptr;
   const RowExchange* how_ = nullptr;
+  RowFormats formats_;
   comm::Exchange started_;
 };
 
@@ -82,14 +86,15 @@ class CountedRowsUnderWay {
   // x [N, ...]: rows for each member in turn. `overflow` as in exchange_rows; it is not expected, because `sent` has
   // only rows that fit everywhere. `group` must outlive this object and the backward of its result.
   CountedRowsUnderWay(const at::Tensor& x, const CountedExchange& how, const comm::Group& group,
-                      const at::Tensor& overflow);
+                      const at::Tensor& overflow, const RowFormats& formats = {});
   // Returns `[room, ...]`; rows after the last received one are unspecified. Differentiable in x: gradients take the
   // reverse path.
   at::Tensor finish();
 
  private:
-  at::Tensor x_, out_, overflow_;
+  at::Tensor x_, sent_, out_, overflow_;
   CountedExchange how_;
+  RowFormats formats_;
   const comm::Group* group_ = nullptr;
   comm::Handle started_;
 };

@@ -118,6 +118,8 @@ static const std::vector<Row>& expert_rows() {
       {"--moe-token-drop-policy", kOne, "model.moe_token_drop_policy=$"},
       {"--moe-token-dispatcher-type", kOne, "dispatcher=$"},
       {"--moe-flex-dispatcher-backend", kOne, "flex_backend=$"},
+      {"--moe-dispatch-fwd-dtype", kOne, "dispatch_dtype=$"},
+      {"--moe-combine-bwd-dtype", kOne, "combine_dtype=$"},
       {"--moe-expert-rank-capacity-factor", kOne, "rank_capacity=$"},
       {"--moe-received-token-capacity", kOne, "rank_capacity=$"},
       {"--moe-paged-stash", kNone, "model.moe_paged_stash=true"},

@@ -97,6 +97,10 @@ void Translator::experts() {
     const bool sends = type == "flex" || type == "alltoall_seq";
     derive("model.moe_token_dispatcher_type=$", sends ? "alltoall" : type, kDispatcher);
   }
+  for (const auto& [name, pair, flag] :
+       {std::tuple("dispatch_dtype", "model.moe_dispatch_fwd_dtype=$", "--moe-dispatch-fwd-dtype"),
+        std::tuple("combine_dtype", "model.moe_combine_bwd_dtype=$", "--moe-combine-bwd-dtype")})
+    if (later(name)) derive(pair, pending_keys_[name] == "bf16" ? "params" : pending_keys_[name], flag);
   if (later("shared_expert")) {
     MPX_CHECK(later("shared_width") || !whole_, "config",
               "Megatron arguments: --enable-shared-expert needs --shared-moe-ffn-hidden-size; add it");

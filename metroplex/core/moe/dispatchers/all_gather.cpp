@@ -27,10 +27,11 @@ void wait_in_turn(comm::Handle handle) {
   handle.wait();
 }
 
-at::Tensor gather_rows(const at::Tensor& x, const comm::Group& group) {
-  const at::Tensor out = empty_rows(x, x.size(0) * group.size());
-  wait_in_turn(comm::all_gather_into_async(out, x, group));
-  return out;
+at::Tensor gather_rows(const at::Tensor& x, const comm::Group& group, const device::Target& target,
+                       config::RowDtype format) {
+  const at::Tensor sent = encode_rows(target, format, x), out = empty_rows(sent, x.size(0) * group.size());
+  wait_in_turn(comm::all_gather_into_async(out, sent, group));
+  return decode_rows(target, format, out, x.scalar_type());
 }
 
 at::Tensor sum_rows(const at::Tensor& x, const comm::Group& group) {
@@ -40,18 +41,19 @@ at::Tensor sum_rows(const at::Tensor& x, const comm::Group& group) {
 }
 
 // Gathers along the first dimension; backward sums the gradients of all ranks for the local rows.
-at::Tensor gathered(const at::Tensor& x, const comm::Group& group) {
-  if (group.size() == 1) return x;
-  const at::Tensor out = gather_rows(x.detach().contiguous(), group);
+at::Tensor gathered(const at::Tensor& x, const comm::Group& group, const RowFormats& formats = {}) {
+  if (group.size() == 1) return round_rows(formats, x);
+  const at::Tensor out = gather_rows(x.detach().contiguous(), group, formats.target, formats.forward);
   return nn::attach(out, {x},
                     [group](const at::Tensor& dy) -> nn::Gradients { return {sum_rows(dy.contiguous(), group)}; });
 }
 
-at::Tensor summed(const at::Tensor& x, const comm::Group& group) {
-  if (group.size() == 1) return x;
+at::Tensor summed(const at::Tensor& x, const comm::Group& group, const RowFormats& formats) {
+  if (group.size() == 1) return round_rows(formats, x);
   const at::Tensor out = sum_rows(x.detach().contiguous(), group);
-  return nn::attach(out, {x},
-                    [group](const at::Tensor& dy) -> nn::Gradients { return {gather_rows(dy.contiguous(), group)}; });
+  return nn::attach(out, {x}, [group, formats](const at::Tensor& dy) -> nn::Gradients {
+    return {gather_rows(dy.contiguous(), group, formats.target, formats.backward)};
+  });
 }
 
 class AllGatherDispatcher final : public Dispatcher {
@@ -69,7 +71,7 @@ class AllGatherDispatcher final : public Dispatcher {
 
   DispatchUnderWay start_dispatch(const at::Tensor& x, const at::Tensor& probs, DispatchPlan plan) const override {
     const comm::Group& group = spec_.experts.experts;
-    const at::Tensor tokens = gathered(x, group);
+    const at::Tensor tokens = gathered(x, group, spec_.dispatch_formats());
     return {std::move(plan), tokens, gathered(probs, group), {}, {}};
   }
 
@@ -81,7 +83,7 @@ class AllGatherDispatcher final : public Dispatcher {
   }
 
   at::Tensor combine(const at::Tensor& y, const CombinePlan& back) const override {
-    return summed(unpermute(spec_.target, y, back.permutation), spec_.experts.experts);
+    return summed(unpermute(spec_.target, y, back.permutation), spec_.experts.experts, spec_.combine_formats());
   }
 
  private:

@@ -38,8 +38,10 @@ class ExchangingDispatcher final : public Dispatcher {
     if (sends && !early) way.table = row_table(plan.rank_counts, x.size(0));
     way.plan = std::move(plan);
     if (sends) {
-      way.rows = RowsUnderWay(std::exchange(way.x, {}), way.table, spec_.experts, how_);
+      way.rows = RowsUnderWay(std::exchange(way.x, {}), way.table, spec_.experts, how_, spec_.dispatch_formats());
       way.rows_probs = RowsUnderWay(std::exchange(way.probs, {}), way.table, spec_.experts, how_);
+    } else {
+      way.x = round_rows(spec_.dispatch_formats(), way.x);
     }
     return way;
   }
@@ -58,10 +60,10 @@ class ExchangingDispatcher final : public Dispatcher {
 
   at::Tensor combine(const at::Tensor& y, const CombinePlan& back) const override {
     const at::Tensor rows = unpermute(spec_.target, y, back.regroup);
-    if (ranks() == 1) return unpermute(spec_.target, rows, back.permutation);
+    if (ranks() == 1) return unpermute(spec_.target, round_rows(spec_.combine_formats(), rows), back.permutation);
     MPX_ASSERT(back.table.members() == ranks(), "combine without the table of its dispatch");
-    return unpermute(spec_.target, RowsUnderWay(rows, back.table.turned(), spec_.experts, how_).finish(),
-                     back.permutation);
+    RowsUnderWay way(rows, back.table.turned(), spec_.experts, how_, spec_.combine_formats());
+    return unpermute(spec_.target, way.finish(), back.permutation);
   }
 
  private:

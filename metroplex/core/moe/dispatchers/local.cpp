@@ -13,7 +13,7 @@ class LocalDispatcher final : public Dispatcher {
   }
 
   DispatchUnderWay start_dispatch(const at::Tensor& x, const at::Tensor& probs, DispatchPlan plan) const override {
-    return {std::move(plan), x, probs, {}, {}};
+    return {std::move(plan), round_rows(spec_.dispatch_formats(), x), probs, {}, {}};
   }
 
   Dispatched finish_dispatch(DispatchUnderWay way) const override {
@@ -24,7 +24,7 @@ class LocalDispatcher final : public Dispatcher {
   }
 
   at::Tensor combine(const at::Tensor& y, const CombinePlan& back) const override {
-    return unpermute(spec_.target, y, back.permutation);
+    return round_rows(spec_.combine_formats(), unpermute(spec_.target, y, back.permutation));
   }
 };
 

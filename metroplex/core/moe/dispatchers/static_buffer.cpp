@@ -68,7 +68,8 @@ class StaticBufferDispatcher final : public Dispatcher {
     if (repeats()) return exact_->start_dispatch(x, probs, std::move(plan));
     DispatchUnderWay way;
     const CountedExchange how = make_exchange(plan);
-    way.counted = {permute(spec_.target, x, plan.permutation), how, spec_.experts.experts, flag_};
+    way.counted = {permute(spec_.target, x, plan.permutation), how, spec_.experts.experts, flag_,
+                   spec_.dispatch_formats()};
     way.counted_probs = {permute_probs(spec_.target, probs, plan.permutation), how, spec_.experts.experts, flag_};
     way.plan = std::move(plan);
     return way;
@@ -92,7 +93,8 @@ class StaticBufferDispatcher final : public Dispatcher {
     const Permutation& permutation = back.permutation;
     const CountedExchange how{back.came, back.sent, permutation.source.numel(),
                               pair_capacity(permutation.rows.size(0))};
-    CountedRowsUnderWay rows(unpermute(spec_.target, y, back.regroup), how, spec_.experts.experts, flag_);
+    CountedRowsUnderWay rows(unpermute(spec_.target, y, back.regroup), how, spec_.experts.experts, flag_,
+                             spec_.combine_formats());
     return unpermute(spec_.target, rows.finish(), permutation);
   }
 
