@@ -125,7 +125,7 @@ void rows_of_experts(Bench& bench, int64_t tokens, int64_t width) {
   bench.line("permute_rows", 2 * sum_bytes({&y}), [&] {
     device::launch(bench.target, {"permute_rows", {}, {}}, permute_rows<Bf16>, permute_rows_cuda<Bf16>,
                    static_cast<const Bf16*>(raw<Bf16>(x)), static_cast<const int64_t*>(raw<int64_t>(source)),
-                   raw<Bf16>(y), RowsShape{all, width, kTop});
+                   raw<Bf16>(y), RowsShape{all, width, kTop}, RowNumbers());
   });
   bench.line("sum_rows", sum_bytes({&x, &y}), [&] {
     device::launch(bench.target, {"sum_rows", {}, {}}, sum_rows<Bf16>, sum_rows_cuda<Bf16>,

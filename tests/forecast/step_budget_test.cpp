@@ -141,11 +141,10 @@ std::string to_string(const BlockLaunches& block) {
   return text;
 }
 
-// The bf16 layers of every model on sm_90. The limit is 60; MoE layers exceed it by small kernels of the router, the
-// auxiliary loss and the offsets of the expert products (bench/2026-11-30-step-budget.md). Their counts may only
-// fall.
+// The bf16 layers of every model on sm_90. The limit is 60. Norms and rotations of queries and keys exceed it in
+// Qwen3's experts layer (bench/2026-11-30-step-budget.md); its count may only fall.
 TEST(StepBudget, LayersHaveFewLaunches) {
-  const std::map<std::string, int64_t> above{{"mixtral", 114}, {"qwen3_30b", 122}};
+  const std::map<std::string, int64_t> above{{"qwen3_30b", 70}};
   for (const bench::GpuModel& model : bench::kGpuModels) {
     const int64_t limit = above.contains(model.name) ? above.at(model.name) : 60;
     const std::map<int, BlockLaunches> blocks = forecast::count_launches(trace(model.name));
@@ -170,11 +169,11 @@ TEST(StepBudget, CountsLaunchesOfOperators) {
   regions[0].operations.push_back(make_operation("mm"));
   regions.push_back({.block = 3, .operations = {make_operation("grouped_mm")}});
   const BlockLaunches block = forecast::count_launches(made).at(3);
-  EXPECT_EQ(block.backward, 2 + 2 + 1);
+  EXPECT_EQ(block.backward, 1 + 2 + 1);
   EXPECT_EQ(block.forward, 2);
   const auto classes = forecast::sum_classes(made);
   EXPECT_EQ(classes.at("norms").launches, 1);
-  EXPECT_EQ(classes.at("bias and norm weight sums").launches, 1 + 2);
+  EXPECT_EQ(classes.at("bias and norm weight sums").launches, 2);
 }
 
 // Traces depend on the capability: sm_80 has flash attention and our grouped products.

@@ -144,19 +144,27 @@ void check_moves(const Sizes& plan, int64_t assignments, int64_t width) {
   const auto num_rows = static_cast<int64_t>(plan.source.size());
   const SumShape sum{assignments / 2, 2 * static_cast<int64_t>(plan.rows.size()) / std::max<int64_t>(1, assignments),
                      width};
-  permute_rows<T>(x.data(), plan.source.data(), out.data(), {num_rows, width, 2});
+  const std::vector<Wide<T>> numbers = make_values<Wide<T>>(assignments, 0.4);
+  std::vector<Wide<T>> moved = make_values<Wide<T>>(num_rows, 0.9);
+  const auto moved0 = moved;
+  constexpr int kBytes = sizeof(Wide<T>);
+  permute_rows<T>(x.data(), plan.source.data(), out.data(), {num_rows, width, 2},
+                  {numbers.data(), moved.data(), kBytes});
   std::vector<T> back(x.size());
   sum_rows<T>(out.data(), plan.rows.data(), back.data(), sum);
   const auto got = run_all_orders([&] {
     const DeviceArray<T> gx(x, Use::in, "x", shift), gout(out0, Use::both, "out", shift),
         gback(back, Use::out, "back", shift);
     const DeviceArray<int64_t> source(plan.source, Use::in, "source"), rows(plan.rows, Use::in, "rows");
-    permute_rows_cuda<T>(gx.data(), source.data(), gout.data(), {num_rows, width, 2}, nullptr);
+    const DeviceArray<Wide<T>> gnumbers(numbers, Use::in, "numbers"), gmoved(moved0, Use::both, "moved numbers");
+    permute_rows_cuda<T>(gx.data(), source.data(), gout.data(), {num_rows, width, 2},
+                         {gnumbers.data(), gmoved.data(), kBytes}, nullptr);
     sum_rows_cuda<T>(gout.data(), rows.data(), gback.data(), sum, nullptr);
-    return std::tuple{gout.values(), gback.values()};
+    return std::tuple{gout.values(), gback.values(), gmoved.values()};
   });
   EXPECT_TRUE(same_bits(std::get<0>(got), out)) << "permuted rows";
   EXPECT_TRUE(same_bits(std::get<1>(got), back)) << "sums of rows";
+  EXPECT_TRUE(same_bits(std::get<2>(got), moved)) << "numbers of rows";
 }
 
 TEST(ExpertsOnHost, RowsAreSortedAndSummedToTheBitsOfTheCpu) {

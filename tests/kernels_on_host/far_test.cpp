@@ -132,7 +132,7 @@ TEST(FarOnHost, RowsOfLargeTablesAreMovedAndSummed) {
   x.data()[last] = kTwo;
   from.data()[rows - 1] = rows - 1;
   only_row((rows - 1) / 8);  // a warp per row, eight of them per block
-  permute_rows_cuda<Bf16>(x.data(), from.data(), out.data(), {rows, width, 1}, nullptr);
+  permute_rows_cuda<Bf16>(x.data(), from.data(), out.data(), {rows, width, 1}, {}, nullptr);
   EXPECT_EQ(load(out.data()[last]), 2.0F);
   out.data()[last] = kThree;
   sum_rows_cuda<Bf16>(x.data(), from.data(), out.data(), {rows, 1, width}, nullptr);

@@ -171,7 +171,8 @@ void run_experts(const Buffers& buffer) {
   expert_scale_cuda<Bf16>(buffer.x.data(), buffer.row.data(), buffer.eight.data(), buffer.y.data(), shape, nullptr);
   expert_scale_backward_cuda<Bf16>(gradient, buffer.eight.data(), shape, nullptr);
   run_permutation(buffer);
-  permute_rows_cuda<Bf16>(buffer.x.data(), buffer.j.data(), buffer.y.data(), {kRows, kWidth, 1}, nullptr);
+  permute_rows_cuda<Bf16>(buffer.x.data(), buffer.j.data(), buffer.y.data(), {kRows, kWidth, 1},
+                          {buffer.f.data(), buffer.g.data(), 4}, nullptr);
   sum_rows_cuda<Bf16>(buffer.x.data(), buffer.i.data(), buffer.y.data(), {kRows / 2, 2, kWidth}, nullptr);
   plan_regroup_cuda(buffer.eight.data(), {buffer.i.data(), buffer.j.data(), buffer.k.data()},
                     {2, kExperts / 2, 0, kRows, kRows}, nullptr);

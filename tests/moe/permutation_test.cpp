@@ -89,7 +89,7 @@ TEST(Permutation, ThereAndBackWithGradients) {
     const Permutation p = permutation(kCpu, experts, {.num_experts = test_case.num_experts, .num_rows = room});
     const at::Tensor x = random({test_case.tokens, width}).requires_grad_(),
                      probs = random({test_case.tokens, test_case.topk}).requires_grad_();
-    const at::Tensor rows = permute(kCpu, x, p), row_probs = permute_probs(kCpu, probs, p);
+    const auto [rows, row_probs] = permute(kCpu, x, probs, p);
     const at::Tensor factor = random({room, 1});
     const at::Tensor y = poisoned((rows * row_probs.unsqueeze(1) * factor).detach(), p.source).requires_grad_();
     const at::Tensor out = unpermute(kCpu, y, p);
@@ -136,7 +136,7 @@ TEST(Permutation, SomeExpertsInChunksAndCopies) {
   EXPECT_TRUE(p.source.narrow(0, row, 120 - row).eq(-1).all().item<bool>());
   // A token's gradient is the sum over both copies.
   const at::Tensor x = random({20, 4}).requires_grad_();
-  permute(kCpu, x, p).backward(at::ones({120, 4}, at::kDouble));
+  permute(kCpu, x, {}, p).x.backward(at::ones({120, 4}, at::kDouble));
   const at::Tensor here = experts.ge(2).logical_and(experts.lt(6)).sum(1).to(at::kDouble);
   EXPECT_TRUE(at::equal(x.grad(), (2 * here).unsqueeze(1).expand({20, 4})));
 }

@@ -76,6 +76,11 @@ TEST(LowPrecision, OutputLayerEqualsOneRank) {
   for (const char* const recipe : {"delayed", "tensorwise"})
     expect_equal(kDense, recipe, {{{kTp2}, 2}, {{kTp2, kSp, kPp2}, 4}}, {"precision.fp8_output_proj=true"});
 }
+// Both heads count in one history.
+TEST(LowPrecision, OutputLayersOfPredictionEqualOneRank) {
+  expect_equal(kDense, "delayed", {{{kTp2}, 2}, {{kTp2, kSp, kPp2}, 4}},
+               {"precision.fp8_output_proj=true", "model.mtp_num_layers=1", "model.position_embedding_type=rope"});
+}
 
 // Experts: their blocks of rows contain the tokens of one rank.
 TEST(LowPrecision, Mxfp8OfExpertsEqualsOneRank) {

@@ -90,6 +90,10 @@ TEST(RoundedWeights, EqualRoundingForEveryUse) {
     expect_same(kWide, join(recipe(name), {kTp2, kSp}), 2);
   expect_same(kDense, join(recipe("nvfp4"), {"precision.fp4_square_weights=false"}), 1);
   expect_same(kDense, join(recipe("tensorwise"), {"precision.fp8_output_proj=true"}), 1);
+  expect_same(kDense,
+              join(recipe("delayed"), {"precision.fp8_output_proj=true", "model.mtp_num_layers=1",
+                                       "model.position_embedding_type=rope"}),
+              1);
   for (const char* const name : {"delayed", "tensorwise"})
     expect_same(kDense, join(recipe(name), {"precision.fp8_products=library"}), 1);
 }

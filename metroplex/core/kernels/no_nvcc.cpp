@@ -87,7 +87,7 @@ MPX_NO_KERNEL(column_sums, Wide<T>*, const T*, Wide<T>*, const ColumnSumsShape&)
 template <class T>
 MPX_NO_KERNEL(gather_rows, const T*, const int64_t*, T*, bool, const TableShape&)
 template <class T>
-MPX_NO_KERNEL(permute_rows, const T*, const int64_t*, T*, const RowsShape&)
+MPX_NO_KERNEL(permute_rows, const T*, const int64_t*, T*, const RowsShape&, const RowNumbers&)
 template <class T>
 MPX_NO_KERNEL(sum_rows, const T*, const int64_t*, T*, const SumShape&)
 template <class T>

@@ -173,13 +173,14 @@ __global__ void __launch_bounds__(kThreads)
 // One warp per row, `count` elements per lane and access.
 template <class T, int64_t count>
 __global__ void __launch_bounds__(kThreads)
-    permute_kernel(const T* x, const int64_t* source, T* out, RowsShape shape) {
+    permute_kernel(const T* x, const int64_t* source, T* out, RowsShape shape, RowNumbers numbers) {
   const int64_t stride = int64_t{gridDim.x} * kWarps;
   for (int64_t r = int64_t{blockIdx.x} * kWarps + threadIdx.x / kWarp; r < shape.num_rows; r += stride) {
     const int64_t from = source[r];
     if (from < 0) continue;
     const T* const row = x + from / shape.divisor * shape.width;
     T* const to = out + r * shape.width;
+    if (threadIdx.x % kWarp == 0) numbers.move(from, r);
     for (int64_t c = threadIdx.x % kWarp * count; c < shape.width; c += kWarp * count) {
       if constexpr (count == 1) to[c] = row[c];
       else store_pack(to + c, load_pack(row + c));
@@ -251,12 +252,13 @@ void plan_regroup_cuda(const int64_t* table, const PermutationPlan& plan, const 
 }
 
 template <class T>
-void permute_rows_cuda(const T* x, const int64_t* source, T* out, const RowsShape& shape, CUstream_st* stream) {
+void permute_rows_cuda(const T* x, const int64_t* source, T* out, const RowsShape& shape, const RowNumbers& numbers,
+                       CUstream_st* stream) {
   if (shape.num_rows == 0) return;
   const auto kernel = in_packs(shape.width, x, static_cast<const T*>(out)) ? permute_kernel<T, Pack<T>::kCount>
                                                                            : permute_kernel<T, 1>;
   launch_kernel("permute_rows", kernel, Grid{blocks_for(shape.num_rows * kWarp), kThreads, 0, stream}, x, source, out,
-                shape);
+                shape, numbers);
 }
 
 template <class T>
@@ -267,8 +269,9 @@ void sum_rows_cuda(const T* x, const int64_t* rows, T* out, const SumShape& shap
   launch_kernel("sum_rows", kernel, Grid{blocks_for(shape.tokens * kWarp), kThreads, 0, stream}, x, rows, out, shape);
 }
 
-#define MPX_INSTANTIATE(T)                                                                          \
-  template void permute_rows_cuda<T>(const T*, const int64_t*, T*, const RowsShape&, CUstream_st*); \
+#define MPX_INSTANTIATE(T)                                                                              \
+  template void permute_rows_cuda<T>(const T*, const int64_t*, T*, const RowsShape&, const RowNumbers&, \
+                                     CUstream_st*);                                                     \
   template void sum_rows_cuda<T>(const T*, const int64_t*, T*, const SumShape&, CUstream_st*)
 MPX_FOR_ELEMENTS(MPX_INSTANTIATE);
 

@@ -40,8 +40,19 @@ void plan_regroup(const int64_t* table, const PermutationPlan& plan, const Regro
 struct RowsShape {
   int64_t num_rows = 0, width = 0, divisor = 1;
 };
+// A number per row that moves with it: number r of `out` is number source[r] of `from`. bytes: 4 or 8; 0: none.
+struct RowNumbers {
+  const void* from = nullptr;
+  void* out = nullptr;
+  int bytes = 0;
+
+  constexpr MPX_INLINE void move(int64_t source, int64_t row) const {
+    if (bytes == 4) static_cast<uint32_t*>(out)[row] = static_cast<const uint32_t*>(from)[source];
+    if (bytes == 8) static_cast<uint64_t*>(out)[row] = static_cast<const uint64_t*>(from)[source];
+  }
+};
 template <class T>
-void permute_rows(const T* x, const int64_t* source, T* out, const RowsShape& shape);
+void permute_rows(const T* x, const int64_t* source, T* out, const RowsShape& shape, const RowNumbers& numbers);
 
 // out [tokens, width]: row t is the sum of the rows rows[t, 0], ..., rows[t, terms - 1] of x in this order, in the
 // wide type; -1 is skipped.
@@ -58,7 +69,8 @@ void plan_permutation_cuda(const int64_t* experts, const PermutationPlan& plan, 
 void plan_regroup_cuda(const int64_t* table, const PermutationPlan& plan, const RegroupShape& shape,
                        CUstream_st* stream);
 template <class T>
-void permute_rows_cuda(const T* x, const int64_t* source, T* out, const RowsShape& shape, CUstream_st* stream);
+void permute_rows_cuda(const T* x, const int64_t* source, T* out, const RowsShape& shape, const RowNumbers& numbers,
+                       CUstream_st* stream);
 template <class T>
 void sum_rows_cuda(const T* x, const int64_t* rows, T* out, const SumShape& shape, CUstream_st* stream);
 

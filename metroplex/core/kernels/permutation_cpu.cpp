@@ -101,12 +101,13 @@ void plan_regroup(const int64_t* table, const PermutationPlan& plan, const Regro
 }
 
 template <class T>
-void permute_rows(const T* x, const int64_t* source, T* out, const RowsShape& shape) {
+void permute_rows(const T* x, const int64_t* source, T* out, const RowsShape& shape, const RowNumbers& numbers) {
   at::parallel_for(0, shape.num_rows, rows_a_task(shape.width), [&](int64_t begin, int64_t end) {
     for (int64_t r = begin; r < end; ++r) {
       if (source[r] < 0) continue;
       const T* row = x + source[r] / shape.divisor * shape.width;
       std::copy(row, row + shape.width, out + r * shape.width);
+      numbers.move(source[r], r);
     }
   });
 }
@@ -117,8 +118,8 @@ void sum_rows(const T* x, const int64_t* rows, T* out, const SumShape& shape) {
                    [&](int64_t begin, int64_t end) { run_sum(x, rows, out, shape, begin, end); });
 }
 
-#define MPX_INSTANTIATE(T)                                                       \
-  template void permute_rows<T>(const T*, const int64_t*, T*, const RowsShape&); \
+#define MPX_INSTANTIATE(T)                                                                          \
+  template void permute_rows<T>(const T*, const int64_t*, T*, const RowsShape&, const RowNumbers&); \
   template void sum_rows<T>(const T*, const int64_t*, T*, const SumShape&)
 MPX_FOR_ELEMENTS(MPX_INSTANTIATE);
 

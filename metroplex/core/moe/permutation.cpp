@@ -22,15 +22,21 @@ kernels::PermutationPlan make_plan(const Permutation& permutation) {
 
 const int64_t* row_numbers(const at::Tensor& x) { return static_cast<const int64_t*>(x.const_data_ptr()); }
 
-// gather and sum run without autograd on contiguous tensors. x [rows / divisor, width] -> [R, width].
-at::Tensor gather(const device::Target& target, const at::Tensor& x, const at::Tensor& source, int64_t divisor) {
-  const int64_t width = x.size(-1);
-  at::Tensor out = at::empty({source.numel(), width}, x.options());
+// gather and sum run without autograd on contiguous tensors. x [rows / divisor, width] -> [R, width]; with probs
+// [rows], which may be undefined, -> [R].
+PermutedRows gather(const device::Target& target, const at::Tensor& x, const at::Tensor& probs,
+                    const at::Tensor& source, int64_t divisor) {
+  const int64_t rows = source.numel(), width = x.size(-1);
+  PermutedRows out{at::empty({rows, width}, x.options()),
+                   probs.defined() ? at::empty({rows}, probs.options()) : at::Tensor()};
+  kernels::RowNumbers numbers;
+  if (probs.defined())
+    numbers = {probs.const_data_ptr(), out.probs.mutable_data_ptr(), static_cast<int>(probs.element_size())};
   nn::dispatch_element(x.scalar_type(), [&](auto zero) {
     using T = decltype(zero);
-    device::launch(target, {"permute_rows", {&x, &source}, {&out}}, kernels::permute_rows<T>,
+    device::launch(target, {"permute_rows", {&x, &probs, &source}, {&out.x, &out.probs}}, kernels::permute_rows<T>,
                    kernels::permute_rows_cuda<T>, static_cast<const T*>(nn::elements<T>(x)), row_numbers(source),
-                   nn::elements<T>(out), kernels::RowsShape{source.numel(), width, divisor});
+                   nn::elements<T>(out.x), kernels::RowsShape{rows, width, divisor}, numbers);
   });
   return out;
 }
@@ -76,17 +82,25 @@ Permutation regroup(const device::Target& target, const at::Tensor& table, const
   return permutation;
 }
 
-at::Tensor permute(const device::Target& target, const at::Tensor& x, const Permutation& permutation) {
-  at::Tensor out;
+PermutedRows permute(const device::Target& target, const at::Tensor& x, const at::Tensor& probs,
+                     const Permutation& permutation) {
+  PermutedRows out;
   {
     const at::NoGradGuard no_grad;
-    out = gather(target, packed(x), permutation.source, permutation.divisor);
+    out = gather(target, packed(x), probs.defined() ? packed(probs) : probs, permutation.source, permutation.divisor);
   }
-  return nn::attach(out, {x},
-                    [target, rows = permutation.rows, tokens = x.size(0)](const at::Tensor& dy) -> nn::Gradients {
-                      const at::NoGradGuard no_grad;
-                      return {sum(target, dy.contiguous(), rows, tokens)};
-                    });
+  const at::Tensor& rows = permutation.rows;
+  out.x = nn::attach(out.x, {x}, [target, rows, tokens = x.size(0)](const at::Tensor& dy) -> nn::Gradients {
+    const at::NoGradGuard no_grad;
+    return {sum(target, dy.contiguous(), rows, tokens)};
+  });
+  if (!probs.defined()) return out;
+  out.probs = nn::attach(
+      out.probs, {probs}, [target, rows, sizes = probs.sizes().vec()](const at::Tensor& dy) -> nn::Gradients {
+        const at::NoGradGuard no_grad;
+        return {sum(target, dy.contiguous().view({-1, 1}), rows, c10::multiply_integers(sizes)).view(sizes)};
+      });
+  return out;
 }
 
 at::Tensor unpermute(const device::Target& target, const at::Tensor& y, const Permutation& permutation) {
@@ -99,21 +113,7 @@ at::Tensor unpermute(const device::Target& target, const at::Tensor& y, const Pe
       out, {y},
       [target, source = permutation.source, divisor = permutation.divisor](const at::Tensor& dy) -> nn::Gradients {
         const at::NoGradGuard no_grad;
-        return {gather(target, dy.contiguous(), source, divisor)};
-      });
-}
-
-at::Tensor permute_probs(const device::Target& target, const at::Tensor& probs, const Permutation& permutation) {
-  at::Tensor out;
-  {
-    const at::NoGradGuard no_grad;
-    out = gather(target, packed(probs).view({-1, 1}), permutation.source, 1).view(-1);
-  }
-  return nn::attach(
-      out, {probs},
-      [target, rows = permutation.rows, sizes = probs.sizes().vec()](const at::Tensor& dy) -> nn::Gradients {
-        const at::NoGradGuard no_grad;
-        return {sum(target, dy.contiguous().view({-1, 1}), rows, sizes[0] * sizes[1]).view(sizes)};
+        return {gather(target, dy.contiguous(), {}, source, divisor).x};
       });
 }
 

@@ -35,11 +35,14 @@ struct RegroupHow {
 };
 Permutation regroup(const device::Target& target, const at::Tensor& table, const RegroupHow& how);
 
-// x [T, h] -> [R, h]: copies each row's token; backward sums the gradients of a token's rows.
-at::Tensor permute(const device::Target& target, const at::Tensor& x, const Permutation& permutation);
+// x [T, h] -> [R, h]: copies each row's token; backward sums the gradients of a token's rows. probs [T, k] -> [R]:
+// the probability of each row's assignment; may be undefined.
+struct PermutedRows {
+  at::Tensor x, probs;
+};
+PermutedRows permute(const device::Target& target, const at::Tensor& x, const at::Tensor& probs,
+                     const Permutation& permutation);
 // y [R, h] -> [T, h]: the sum of a token's rows, in the order of its assignments.
 at::Tensor unpermute(const device::Target& target, const at::Tensor& y, const Permutation& permutation);
-// probs [T, k] -> [R]: the probability of each row's assignment.
-at::Tensor permute_probs(const device::Target& target, const at::Tensor& probs, const Permutation& permutation);
 
 }  // namespace metroplex::moe

@@ -113,11 +113,7 @@ at::Tensor activation_backward(const at::Tensor& dy, const at::Tensor& saved, Pa
                    elements<T>(x), elements<T>(added), elements<T>(dx), elements<kernels::Wide<T>>(lines), shape);
   });
   if (trains && spec.gated) accumulate_bias_gradient(spec.target, *bias, dx);
-  if (lines.defined()) {
-    bias->accumulate_or_write([target = spec.target, lines](at::Tensor& main_grad, bool adds) {
-      put_line_sums(target, main_grad, lines, adds);
-    });
-  }
+  if (lines.defined()) accumulate_line_sums(spec.target, *bias, lines);
   return dx;
 }
 

@@ -146,8 +146,10 @@ Linear::Linear(std::shared_ptr<Param> weight, const LayerContext& context)
       weight_(std::move(weight)) {
   if (!rounding_.rounds()) return;
   check_blocks(rounding_, *weight_, context.tp);
-  weight_->operand_history = rounding_.make_history("output_layer", context.dtype, context.tp_dp_cp);
-  keep_rounded(*weight_, rounding_, context);
+  // Heads of multi-token prediction share the weight, and then its history and rounded values.
+  if (weight_->operand_history) rounding_.share_history(weight_->operand_history);
+  else weight_->operand_history = rounding_.make_history("output_layer", context.dtype, context.tp_dp_cp);
+  if (!weight_->rounded) keep_rounded(*weight_, rounding_, context);
 }
 
 LinearRows Linear::rows(const Input& in, const Microbatch& batch) const {

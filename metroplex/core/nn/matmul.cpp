@@ -238,7 +238,9 @@ void put_linear_bias_gradient(const device::Target& target, at::Tensor& gradient
   }
 }
 
-void put_line_sums(const device::Target& target, const at::Tensor& gradient, const at::Tensor& lines, bool adds) {
+// gradient [width] += or = the sum of the lines [n, width].
+static void put_line_sums(const device::Target& target, const at::Tensor& gradient, const at::Tensor& lines,
+                          bool adds) {
   const bool direct = gradient.scalar_type() == lines.scalar_type() && gradient.is_contiguous();
   const at::Tensor out = direct ? gradient : at::empty({lines.size(1)}, lines.options());
   dispatch_wide(lines, [&](auto zero) {
@@ -249,6 +251,17 @@ void put_line_sums(const device::Target& target, const at::Tensor& gradient, con
                    kernels::sum_lines<T>, kernels::sum_lines_cuda<T>, sums);
   });
   if (!direct) adds ? gradient.add_(out) : gradient.copy_(out);
+}
+
+void accumulate_line_sums(const device::Target& target, Param& param, at::Tensor lines) {
+  if (param.frozen) return;
+  if (param.deferred != nullptr && lines.size(0) > 1) {
+    const at::Tensor sum = at::empty({1, lines.size(1)}, lines.options());
+    put_line_sums(target, sum.select(0, 0), lines, false);
+    lines = sum;
+  }
+  param.accumulate_or_write(
+      [target, lines](at::Tensor& main_grad, bool adds) { put_line_sums(target, main_grad, lines, adds); });
 }
 
 }  // namespace metroplex::nn

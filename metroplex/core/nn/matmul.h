@@ -5,6 +5,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "device/launch_point.h"
+#include "nn/param.h"
 
 namespace metroplex::nn {
 
@@ -25,7 +26,8 @@ void put_product(const device::Target& target, const at::Tensor& gradient, const
 // gradient [out] += the sum of dy over all leading dimensions, in the precision of `gradient`; overwrites if `adds`
 // is false.
 void put_linear_bias_gradient(const device::Target& target, at::Tensor& gradient, const at::Tensor& dy, bool adds);
-// gradient [width] += the sum of the lines [n, width], partial sums in at least fp32; overwrites if `adds` is false.
-void put_line_sums(const device::Target& target, const at::Tensor& gradient, const at::Tensor& lines, bool adds);
+// Accumulates the sum of the lines [n, width], partial sums in at least fp32, as the parameter's gradient. If
+// gradients are deferred, only the sum is kept until then.
+void accumulate_line_sums(const device::Target& target, Param& param, at::Tensor lines);
 
 }  // namespace metroplex::nn

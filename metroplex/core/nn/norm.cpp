@@ -182,13 +182,9 @@ Norm::Backward Norm::start_backward(const at::Tensor& dy, const NormSaved& saved
 }
 
 void Norm::accumulate(const Backward& call) {
-  const auto put = [&](int64_t column) {
-    return [target = target_, lines = call.lines.narrow(1, column, spec_.width)](at::Tensor& main_grad, bool adds) {
-      put_line_sums(target, main_grad, lines, adds);
-    };
-  };
-  if (spec_.has_weight) weight_.accumulate_or_write(put(0));
-  if (spec_.has_bias()) bias_.accumulate_or_write(put(spec_.width));
+  const auto lines = [&](int64_t column) { return call.lines.narrow(1, column, spec_.width); };
+  if (spec_.has_weight) accumulate_line_sums(target_, weight_, lines(0));
+  if (spec_.has_bias()) accumulate_line_sums(target_, bias_, lines(spec_.width));
 }
 
 at::Tensor Norm::backward(const at::Tensor& dy, const NormSaved& saved, const at::Tensor& add) {

@@ -18,6 +18,7 @@
 #include <array>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "comm/group.h"
@@ -74,6 +75,8 @@ class OperandRounding {
   // `groups`: the split of the experts, if any.
   std::shared_ptr<Buffer> make_history(const std::string& name, at::ScalarType dtype, const comm::Group& all,
                                        int64_t num_groups = 1, const std::vector<topology::DimShard>& groups = {});
+  // Uses the history of another product with the same weight.
+  void share_history(std::shared_ptr<Buffer> history) { history_ = std::move(history); }
   // x [.., columns] or [groups, rows, columns], whose leading dimensions are rows. Returns the rounded values in the
   // same shape; x itself without low precision. Rows after the last group are unspecified.
   // Collective over the shards of the operand with recipes tensorwise and nvfp4.

@@ -219,7 +219,7 @@ std::string permute(const Json& test) {
   const int64_t rows = map.sum().item<int64_t>();
   if (rows != test.at("num_out_tokens")) return base::concat("num_out_tokens is not the ", rows, " of the map");
   const moe::Permutation p = moe::permutation({}, routing.experts, {.num_experts = map.size(1), .num_rows = rows});
-  const at::Tensor x = moe::permute({}, tokens, p), probs = moe::permute_probs({}, routing.probs, p);
+  const auto [x, probs] = moe::permute({}, tokens, routing.probs, p);
   return first_problem(
       {compare_tensors("sorted_indices", p.source.div(p.divisor, "floor"), integers(test.at("sorted_indices")), 0),
        compare_tensors("permuted", x, floats(test.at("permuted")), 0),
@@ -240,7 +240,7 @@ std::string permute_drop_and_pad(const Json& test) {
       moe::permutation({}, chosen, {.num_experts = experts, .capacity = limit, .num_rows = rows});
   const at::Tensor real = p.source.ge(0), indices = p.source.div(p.divisor, "floor").masked_select(real);
   const at::Tensor share = back.select(1, 1) / tokens.select(1, 1) / map.sum(1).clamp_min(1);
-  const at::Tensor x = moe::permute({}, tokens, p);
+  const at::Tensor x = moe::permute({}, tokens, {}, p).x;
   const at::Tensor weights = at::zeros({rows}).masked_scatter_(real, share.index_select(0, indices));
   const at::Tensor weighted = at::where(real.unsqueeze(1), x, at::zeros({})) * weights.unsqueeze(1);
   return first_problem(
@@ -258,7 +258,7 @@ std::string sort_chunks(const Json& test) {
   const at::Tensor place = at::empty_like(order).scatter_(0, order, at::arange(chunks));
   const at::Tensor experts = place.repeat_interleave(sizes).unsqueeze(1);
   const moe::Permutation p = moe::permutation({}, experts, {.num_experts = chunks, .num_rows = rows});
-  const at::Tensor got = moe::permute({}, at::arange(rows).to(at::kFloat).unsqueeze(1), p).squeeze(1);
+  const at::Tensor got = moe::permute({}, at::arange(rows).to(at::kFloat).unsqueeze(1), {}, p).x.squeeze(1);
   return compare_tensors("output", got, floats(test.at("output")), 0);
 }
 

@@ -77,9 +77,8 @@ class AllGatherDispatcher final : public Dispatcher {
 
   Dispatched finish_dispatch(DispatchUnderWay way) const override {
     const Permutation& permutation = way.plan.permutation;
-    return {{permute(spec_.target, way.x, permutation), permute_probs(spec_.target, way.probs, permutation),
-             permutation.counts},
-            {permutation, {}, {}}};
+    const PermutedRows rows = permute(spec_.target, way.x, way.probs, permutation);
+    return {{rows.x, rows.probs, permutation.counts}, {permutation, {}, {}}};
   }
 
   at::Tensor combine(const at::Tensor& y, const CombinePlan& back) const override {

@@ -33,8 +33,8 @@ class ExchangingDispatcher final : public Dispatcher {
       way.table = row_table(plan.rank_counts, x.size(0));
       permutation.source = permutation.source.narrow(0, 0, way.table.sent(rank()));
     }
-    way.x = permute(spec_.target, x, permutation);
-    way.probs = permute_probs(spec_.target, probs, permutation);
+    PermutedRows rows = permute(spec_.target, x, probs, permutation);
+    way.x = std::move(rows.x), way.probs = std::move(rows.probs);
     if (sends && !early) way.table = row_table(plan.rank_counts, x.size(0));
     way.plan = std::move(plan);
     if (sends) {
@@ -53,9 +53,8 @@ class ExchangingDispatcher final : public Dispatcher {
     const Permutation sorted = regroup(
         spec_.target, way.plan.rank_counts.narrow(1, spec_.experts.ep_rank() * local, local),
         {.capacity = padded_capacity(token_count(way.plan)), .num_in = came.size(0), .num_out = came.size(0)});
-    return {{permute(spec_.target, came, sorted), permute_probs(spec_.target, probs.view({-1, 1}), sorted),
-             sorted.counts},
-            {way.plan.permutation, sorted, std::move(way.table)}};
+    const PermutedRows rows = permute(spec_.target, came, probs.view({-1, 1}), sorted);
+    return {{rows.x, rows.probs, sorted.counts}, {way.plan.permutation, sorted, std::move(way.table)}};
   }
 
   at::Tensor combine(const at::Tensor& y, const CombinePlan& back) const override {

@@ -68,9 +68,9 @@ class StaticBufferDispatcher final : public Dispatcher {
     if (repeats()) return exact_->start_dispatch(x, probs, std::move(plan));
     DispatchUnderWay way;
     const CountedExchange how = make_exchange(plan);
-    way.counted = {permute(spec_.target, x, plan.permutation), how, spec_.experts.experts, flag_,
-                   spec_.dispatch_formats()};
-    way.counted_probs = {permute_probs(spec_.target, probs, plan.permutation), how, spec_.experts.experts, flag_};
+    const PermutedRows rows = permute(spec_.target, x, probs, plan.permutation);
+    way.counted = {rows.x, how, spec_.experts.experts, flag_, spec_.dispatch_formats()};
+    way.counted_probs = {rows.probs, how, spec_.experts.experts, flag_};
     way.plan = std::move(plan);
     return way;
   }
@@ -83,9 +83,8 @@ class StaticBufferDispatcher final : public Dispatcher {
         regroup(spec_.target, way.plan.rank_counts.narrow(1, spec_.experts.ep_rank() * local, local),
                 {.num_in = came.size(0), .num_out = came.size(0)});
     const CountedExchange how = make_exchange(way.plan);
-    return {{permute(spec_.target, came, sorted), permute_probs(spec_.target, probs.view({-1, 1}), sorted),
-             sorted.counts},
-            {way.plan.permutation, sorted, {}, how.sent, how.came}};
+    const PermutedRows rows = permute(spec_.target, came, probs.view({-1, 1}), sorted);
+    return {{rows.x, rows.probs, sorted.counts}, {way.plan.permutation, sorted, {}, how.sent, how.came}};
   }
 
   at::Tensor combine(const at::Tensor& y, const CombinePlan& back) const override {
