@@ -71,7 +71,7 @@ void layers(Bench& bench, int64_t rows, int64_t width) {
   const at::Tensor dweight = at::empty({width}, rstd.options());
   bench.line("copy", sum_bytes({&x, &out}), [&] { out.copy_(x); });
   const NormShape norm{rows, width, 1e-5, true};
-  const at::Tensor lines = at::empty({norm_lines(norm) * 2 * width}, rstd.options());
+  const at::Tensor lines = at::empty({norm_lines(norm) * width}, rstd.options());
   bench.line("norm_forward", sum_bytes({&x, &out}), [&] {
     device::launch(
         bench.target, {"norm_forward", {}, {}}, norm_forward<Bf16, Bf16>, norm_forward_cuda<Bf16, Bf16>,
@@ -84,7 +84,7 @@ void layers(Bench& bench, int64_t rows, int64_t width) {
     device::launch(bench.target, {"norm_backward", {}, {}}, norm_backward<Bf16, Bf16>, norm_backward_cuda<Bf16, Bf16>,
                    of, norm);
     device::launch(bench.target, {"sum_lines", {}, {}}, sum_lines<float>, sum_lines_cuda<float>,
-                   LineSums<float>{raw<float>(lines), norm_lines(norm), 2 * width, width, raw<float>(dweight)});
+                   LineSums<float>{raw<float>(lines), norm_lines(norm), width, width, raw<float>(dweight)});
   });
   const at::Tensor sums = at::zeros({rows, width}, rstd.options());
   bench.line("add_elements", sum_bytes({&x, &sums, &sums}), [&] {

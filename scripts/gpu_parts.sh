@@ -3,10 +3,11 @@
 # a script may be ended at any time.
 set -uo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+script=$(realpath "$0")
 cd "$root" || exit 2
 build=build-gpu out=gpu-report python=python3 ranks='' jobs='' minutes='' torch='' copy='' no_build='' quick='' steps=30 repetitions=50 sanitized='*'
 
-usage() { sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"; }
+usage() { sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$script"; }
 refuse() { echo "$(basename "$0"): $1" >&2; exit 2; }
 
 # read_options VALUES FLAGS ARGUMENT...: sets the variable of each option. VALUES and FLAGS are the names of options.
@@ -22,8 +23,8 @@ read_options() {
     declare -g "$name=$2"
     shift 2
   done
-  for name in jobs ranks minutes; do
-    case "${!name}" in *[!0-9]* | 0) refuse "--$name is '${!name}'; it takes a number from 1 on" ;; esac
+  for name in jobs ranks minutes limit; do
+    case "${!name-}" in *[!0-9]* | 0) refuse "--$name is '${!name}'; it takes a number from 1 on" ;; esac
   done
   if [ -n "$quick" ]; then steps=3 repetitions=3 sanitized='-OptimizerCuda*:DropoutCuda*'; fi
 }
@@ -141,7 +142,7 @@ each() {
   local status=0
   while [ $# -gt 0 ]; do
     echo "--- $1"
-    bash -c "$1" || { echo "--- failed ($?): $1"; status=1; }
+    bash -o pipefail -c "$1" || { echo "--- failed ($?): $1"; status=1; }
     shift
   done
   return "$status"
@@ -152,7 +153,7 @@ in_turn() {
   local command
   for command in "$@"; do
     echo "--- $command"
-    bash -c "$command" || { echo "--- failed ($?): $command"; return 1; }
+    bash -o pipefail -c "$command" || { echo "--- failed ($?): $command"; return 1; }
   done
 }
 
@@ -169,7 +170,7 @@ together() {
     log=$0/$1.log
     printf "\$ %s\n" "$2" > "$log"
     code=0
-    bash -c "$2" >> "$log" 2>&1 < /dev/null || code=$?
+    bash -o pipefail -c "$2" >> "$log" 2>&1 < /dev/null || code=$?
     [ "$code" != 0 ] || exec echo "--- ok, $SECONDS s: $2"
     printf "%s\n%s\n--- failed (%d), %s/%s: %s\n" "$(nccl_words "$log")" "$(tail -n 5 "$log")" "$code" "${0##*/}" "$1.log" "$2"
     exit 1' "$folder" || return 1
@@ -214,8 +215,8 @@ failing_rank() {
   [ "$code" != 0 ] && grep -qE -- "$2" "$run"
 }
 start_mps() {
-  mkdir -p "$scratch/mps"
-  CUDA_MPS_PIPE_DIRECTORY=$scratch/mps CUDA_MPS_LOG_DIRECTORY=$scratch/mps nvidia-cuda-mps-control -d && touch "$scratch/mps/on"
+  mkdir -p "$scratch/mps" && touch "$scratch/mps/on"  # first, so that a daemon of an ended part is stopped as well
+  CUDA_MPS_PIPE_DIRECTORY=$scratch/mps CUDA_MPS_LOG_DIRECTORY=$scratch/mps nvidia-cuda-mps-control -d
 }
 export -f start_mps nccl_words each in_turn together losses sharing_gpu failing_rank
 

@@ -106,6 +106,11 @@ start=$SECONDS
 page_says '| endless | FAILED (ended after 3 s) |'
 page_says 'begun'
 
+! parts "out=$work/report; begin_report limits ''; part piped '' 5 3 each 'false | tail -n 1'; end_report" || fail "the exit code is 0"
+page_says '| piped | FAILED (1) |'
+script 2 gpu_checks pack "$work/programs.tar.xz" --limit big
+warns "limit is 'big'"
+
 echo "Packed programs"
 for program in build/bin/*; do cp /bin/true "$program"; done
 script 0 gpu_checks pack "$work/programs.tar.xz" --build "$work/build" --limit 4096

@@ -39,8 +39,8 @@ struct ReplayWatchTest : testing::Test {
   }
   void TearDown() override { device.reset(); }
 
-  void call(const std::string& name, const std::string& group) {
-    watch->run({name, group, {}, {}, {}, [] {}});
+  void call(const std::string& name, const std::string& group, const void* work = nullptr) {
+    watch->run({name, group, {}, {}, {}, [] {}, 0, work});
   }
   // Starts two collectives of dp around one of tp; the writes of their numbers are the only work.
   std::unique_ptr<Graph> capture_step() {
@@ -69,6 +69,22 @@ TEST_F(ReplayWatchTest, NamesTheCollectiveThatDoesNotEnd) {
   EXPECT_EQ(wait_for_report(3),
             "[comm] captured step of iteration 4: all_gather of group dp (ranks 0, 2) did not complete within 0.2 s "
             "(run.distributed_timeout_minutes)");
+}
+
+TEST_F(ReplayWatchTest, NamesCollectivesWaitedForInReverse) {
+  const int first = 0, second = 0;
+  std::unique_ptr<Graph> graph = device->make_graph(device->make_pool());
+  watch->set_step("iteration 3");
+  capture(*graph, [&] {
+    call("reduce_scatter", "dp", &first);
+    call("all_gather", "dp", &second);
+    call("wait", "dp", &second);
+    call("wait", "dp", &first);
+  });
+  gpu->endless_node = 1;
+  graph->replay();
+  ASSERT_EQ(reported.wait_for(20s), std::future_status::ready);
+  EXPECT_NE(reported.get().find("iteration 3: all_gather of group dp"), std::string::npos);
 }
 
 TEST_F(ReplayWatchTest, NamesCollectivesOfAGroupInOrder) {

@@ -28,7 +28,7 @@ struct Tensors {
         dy(values<Out>({shape.rows, shape.width}, 0.3)),
         add(values<In>({shape.rows, shape.width}, 0.11)),
         dx(at::zeros_like(x)),
-        lines(at::zeros({norm_lines(shape), 2 * shape.width}, mean.options())),
+        lines(at::zeros({norm_lines(shape), (shape.rms ? 1 : 2) * shape.width}, mean.options())),
         raw(values<Out>({shape.rows, shape.width}, 0.5)),
         added(values<Out>({shape.width}, 0.4)),
         residual(values<In>({shape.rows, shape.width}, 0.6)),

@@ -97,7 +97,8 @@ class Lines {
  public:
   Lines(const NormShape& shape, size_t shift)
       : shape_(shape),
-        lines_(std::vector<T>(static_cast<size_t>(norm_lines(shape) * 2 * shape.width)), Use::both, "lines", shift) {}
+        stride_((shape.rms ? 1 : 2) * shape.width),
+        lines_(std::vector<T>(static_cast<size_t>(norm_lines(shape) * stride_)), Use::both, "lines", shift) {}
   T* data() const { return lines_.data(); }
   std::vector<T> sums() const {
     const DeviceArray<T> out(std::vector<T>(static_cast<size_t>(2 * shape_.width)), Use::both, "sums");
@@ -105,14 +106,14 @@ class Lines {
       if (bias && shape_.rms) break;
       const int64_t column = bias ? shape_.width : 0;
       sum_lines_cuda<T>(
-          {lines_.data() + column, norm_lines(shape_), 2 * shape_.width, shape_.width, out.data() + column, bias},
-          nullptr);
+          {lines_.data() + column, norm_lines(shape_), stride_, shape_.width, out.data() + column, bias}, nullptr);
     }
     return out.values();
   }
 
  private:
   NormShape shape_;
+  int64_t stride_;
   DeviceArray<T> lines_;
 };
 

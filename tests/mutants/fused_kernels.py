@@ -21,7 +21,7 @@ MUTANTS = [
     ("ends_for_every_product", "moe/experts.cpp", "products_.with_ends(in.counts, in.x.size(0), in.x.scalar_type()).ends", "at::Tensor()", "budget_test *", "expr"),
     ("tokens_of_balance_include_dropped_ones", "kernels/balance_cpu.cpp", "if (in.chosen[j] >= 0) tokens[in.chosen[j]] += 1;", "tokens[std::max<int64_t>(0, in.chosen[j])] += 1;", "moe_test Router.Sums*", "stmt"),
     ("tokens_of_all_samples_balance", "kernels/balance.h", "if (term.kind == BalanceTerm::Kind::seq) return sums[i];", "", "moe_test Router*", "stmt"),
-    ("balance_is_scaled_by_an_empty_mask", "kernels/balance_cpu.cpp", "term.factor * std::max(1.0, *weight)", "term.factor * *weight", "moe_test Router.AMask*", "expr"),
+    ("balance_is_scaled_by_an_empty_mask", "kernels/balance.h", "term.factor * (weight < 1 ? 1 : weight)", "term.factor * weight", "moe_test Router.AMask*", "expr"),
     ("z_loss_without_a_gradient", "kernels/balance_cpu.cpp", "term.kind == BalanceTerm::Kind::z ? factor : 0", "0", "moe_test Router*", "expr"),
     ("lanes_of_a_row_share_a_factor", "kernels/round_blocks.cu", "all.shape.whole_groups() ? 1 : all.shape.column_step() / kCount", "all.shape.whole_groups() ? 1 : kWarp", "kernels_on_host RoundBlocks*", "expr"),
     ("columns_are_rounded_as_one", "kernels/round_blocks.cu", "      for (int64_t row = begin; row < end; ++row)\n        largest =", "      for (int64_t row = begin; row < begin + 1; ++row)\n        largest =", "kernels_on_host RoundBlocks*"),

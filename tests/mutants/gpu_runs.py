@@ -1,7 +1,7 @@
 """Mutants of runs on GPUs: ranks that share one, the time limit of replays, and the scripts. Rows as in table.py."""
 
 MUTANTS = [
-    ("awaited_collective_is_the_latest", "graph/replay_watch.cpp", "const std::string name = started.empty() ? \"a call\" : started.front();", "const std::string name = started.empty() ? \"a call\" : started.back();", "graph_test ReplayWatchTest.NamesCollectives*"),
+    ("awaited_collective_is_the_latest", "graph/replay_watch.cpp", "one.work == wait.work; });\n  const std::string name = call == started.end() ? \"a call\" : call->name;", "one.work == wait.work; });\n  const std::string name = started.empty() ? \"a call\" : started.back().name;", "graph_test ReplayWatchTest.NamesCollectives*"),
     ("collectives_do_not_count_as_progress", "graph/replay_watch.cpp", "drop_ended() || number != last || replays_.empty()", "drop_ended() || number < last || replays_.empty()", "graph_test ReplayWatchTest.CountsFrom*"),
     ("captures_do_not_write_at_the_start", "graph/replay_watch.cpp", "  started_.clear();\n  write_next();\n", "  started_.clear();\n", "graph_test ReplayWatchTest.WritesNothing*"),
     ("collectives_of_eager_steps_write", "graph/replay_watch.cpp", "  if (capturing_ && waits) write_next();", "  if (waits) write_next();", "graph_test ReplayWatchTest.WritesNothing*"),

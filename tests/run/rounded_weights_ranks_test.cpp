@@ -95,7 +95,8 @@ TEST(RoundedWeights, EqualRoundingForEveryUse) {
                                        "model.position_embedding_type=rope"}),
               1);
   for (const char* const name : {"delayed", "tensorwise"})
-    expect_same(kDense, join(recipe(name), {"precision.fp8_products=library"}), 1);
+    for (const std::string* const yaml : {&kDense, &kExperts})
+      expect_same(*yaml, join(recipe(name), {"precision.fp8_products=library"}), 1);
 }
 
 TEST(RoundedWeights, EqualRoundingOnAnySchedule) {

@@ -159,7 +159,7 @@ TEST(StepGraphs, ThePoolHoldsWhatIsPredicted) {
           EXPECT_GE(pool.reserved, pool.peak);
         });
   }
-  EXPECT_EQ(compared, 87);
+  EXPECT_EQ(compared, 93);
 }
 
 TEST(StepGraphs, AnotherNumberOrFormOfMicrobatchesIsCapturedAgain) {

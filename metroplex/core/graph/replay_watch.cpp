@@ -2,6 +2,7 @@
 
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/zeros.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
 #include <atomic>
@@ -49,19 +50,20 @@ void ReplayWatch::joins(const std::string& group, const std::string& /*purpose*/
   ranks_[group] = list;
 }
 
-// A communicator completes its calls in the order of their start, so a wait is for the oldest one.
-void ReplayWatch::name_awaited(const std::string& group) {
-  std::deque<std::string>& started = started_[group];
-  const std::string name = started.empty() ? "a call" : started.front();
-  if (!started.empty()) started.pop_front();
+void ReplayWatch::name_awaited(const device::Operation& wait) {
+  std::deque<Started>& started = started_[wait.group];
+  const auto call =
+      std::find_if(started.begin(), started.end(), [&](const Started& one) { return one.work == wait.work; });
+  const std::string name = call == started.end() ? "a call" : call->name;
+  if (call != started.end()) started.erase(call);
   const std::lock_guard lock(mutex_);
-  awaited_.back() = base::concat(name, " of group ", group, " (ranks ", ranks_[group], ")");
+  awaited_.back() = base::concat(name, " of group ", wait.group, " (ranks ", ranks_[wait.group], ")");
 }
 
 void ReplayWatch::run(device::Operation operation) {
   const bool waits = operation.name == "wait";
-  if (capturing_ && waits) name_awaited(operation.group);
-  if (capturing_ && !waits) started_[operation.group].push_back(operation.name);
+  if (capturing_ && waits) name_awaited(operation);
+  if (capturing_ && !waits) started_[operation.group].push_back({operation.work, operation.name});
   operation.run();
   if (capturing_ && waits) write_next();
 }
@@ -85,6 +87,7 @@ std::exception_ptr ReplayWatch::make_failure(int64_t number) const {
 
 void ReplayWatch::watch() {
   using Clock = std::chrono::steady_clock;
+  options_.begin_thread();
   const std::chrono::milliseconds pause = std::min(options_.timeout / 10, std::chrono::milliseconds(200));
   int64_t last = -1;
   auto since = Clock::now();
@@ -111,6 +114,8 @@ std::unique_ptr<ReplayWatch> make_replay_watch(at::Device gpu, std::chrono::mill
   options.timeout = timeout;
   options.write = [on_gpu](int64_t number) { on_gpu.fill_(number); };
   options.read = [progress] { return std::atomic_ref(*progress.mutable_data_ptr<int64_t>()).load(); };
+  // Events are freed on the thread. CUDA creates a context on the thread's current device then.
+  options.begin_thread = [gpu] { c10::impl::VirtualGuardImpl(gpu.type()).setDevice(gpu); };
   options.end_run = std::move(end_run);
   return std::make_unique<ReplayWatch>(std::move(options));
 }

@@ -28,6 +28,7 @@ class ReplayWatch final : public device::Recorder {
     // Enqueues a write of `number` on the current stream. `read` returns the latest number, on any thread.
     std::function<void(int64_t number)> write;
     std::function<int64_t()> read;
+    std::function<void()> begin_thread = [] {};  // called first on the thread of this object
     // Receives base::Error("comm", ...) at most once, on the thread of this object.
     std::function<void(const std::exception_ptr& failure)> end_run;
   };
@@ -52,7 +53,7 @@ class ReplayWatch final : public device::Recorder {
     std::string step;
   };
   void write_next();
-  void name_awaited(const std::string& group);
+  void name_awaited(const device::Operation& wait);
   void watch();
   bool drop_ended();
   std::exception_ptr make_failure(int64_t number) const;
@@ -60,8 +61,12 @@ class ReplayWatch final : public device::Recorder {
   const Options options_;
   bool capturing_ = false;
   std::string step_;
-  std::map<std::string, std::string> ranks_;                // global, by group: "0, 1"
-  std::map<std::string, std::deque<std::string>> started_;  // calls of this capture before their wait, by group
+  std::map<std::string, std::string> ranks_;  // global, by group: "0, 1"
+  struct Started {
+    const void* work;  // device::Operation::work
+    std::string name;
+  };
+  std::map<std::string, std::deque<Started>> started_;  // calls of this capture before their wait, by group
 
   std::mutex mutex_;  // of the members below
   std::condition_variable closed_;

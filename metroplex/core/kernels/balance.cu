@@ -97,8 +97,7 @@ __global__ void __launch_bounds__(kThreads)
 __global__ void __launch_bounds__(kThreads)
     balance_term_kernel(const double* sums, const double* weight, double* value, double* gradient, BalanceTerm term) {
   const int64_t bins = term.samples * term.experts;
-  const double factor = term.factor * (*weight < 1 ? 1 : *weight),
-               of_z = term.kind == BalanceTerm::Kind::z ? factor : 0;
+  const double factor = term_factor(term, *weight), of_z = term.kind == BalanceTerm::Kind::z ? factor : 0;
   double sum = 0;
   for (int64_t i = threadIdx.x; i < bins; i += kThreads) {
     gradient[i] = term_tokens(sums, term, i) * factor;
@@ -117,21 +116,22 @@ __global__ void __launch_bounds__(kThreads)
   const unsigned lane = threadIdx.x % kWarp;
   const int64_t stride = int64_t{gridDim.x} * kWarps;
   const bool shares = shape.score != BalanceScore::none, softmax = shape.score == BalanceScore::softmax;
-  const T dz = static_cast<T>(dsums[shape.bins()] * *scale);
+  const double factor = scale != nullptr ? *scale : 1;
+  const T dz = static_cast<T>(dsums[shape.bins()] * factor);
   for (int64_t t = int64_t{blockIdx.x} * kWarps + threadIdx.x / kWarp; t < shape.tokens; t += stride) {
     const T* const x = logits + t * shape.experts;
     const double* const dshares = dsums + t % shape.samples * shape.experts;
     const RowSums<T> row = read_row(x, shape, lane);
     T mean = 0;
     for (int64_t e = lane; shares && e < shape.experts; e += kWarp)
-      mean += score_share(row, x[e], shape) * static_cast<T>(dshares[e] * *scale);
+      mean += score_share(row, x[e], shape) * static_cast<T>(dshares[e] * factor);
     mean = warp_reduce(mean, Add());
     for (int64_t e = lane; e < shape.experts; e += kWarp) {
       T d = 0;
       if (shares) {
         const T slope = softmax ? row.softmax(x[e])
                                 : own_slope(own(shape.score), x[e], own_score(own(shape.score), x[e])) / row.sum;
-        d = slope * (static_cast<T>(dshares[e] * *scale) - mean);
+        d = slope * (static_cast<T>(dshares[e] * factor) - mean);
       }
       dlogits[t * shape.experts + e] = shape.z ? d + dz * T(2) * row.logsumexp() * row.softmax(x[e]) : d;
     }

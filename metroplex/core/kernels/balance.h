@@ -40,6 +40,10 @@ struct BalanceTerm {
   double divisor = 1;  // of the value alone
 };
 
+// A weight below 1 counts as 1, and NaN as NaN.
+constexpr double term_factor(const BalanceTerm& term, double weight) {
+  return term.factor * (weight < 1 ? 1 : weight);
+}
 // Tokens in the product with the scores of bin i.
 constexpr double term_tokens(const double* sums, const BalanceTerm& term, int64_t i) {
   if (term.kind == BalanceTerm::Kind::z) return 0;
@@ -60,7 +64,7 @@ template <class T>
 void balance_forward(const BalanceInputs<T>& in, double* sums, double* lines, const BalanceShape& shape);
 // sums: see BalanceShape. The factor is multiplied by `weight`, at least 1. gradient [bins + 1].
 void balance_term(const double* sums, const double* weight, double* value, double* gradient, const BalanceTerm& term);
-// Computes dlogits from the gradient of the scores and of logsumexp^2, dsums [bins + 1] times *scale.
+// Computes dlogits from the gradient of the scores and of logsumexp^2, dsums [bins + 1] times *scale, or 1 if null.
 template <class T>
 void balance_backward(const T* logits, const double* dsums, const double* scale, T* dlogits,
                       const BalanceShape& shape);

@@ -101,7 +101,7 @@ void balance_forward(const BalanceInputs<T>& in, double* sums, double* lines, co
 void balance_term(const double* sums, const double* weight, double* value, double* gradient,
                   const BalanceTerm& term) {
   const int64_t bins = term.samples * term.experts;
-  const double factor = term.factor * std::max(1.0, *weight);
+  const double factor = term_factor(term, *weight);
   double sum = 0;
   for (int64_t i = 0; i < bins; ++i) {
     gradient[i] = term_tokens(sums, term, i) * factor;
@@ -115,7 +115,7 @@ template <class T>
 void balance_backward(const T* logits, const double* dsums, const double* scale, T* dlogits,
                       const BalanceShape& shape) {
   std::vector<double> scaled(dsums, dsums + shape.bins() + 1);
-  for (double& each : scaled) each *= *scale;
+  for (double& each : scaled) each *= scale != nullptr ? *scale : 1;
   const T dz = static_cast<T>(scaled.back());
   at::parallel_for(0, shape.tokens, kBalanceRows, [&](int64_t begin, int64_t end) {
     Row<T> row(shape);

@@ -38,8 +38,8 @@ struct NormBackward {
   const Wide<In>*mean = nullptr, *rstd = nullptr;
   const In* add = nullptr;  // [rows, width] or null: gradient of x from its other readers
   In* dx = nullptr;
-  // Overwritten: partial sums of the weight's gradient and, with_bias, of the bias' gradient. Each line has 2 * width
-  // numbers; the CPU writes one line, a GPU norm_lines(shape). sum_lines (column_sums.h) sums them.
+  // Overwritten: partial sums of the weight's gradient and, with_bias, then of the bias' gradient, [width] each per
+  // line. The CPU writes one line, a GPU norm_lines(shape). sum_lines (column_sums.h) sums them.
   Wide<In>* lines = nullptr;
   bool with_bias = false;
 };

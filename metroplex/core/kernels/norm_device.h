@@ -269,7 +269,7 @@ __device__ void write_team_sums(const Elements<T, Plan::kCount> (&sums)[Plan::kP
 // and writes their weight gradients to the line.
 template <class Plan, class T, class Row>
 __device__ void norm_line(const NormLines<T>& to, const NormShape& shape, const Row& each_row) {
-  T *line = to.lines + int64_t{blockIdx.x} * 2 * shape.width, *sums = line;
+  T *line = to.lines + int64_t{blockIdx.x} * (to.with_bias ? 2 : 1) * shape.width, *sums = line;
   NormColumns<T, Plan> columns{};
   if constexpr (Plan::kPacks == 0) {
     if (to.shared) sums = reinterpret_cast<T*>(dynamic_shared());

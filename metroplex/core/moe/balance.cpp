@@ -44,7 +44,7 @@ at::Tensor balance_gradient(const device::Target& target, const at::Tensor& logi
     device::launch(target, {"balance_backward", {&x, &given, &scale}, {&dlogits}}, kernels::balance_backward<T>,
                    kernels::balance_backward_cuda<T>, static_cast<const T*>(nn::elements<T>(x)),
                    static_cast<const double*>(given.const_data_ptr()),
-                   static_cast<const double*>(scale.const_data_ptr()), nn::elements<T>(dlogits), shape);
+                   static_cast<const double*>(nn::elements<double>(scale)), nn::elements<T>(dlogits), shape);
   });
   return dlogits;
 }
@@ -100,7 +100,8 @@ void AuxiliaryLosses::add_terms(const at::Tensor& logits, const at::Tensor& expe
   const at::Tensor best = !balances() ? at::Tensor() : experts.defined() ? experts : choose(logits, {.k = rule_.k});
   // Every tp rank has the loss mask of all rows, so only the first one adds it.
   const at::Tensor mask = tp_.first() && !per_token_ ? context.batch.loss_mask : at::Tensor();
-  const Own own{logits, balance_sums(target_, logits, shape, best, mask), shape};
+  Own own{logits, balance_sums(target_, logits, shape, best, mask), shape};
+  if ((aux_ > 0) + (seq_ > 0) + (global_ > 0) + (z_ > 0) > 1) own.scores = make_scores(own);
   const auto tokens = static_cast<double>(mean_tokens(logits.size(0), cp_, context.batch) * tp_cp_.size());
   at::Tensor all, weight;
   {
@@ -167,11 +168,29 @@ void AuxiliaryLosses::add(nn::SegmentContext& context, const char* name, const O
                    nn::elements<double>(value), nn::elements<double>(gradient), term);
   }
   const at::AutoGradMode with_grad(own.logits.requires_grad());
-  const auto backward = [target = target_, x = own.logits.detach(), gradient,
-                         shape = own.shape](const at::Tensor& dy) -> nn::Gradients {
-    return {balance_gradient(target, x, gradient, dy, shape)};
-  };
-  context.terms.push_back({name, nn::attach(value, {own.logits}, backward)});
+  if (own.scores.defined()) {
+    value = nn::attach(value, {own.scores},
+                       [gradient](const at::Tensor& dy) -> nn::Gradients { return {gradient * dy}; });
+  } else {
+    value = nn::attach(value, {own.logits},
+                       [target = target_, x = own.logits.detach(), gradient, shape = own.shape](const at::Tensor& dy)
+                           -> nn::Gradients { return {balance_gradient(target, x, gradient, dy, shape)}; });
+  }
+  context.terms.push_back({name, value});
+}
+
+at::Tensor AuxiliaryLosses::make_scores(const Own& own) const {
+  at::Tensor scores;
+  {
+    const at::NoGradGuard no_grad;
+    scores = own.sums.narrow(0, own.shape.bins(), own.shape.bins() + 1).detach();
+  }
+  const at::AutoGradMode with_grad(own.logits.requires_grad());
+  return nn::attach(
+      scores, {own.logits},
+      [target = target_, x = own.logits.detach(), shape = own.shape](const at::Tensor& dy) -> nn::Gradients {
+        return {balance_gradient(target, x, dy, {}, shape)};
+      });
 }
 
 }  // namespace metroplex::moe

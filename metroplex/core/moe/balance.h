@@ -31,7 +31,8 @@ namespace metroplex::moe {
 // chosen experts; undefined: tokens are not counted. `mask`: undefined: 0.
 at::Tensor balance_sums(const device::Target& target, const at::Tensor& logits, kernels::BalanceShape shape,
                         const at::Tensor& experts = {}, const at::Tensor& mask = {});
-// Returns dlogits for the gradient dsums [samples E + 1] of the sums of scores and of logsumexp^2, times `scale`.
+// Returns dlogits for the gradient dsums [samples E + 1] of the sums of scores and of logsumexp^2, times `scale` if
+// defined.
 at::Tensor balance_gradient(const device::Target& target, const at::Tensor& logits, const at::Tensor& dsums,
                             const at::Tensor& scale, const kernels::BalanceShape& shape);
 kernels::BalanceScore balance_score(config::ScoreFunction function);
@@ -56,7 +57,11 @@ class AuxiliaryLosses {
   struct Own {
     at::Tensor logits, sums;
     kernels::BalanceShape shape;
+    // With several terms: differentiable [samples E + 1], so that their gradients are added before those of the
+    // logits.
+    at::Tensor scores = {};
   };
+  at::Tensor make_scores(const Own& own) const;
   void add_global(const Own& own, const kernels::BalanceTerm& term, const at::Tensor& weight,
                   nn::SegmentContext& context);
   at::Tensor add_to_running(const at::Tensor& tokens) const;

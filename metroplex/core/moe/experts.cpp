@@ -77,8 +77,8 @@ Experts::Experts(const std::string& name, const config::Model& model, const nn::
     rounding2_.check_shards(fc2_.name, {fc2_.local_shape[2]});
   }
   for (nn::Param* weight : {&fc1_, &fc2_}) nn::store_as_codes(*weight, context, at.inner);
-  nn::keep_rounded(fc1_, rounding1_, context);
-  nn::keep_rounded(fc2_, rounding2_, context);
+  nn::keep_rounded(fc1_, rounding1_, context, /*as_codes=*/false);
+  nn::keep_rounded(fc2_, rounding2_, context, /*as_codes=*/false);
   if (stash_) {
     const int64_t activated = saving_.recomputes(nn::SavePoint::expert_activation) ? 0 : fc2_.local_shape[2];
     const int64_t width = hidden + fc1_.local_shape[1] + activated;

@@ -131,7 +131,7 @@ Linear::Linear(const LinearSpec& spec, LinearSplit split, const LayerContext& co
   const bool sharded = split == LinearSplit::output && tp.size() > 1;
   rounding_.set_gradient_columns(
       spec.out_features, sharded ? weight_->placement.cuts.front().ranges : std::vector<topology::RowRange>());
-  keep_rounded(*weight_, rounding_, context);
+  keep_rounded(*weight_, rounding_, context, rounding_.encodes());
   if (spec.bias) bias_ = param(".bias", {spec.out_features}, std::move(bias), Init::zeros);
 }
 
@@ -149,7 +149,7 @@ Linear::Linear(std::shared_ptr<Param> weight, const LayerContext& context)
   // Heads of multi-token prediction share the weight, and then its history and rounded values.
   if (weight_->operand_history) rounding_.share_history(weight_->operand_history);
   else weight_->operand_history = rounding_.make_history("output_layer", context.dtype, context.tp_dp_cp);
-  if (!weight_->rounded) keep_rounded(*weight_, rounding_, context);
+  if (!weight_->rounded) keep_rounded(*weight_, rounding_, context, rounding_.encodes());
 }
 
 LinearRows Linear::rows(const Input& in, const Microbatch& batch) const {

@@ -177,7 +177,9 @@ Norm::Backward Norm::start_backward(const at::Tensor& dy, const NormSaved& saved
   call.dx = at::empty_like(call.x);
   call.shape = norm_shape(call.x);
   call.with_bias = spec_.has_bias();
-  call.lines = at::empty({target_.gpu() ? kernels::norm_lines(call.shape) : 1, 2 * spec_.width}, call.rstd.options());
+  call.lines =
+      at::empty({target_.gpu() ? kernels::norm_lines(call.shape) : 1, (call.with_bias ? 2 : 1) * spec_.width},
+                call.rstd.options());
   return call;
 }
 

@@ -48,7 +48,7 @@ OperandRounding::OperandRounding(const LayerContext& context, const std::string&
       key_(random_key(context.seed ^ base::hash_name(module.c_str()), 0, RandomSite::gradient_rounding)),
       meter_(rounds() ? context.rounding_meter : nullptr),
       meter_row_(meter_ != nullptr ? meter_->add(module) : 0) {
-  const int capability = target_.gpu() && !target_.meta ? device::compute_capability() : 0;
+  const int capability = target_.capability();
   MPX_CHECK(!encodes() || capability == 0 || capability >= 89, "config",
             "precision.fp8_products = library: needs a GPU of compute capability 8.9 or higher, but this one has ",
             capability / 10, ".", capability % 10, "; set it to widened");

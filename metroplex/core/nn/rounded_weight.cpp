@@ -35,7 +35,7 @@ void RoundedWeight::begin_run(const Param& weight, bool measures) {
 void RoundedWeight::update(const Param& weight) {
   const at::NoGradGuard no_grad;
   is_stale = false;
-  if (rounding.encodes()) {
+  if (codes.codes.defined()) {
     rounding.encode(weight.data, Operand::weight, true, codes);
     return;
   }
@@ -47,13 +47,13 @@ void RoundedWeight::update(const Param& weight) {
   rounding.round(weight.data, Operand::weight, SumOver::rows, options);
 }
 
-void keep_rounded(Param& weight, const OperandRounding& rounding, const LayerContext& context) {
+void keep_rounded(Param& weight, const OperandRounding& rounding, const LayerContext& context, bool as_codes) {
   if (!context.keeps_rounded_weights || !rounding.rounds() || weight.stored) return;
   weight.rounded = std::make_shared<RoundedWeight>();
   RoundedWeight& kept = *weight.rounded;
   kept.rounding = rounding;
   const auto options = at::TensorOptions().device(context.target.memory());
-  if (rounding.encodes()) {
+  if (as_codes) {
     kept.codes = {at::empty(weight.local_shape, options.dtype(at::kFloat8_e4m3fn)),
                   at::empty({1}, options.dtype(at::kFloat))};
     return;

@@ -30,8 +30,9 @@ struct RoundedWeight {
   void update(const Param& weight);
 };
 
-// Adds a RoundedWeight to a weight that is rounded and not stored as codes, if the context keeps them.
-void keep_rounded(Param& weight, const OperandRounding& rounding, const LayerContext& context);
+// Adds a RoundedWeight to a weight that is rounded and not stored as codes, if the context keeps them. `as_codes`:
+// for products of codes.
+void keep_rounded(Param& weight, const OperandRounding& rounding, const LayerContext& context, bool as_codes);
 
 // Return the weight as an operand: its kept values, or newly rounded ones. `counts` as in RoundOptions.
 at::Tensor round_weight(const OperandRounding& rounding, const Param& weight, SumOver sum, bool counts = false);

@@ -13,9 +13,9 @@
 namespace metroplex::step {
 
 struct ProcessContext {
-  config::Config config;  // resolved
-  // Exists only with train.cuda_graph_impl: the device that captures graphs, and the World whose calls it records.
+  config::Config config;                             // resolved
   std::unique_ptr<graph::ReplayWatch> replay_watch;  // only on a GPU of a process; reported to by recorded_world
+  // Exists only with train.cuda_graph_impl: the device that captures graphs, and the World whose calls it records.
   std::unique_ptr<graph::GraphDevice> graph_device;
   std::optional<comm::World> recorded_world;
   const comm::World* world = nullptr;
