@@ -26,12 +26,14 @@ read_options() {
   for name in jobs ranks minutes limit; do
     case "${!name-}" in *[!0-9]* | 0) refuse "--$name is '${!name}'; it takes a number from 1 on" ;; esac
   done
+  [ -z "$minutes" ] || minutes=$((10#$minutes))
+  [ -z "$copy" ] || [ -d "$copy" ] || refuse "--copy is '$copy'; it takes an existing folder"
   if [ -n "$quick" ]; then steps=3 repetitions=3 sanitized='-OptimizerCuda*:DropoutCuda*'; fi
 }
 
 # begin_report TITLE SUFFIX: detects the GPUs and writes an empty page, DATE-GPU SUFFIX.md.
 begin_report() {
-  title=$1 failed=0 number=0 table=() sections=() mps='' deadline=''
+  title=$1 failed=0 skipped=0 number=0 table=() sections=() mps='' deadline=''
   PATH=$PATH:${CUDA_HOME:-/usr/local/cuda}/bin
   [ -z "$minutes" ] || deadline=$((SECONDS + 60 * minutes))
   if [ -z "$jobs" ]; then
@@ -63,7 +65,7 @@ write_page() {
     echo
     printf '    %s\n' "${gpus:-none was found: nvidia-smi is not there or names none}" | sed '2,$s/^/    /'
     echo
-    echo "$failed of $number parts failed. What each is for, and what to expect: docs/gpu.md."
+    echo "$failed of $number parts failed, and $skipped were skipped. What each is for, and what to expect: docs/gpu.md."
     echo
     printf '| part | result | seconds | log |\n| --- | --- | --- | --- |\n'
     printf '%s\n' "${table[@]}" "$@"
@@ -78,7 +80,7 @@ end_report() {
   rm -f "$logs/build.failed"
   write_page
   echo "$page" >&2
-  echo "$failed of $number parts failed; please send $page and $logs/ with an issue of this repository" >&2
+  echo "$failed of $number parts failed, and $skipped were skipped; please send $page and $logs/ with an issue of this repository" >&2
   [ "$failed" = 0 ]
 }
 
@@ -109,6 +111,7 @@ part() {
   if [ -n "$why" ]; then
     echo "skipped: $why" > "$log"
     result="skipped: $why"
+    skipped=$((skipped + 1))
   else
     printf '%s ...\n' "$name" >&2
     printf '$ %s\n' "$*" > "$log"
@@ -273,7 +276,7 @@ pack() {
 # The parts. Each function is called by one or more scripts.
 
 part_machine() {
-  part "machine" "" 20 12 each "nvidia-smi -L" "nvidia-smi topo -m" "git log -1 --format=%h || true" "ldd $bin/metroplex-torch | sed -n /cuda/p"
+  part "machine" "" 20 12 each "nvidia-smi -L" "nvidia-smi topo -m" "git log -1 --format=%h || true" "ldd $bin/metroplex-torch | sed -n /cuda/p || true"
 }
 
 part_programs() {

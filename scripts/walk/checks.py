@@ -206,7 +206,7 @@ def capturable(impl, modules):
 
 def depends_on_layout(case):
     """Settings that by design change the computation with the layout."""
-    return (any(f"precision.{name}" in case.keys for name in ("fp8_format", "fp4_format")) or
+    return (rounds_operands(case) or "model.moe_combine_bwd_dtype" in case.keys or
             "global_aux_loss" in case.get("model.moe_router_load_balancing_type") or
             case.get("model.moe_overflow_policy") == "drop" or
             "model.moe_expert_capacity_factor" in case.keys or "sinkhorn" in case.get("model.moe_router_load_balancing_type"))
@@ -340,10 +340,15 @@ def dry(base, rng):
     return None
 
 
+def rounds_operands(case):
+    return any(f"precision.{name}" in case.keys for name in ("fp8_format", "fp4_format"))
+
+
 def alone(base, rng):
-    """With one data-parallel rank ZeRO shards nothing, so its memory must equal that without ZeRO."""
+    """With one data-parallel rank ZeRO shards nothing, so its memory must equal that without ZeRO, which keeps rounded weights."""
     peaks = []
-    for more in ({}, {f"parallel__{key}": None for key in SHARDING_KEYS}):
+    keeps = {"precision__keep_rounded_weights": "false"} if rounds_operands(base.case) else {}
+    for more in (keeps, keeps | {f"parallel__{key}": None for key in SHARDING_KEYS}):
         outcome = base.bench.train(base.case, ("--dry-run", "--json"), checkpoint__save="alone.ck", checkpoint__save_interval="2", **more)
         problem = outcome.failed()
         if problem:

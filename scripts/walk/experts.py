@@ -52,6 +52,9 @@ class Experts:
             if self.keys.get("model.moe_token_dispatcher_type") in (None, "alltoall", "hierarchical", "static_buffer"):
                 self.maybe("model.moe_shared_expert_overlap", "true", odds=0.4)
         self.maybe("model.moe_latent_size", 3, 8, self.hidden, odds=0.2)
+        if int(self.keys.get("model.moe_latent_size", self.hidden)) % 32 == 0:
+            self.maybe("model.moe_dispatch_fwd_dtype", "mxfp8", odds=0.4)
+            self.maybe("model.moe_combine_bwd_dtype", "mxfp8", odds=0.4)
         if topk == 1:
             self.maybe("model.moe_apply_probs_on_input", "true", odds=0.3)
         self.maybe("model.moe_grouped_gemm", "false", odds=0.2)

@@ -6,6 +6,7 @@ class LowPrecision:
 
     def low_precision(self):
         self.maybe("train.log_rounding_interval", 1, 2)
+        self.maybe("precision.keep_rounded_weights", "false", odds=0.2)
         if self.chance(0.3):
             return self.four_bits()
         self.put("precision.fp8_format", self.one("e4m3", "hybrid"))

@@ -167,7 +167,11 @@ TEST(Verify, NamesRoundingThatDependsOnTheLayout) {
   config.train.calculate_per_token_loss = true, config.train.micro_batch_size = 2;
   EXPECT_EQ(found("mxfp8", 1, 2, 6), "");
   EXPECT_EQ(found("delayed", 1, 1, 2), "");
-  config.model.num_moe_experts = 4;
+  config.model.num_moe_experts = 4, config.model.moe_combine_bwd_dtype = config::RowDtype::mxfp8;
+  config.train.calculate_per_token_loss = false;
+  EXPECT_EQ(found("tensorwise", 1, 1, 3), "the si|");
+  EXPECT_EQ(found("tensorwise", 1, 1, 4), "");
+  config.train.calculate_per_token_loss = true;
   EXPECT_EQ(found("tensorwise", 2, 1, 2), "");
   EXPECT_EQ(found("mxfp8", 1, 2, 2), "the ro|");
   config.parallel.expert_model_parallel_size = 2;

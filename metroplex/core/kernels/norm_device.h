@@ -28,7 +28,7 @@ struct RowPlan {
 // Thread blocks per SM in backward: enough loads in flight to saturate memory, with few column sums spilled from
 // registers.
 template <class Plan, class In, class Out>
-constexpr unsigned kNormBlocks = Plan::kPacks == 4   ? 2
+constexpr unsigned kNormBlocks = Plan::kPacks > 2    ? 2
                                  : Plan::kPacks == 2 ? 3
                                                      : 4;
 
@@ -305,6 +305,7 @@ void with_row_plan(bool in_packs, const NormShape& shape, const Call& call) {
   const auto by_packs = [&]<unsigned lanes>() {
     if (shape.width <= kPack * lanes) call(RowPlan<kPack, 1, lanes>());
     else if (shape.width <= 2 * kPack * lanes) call(RowPlan<kPack, 2, lanes>());
+    else if (shape.width <= 3 * kPack * lanes) call(RowPlan<kPack, 3, lanes>());
     else call(RowPlan<kPack, 4, lanes>());
   };
   if (!in_packs) call(RowPlan<1, 0, kThreads>());

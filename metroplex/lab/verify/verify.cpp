@@ -73,8 +73,21 @@ double larger_error(double so_far, double seen) { return std::isnan(so_far) || s
 
 double relative(double a, double b) { return std::abs(a - b) / std::max(std::abs(b), 1e-300); }
 
+// Ranks of dp and cp have gradients of other sizes, whose mean is the gradient. Rounding by powers of two is the same
+// if the sizes differ by one.
+bool scales_gradients(const config::Config& config, int64_t world_size, bool by_powers_of_two) {
+  const int64_t parts = config::data_parallel_size(config.parallel, world_size) * config.parallel.cp();
+  return !config.train.calculate_per_token_loss && parts > 1 && (!by_powers_of_two || (parts & (parts - 1)) != 0);
+}
+
 void find_expert_settings(const config::Config& config, int64_t world_size, std::vector<std::string>& found) {
   const config::Model& m = config.model;
+  if (m.has_experts() && m.moe_combine_bwd_dtype == config::RowDtype::mxfp8 &&
+      scales_gradients(config, world_size, /*by_powers_of_two=*/true)) {
+    found.push_back(
+        "model.moe_combine_bwd_dtype = mxfp8: the size of a rank's gradients depends on its numbers of data-parallel "
+        "and context-parallel ranks; set train.calculate_per_token_loss");
+  }
   const std::vector<config::AuxLoss> losses = config::aux_losses(m);
   const bool global = std::any_of(losses.begin(), losses.end(), [](const config::AuxLoss& loss) {
     return loss.type == config::AuxLossType::global_aux_loss;
@@ -117,11 +130,8 @@ void find_rounding_settings(const config::Config& config, int64_t world_size, co
   const int64_t dp = config::data_parallel_size(config.parallel, world_size), cp = config.parallel.cp(),
                 block = config::operand_block(recipe), etp = config.parallel.etp();
   const auto add = [&](const std::string& text) { found.push_back(config::to_setting(recipe) + ": " + text); };
-  // Ranks of dp and cp have gradients of other sizes, whose mean is the gradient.
-  const int64_t parts = dp * cp;
-  const bool delayed = recipe == config::Recipe::delayed,
-             scales = delayed || (!config::has_tensor_factor(recipe) && (parts & (parts - 1)) != 0);
-  if (!config.train.calculate_per_token_loss && parts > 1 && scales) {
+  const bool delayed = recipe == config::Recipe::delayed;
+  if ((delayed || !config::has_tensor_factor(recipe)) && scales_gradients(config, world_size, !delayed)) {
     add(base::concat("the size of a rank's gradients depends on dp = ", dp, " and cp = ", cp,
                      "; set train.calculate_per_token_loss"));
   }
