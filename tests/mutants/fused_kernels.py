@@ -18,7 +18,7 @@ MUTANTS = [
     ("warp_counts_from_the_first_group", "kernels/group_walk.h", "scan(group + 1)", "scan(group < 0 ? 0 : group)", "kernels_on_host Experts*", "expr"),
     ("ends_of_32_groups", "kernels/grouped_product.cu", "    walk.end = __shfl_sync(kAll, end, kWarp - 1);\n", "", "kernels_on_host ExpertsOnHost.Finds*", "stmt"),
     ("negative_counts_end_groups_earlier", "kernels/grouped_product_cpu.cpp", "end + std::max<int64_t>(0, counts[group])", "end + counts[group]", "kernels_on_host ExpertsOnHost.Finds*", "expr"),
-    ("ends_for_every_product", "moe/experts.cpp", "products_.with_ends(in.counts, in.x.size(0), in.x.scalar_type()).ends", "at::Tensor()", "budget_test *", "expr"),
+    ("ends_for_every_product", "moe/experts.cpp", "products_.with_ends(in.counts, in.x.size(0), in.x.scalar_type()).ends", "at::Tensor()", "forecast_test StepBudget.Layers*", "expr"),
     ("tokens_of_balance_include_dropped_ones", "kernels/balance_cpu.cpp", "if (in.chosen[j] >= 0) tokens[in.chosen[j]] += 1;", "tokens[std::max<int64_t>(0, in.chosen[j])] += 1;", "moe_test Router.Sums*", "stmt"),
     ("tokens_of_all_samples_balance", "kernels/balance.h", "if (term.kind == BalanceTerm::Kind::seq) return sums[i];", "", "moe_test Router*", "stmt"),
     ("balance_is_scaled_by_an_empty_mask", "kernels/balance.h", "term.factor * (weight < 1 ? 1 : weight)", "term.factor * weight", "moe_test Router.AMask*", "expr"),
