@@ -53,6 +53,16 @@ run() {
 prints() { grep -qE -- "$1" "$work/out" && held || fail "stdout lacks: $1"; }
 warns() { grep -qE -- "$1" "$work/err" && held || fail "stderr lacks: $1"; }
 
+# tool FILE SCRIPT: an executable that stands in for a program.
+tool() {
+  mkdir -p "$(dirname "$1")"
+  printf '#!/usr/bin/env bash\n%s\n' "$2" > "$1"
+  chmod +x "$1"
+}
+# The page that a GPU script wrote to $work/report: an assertion about it, and the number of its lines that match.
+page_says() { grep -qF -- "$1" "$work"/report/*.md && held || { cp "$work"/report/*.md out; fail "the page lacks: $1"; }; }
+count() { sed -n "\\~$1~p" "$work"/report/*.md | wc -l; }
+
 # The tiny corpus: 40 documents of bytes, each with an end-of-document token.
 make_corpus() {
   mkdir -p text

@@ -10,13 +10,6 @@ bringup() {
   [ "$code" = "$expected" ] || fail "gpu_bringup.sh $* ended with $code, not $expected"
   held
 }
-page_says() { grep -qF -- "$1" "$work"/report/*.md && held || { cp "$work"/report/*.md out; fail "the page lacks: $1"; }; }
-count() { sed -n "\\~$1~p" "$work"/report/*.md | wc -l; }
-tool() {
-  mkdir -p "$(dirname "$1")"
-  printf '#!/usr/bin/env bash\n%s\n' "$2" > "$1"
-  chmod +x "$1"
-}
 
 echo "Without a GPU"
 tool tools/nvidia-smi 'exit 9'
@@ -56,7 +49,8 @@ case "$*" in
   generate*) echo "The end" ;;
   *) echo "ran $*" ;;
 esac'
-for program in metroplex-torch kernels_gpu_test graph_gpu_test gpu_step comm_nccl_test; do tool "build/bin/$program" 'echo "ran $*"'; done
+cp /bin/true build/bin/metroplex-torch  # ldd reads it
+for program in kernels_gpu_test graph_gpu_test gpu_step comm_nccl_test; do tool "build/bin/$program" 'echo "ran $*"'; done
 tool build/bin/metroplex_parity 'echo + >> '"$work"'/running; sleep 0.1; echo - >> '"$work"'/running
 echo "parity $* with $OMP_NUM_THREADS threads"; case "$*" in *llama_fp16_small.json*) echo "DIFFERS"; exit 1 ;; *absent_rank*) echo "rank 0 (tp 0): captured step of iteration 4: all_reduce of group dp"; exit 1 ;; esac'
 tool build/bin/kernel_bandwidth 'echo "| copy | 1.0 |"'

@@ -29,12 +29,7 @@ struct GroupWalk {
   // Returns the end of group `first` + lane, if group `first` begins at `end`. For whole warps: reads 32 counts at
   // once.
   __device__ int64_t scan(int64_t first) const {
-    const unsigned lane = threadIdx.x % kWarp;
-    int64_t sum = first + lane < groups ? count(first + lane) : 0;
-    for (unsigned offset = 1; offset < kWarp; offset *= 2) {
-      const int64_t before = __shfl_sync(kAll, sum, (lane - offset) % kWarp);
-      if (lane >= offset) sum += before;
-    }
+    const int64_t of = first + threadIdx.x % kWarp, sum = warp_scan(of < groups ? count(of) : 0);
     return sum < rows - end ? end + sum : rows;
   }
   // Moves to the group of `row`, which must be at or after `begin`. Every lane of a warp must call it with the same

@@ -1,6 +1,6 @@
 #include "kernels/heads.h"
 #include "kernels/launch.h"
-#include "kernels/wide_access.h"
+#include "kernels/rope_device.h"
 
 namespace metroplex::kernels {
 namespace {
@@ -8,20 +8,10 @@ namespace {
 // One item is `count` adjacent elements of a head, or of a rotated head those and their partners.
 template <int64_t count, class T>
 __device__ void move_item(const T* from, T* to, const Wide<T>* cos, const Wide<T>* sin, Wide<T> sign, int64_t apart) {
-  Elements<T, count> low, high;
-  low.read(from);
-  if (cos == nullptr) return low.write(to);
-  high.read(from + apart);
-  Elements<Wide<T>, count> across, turn;
-  across.read(cos);
-  turn.read(sin);
-  for (int64_t i = 0; i < count; ++i) {
-    const Wide<T> x0 = low.values[i], x1 = high.values[i], by = sign * turn.values[i];
-    low.values[i] = x0 * across.values[i] - x1 * by;
-    high.values[i] = x1 * across.values[i] + x0 * by;
-  }
-  low.write(to);
-  high.write(to + apart);
+  if (cos != nullptr) return rotate_elements<count>(from, to, apart, cos, sin, sign);
+  Elements<T, count> elements;
+  elements.read(from);
+  elements.write(to);
 }
 
 // Items of a head: the pairs, then the elements that are not rotated.

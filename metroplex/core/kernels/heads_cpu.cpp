@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "kernels/heads.h"
+#include "kernels/rope_rows.h"
 #include "kernels/vector_math.h"
 
 #pragma GCC optimize("O3,no-math-errno,no-trapping-math")
@@ -19,26 +20,6 @@ struct Operands {
 };
 
 template <class T>
-MPX_INLINE void rotate_head(const T* __restrict from, T* __restrict to, const Wide<T>* __restrict cos,
-                            const Wide<T>* __restrict sin, Wide<T> sign, const HeadsShape& shape) {
-  const int64_t half = shape.rotary / 2;
-  if (shape.interleaved) {
-    for (int64_t i = 0; i < half; ++i) {
-      const Wide<T> low = load(from[2 * i]), high = load(from[2 * i + 1]), turn = sign * sin[i];
-      to[2 * i] = store<T>(low * cos[i] - high * turn);
-      to[2 * i + 1] = store<T>(high * cos[i] + low * turn);
-    }
-  } else {
-    for (int64_t i = 0; i < half; ++i) {
-      const Wide<T> low = load(from[i]), high = load(from[half + i]), turn = sign * sin[i];
-      to[i] = store<T>(low * cos[i] - high * turn);
-      to[half + i] = store<T>(high * cos[i] + low * turn);
-    }
-  }
-  std::copy(from + shape.rotary, from + shape.head_dim, to + shape.rotary);
-}
-
-template <class T>
 MPX_INLINE void rows_loop(const Operands<T>& operands, const HeadsShape& shape, int64_t begin, int64_t end) {
   const int64_t half = shape.rotary / 2;
   for (int64_t row = begin; row < end; ++row) {
@@ -51,10 +32,12 @@ MPX_INLINE void rows_loop(const Operands<T>& operands, const HeadsShape& shape, 
           T* const own = region.x + place * region.stride_s + sample * region.stride_b + head * region.stride_head;
           const T* const from = operands.splits ? fused : own;
           T* const to = operands.splits ? own : fused;
-          if (region.cos == nullptr) std::copy(from, from + shape.head_dim, to);
-          else
+          if (region.cos != nullptr) {
             rotate_head(from, to, region.cos + place * half, region.sin + place * half,
-                        Wide<T>(operands.splits ? 1 : -1), shape);
+                        Wide<T>(operands.splits ? 1 : -1), half, shape.interleaved);
+          }
+          const int64_t copied = region.cos != nullptr ? shape.rotary : 0;
+          std::copy(from + copied, from + shape.head_dim, to + copied);
         }
       }
     }

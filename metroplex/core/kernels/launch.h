@@ -75,6 +75,17 @@ __device__ T warp_reduce(T value, const Op& op, unsigned lanes = kWarp) {
   return value;
 }
 
+// Returns the sum of the values of this lane and of the lanes before it. Every lane of the warp must call it.
+template <class T>
+__device__ T warp_scan(T value) {
+  const unsigned lane = threadIdx.x % kWarp;
+  for (unsigned offset = 1; offset < kWarp; offset *= 2) {
+    const T before = __shfl_sync(kAll, value, (lane - offset) % kWarp);
+    if (lane >= offset) value += before;
+  }
+  return value;
+}
+
 // Reduces over the block. Every thread of the block must call it and gets the result.
 template <class T, class Op>
 __device__ T block_reduce(T value, const Op& op) {

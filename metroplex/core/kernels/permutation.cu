@@ -83,11 +83,7 @@ __global__ void __launch_bounds__(kThreads)
   for (int64_t first = 0; first < tiles.count; first += kWarp) {
     const int64_t tile = first + lane;
     const int64_t count = tile < tiles.count ? plan.rows[tile * apart + e] : 0;
-    int64_t sum = count;
-    for (unsigned offset = 1; offset < kWarp; offset *= 2) {
-      const int64_t other = __shfl_sync(kAll, sum, (lane - offset) % kWarp);
-      if (lane >= offset) sum += other;
-    }
+    const int64_t sum = warp_scan(count);
     if (tile < tiles.count) plan.rows[tile * apart + e] = before + sum - count;
     before += __shfl_sync(kAll, sum, kWarp - 1);
   }

@@ -1,6 +1,6 @@
 #include "kernels/launch.h"
 #include "kernels/rope.h"
-#include "kernels/wide_access.h"
+#include "kernels/rope_device.h"
 
 namespace metroplex::kernels {
 namespace {
@@ -18,19 +18,7 @@ __global__ void __launch_bounds__(kThreads)
     const auto [row, b] = divided(of_samples, shape.batch);
     const int64_t angle = row * half + pack * count;
     T* low = x + row * shape.stride_s + b * shape.stride_b + head * shape.stride_head + pack * count * shape.step();
-    Elements<T, count> elements, c;
-    Elements<Wide<T>, count> across, turn;
-    elements.read(low);
-    c.read(low + shape.apart());
-    across.read(cos + angle);
-    turn.read(sin + angle);
-    for (int64_t i = 0; i < count; ++i) {
-      const Wide<T> x0 = elements.values[i], x1 = c.values[i], by = sign * turn.values[i];
-      elements.values[i] = x0 * across.values[i] - x1 * by;
-      c.values[i] = x1 * across.values[i] + x0 * by;
-    }
-    elements.write(low);
-    c.write(low + shape.apart());
+    rotate_elements<count>(static_cast<const T*>(low), low, shape.apart(), cos + angle, sin + angle, sign);
   }
 }
 

@@ -1,6 +1,7 @@
 #include <ATen/Parallel.h>
 
 #include "kernels/rope.h"
+#include "kernels/rope_rows.h"
 #include "kernels/vector_math.h"
 
 #pragma GCC optimize("O3,no-math-errno,no-trapping-math")
@@ -16,15 +17,6 @@ struct Operands {
 };
 
 template <class T>
-MPX_INLINE void turn_pairs(const Operands<T>& operands, const Wide<T>* cos, const Wide<T>* sin, T* x, int64_t pairs) {
-  for (int64_t i = 0; i < pairs; ++i) {
-    const Wide<T> wide = load(x[2 * i]), c = load(x[2 * i + 1]), turn = operands.sign * sin[i];
-    x[2 * i] = store<T>(wide * cos[i] - c * turn);
-    x[2 * i + 1] = store<T>(c * cos[i] + wide * turn);
-  }
-}
-
-template <class T>
 MPX_INLINE void rows_loop(const Operands<T>& operands, const RopeShape& shape, int64_t begin, int64_t end) {
   const int64_t half = shape.rotary / 2;
   for (int64_t row = begin; row < end; ++row) {
@@ -33,17 +25,7 @@ MPX_INLINE void rows_loop(const Operands<T>& operands, const RopeShape& shape, i
     for (int64_t b = 0; b < shape.batch; ++b) {
       for (int64_t head = 0; head < shape.heads; ++head) {
         T* const first = operands.x + row * shape.stride_s + b * shape.stride_b + head * shape.stride_head;
-        if (shape.interleaved) {
-          turn_pairs(operands, cos, sin, first, half);
-          continue;
-        }
-        T* __restrict low = first;
-        T* __restrict high = low + half;
-        for (int64_t i = 0; i < half; ++i) {
-          const Wide<T> wide = load(low[i]), c = load(high[i]), turn = operands.sign * sin[i];
-          low[i] = store<T>(wide * cos[i] - c * turn);
-          high[i] = store<T>(c * cos[i] + wide * turn);
-        }
+        rotate_head(static_cast<const T*>(first), first, cos, sin, operands.sign, half, shape.interleaved);
       }
     }
   }

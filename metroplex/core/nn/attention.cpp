@@ -189,8 +189,8 @@ SelfAttention::Projected SelfAttention::split(const at::Tensor& fused, const at:
     const Projected out{{query.defined() ? query.view({s, b, heads_.heads, d}) : grouped.select(3, 0),
                          grouped.select(3, grouped.size(3) - 2), grouped.select(3, grouped.size(3) - 1)},
                         {}};
-    if (of_queries.cos.defined()) rope_->rotate(out.q, rows, 1, Of::queries);
-    if (of_keys.cos.defined()) rope_->rotate(out.k, rows, 1, Of::keys);
+    if (of_queries.cos.defined()) rope_->rotate(out.q, of_queries, 1);
+    if (of_keys.cos.defined()) rope_->rotate(out.k, of_keys, 1);
     return out;
   }
   const auto make = [&](int64_t heads) { return at::empty({s, b, heads, d}, fused.options()); };
@@ -286,7 +286,7 @@ std::vector<at::Tensor> SelfAttention::run_core_backward(const at::Tensor& dout,
   heads.insert(heads.end(), {{gradients.k, angles_before_norm(gradients.k, rows, Of::keys)}, {gradients.v, {}}});
   const at::Tensor dfused = join_heads(target_, heads_.groups, heads);
   if (!q_) return {dfused, at::Tensor()};
-  if (of_queries.cos.defined()) rope_->rotate(gradients.q, rows, -1, Of::queries);
+  if (of_queries.cos.defined()) rope_->rotate(gradients.q, of_queries, -1);
   return {dfused, gradients.q.flatten(2)};
 }
 

@@ -100,9 +100,12 @@ RopeTable::Angles RopeTable::angles(const at::Tensor& x, const Positions& rows, 
 }
 
 void RopeTable::rotate(const at::Tensor& x, const Positions& rows, int direction, Of what) {
+  rotate(x, angles(x, rows, what), direction);
+}
+
+void RopeTable::rotate(const at::Tensor& x, const Angles& angles, int direction) const {
   MPX_ASSERT(x.dim() == 4 && x.stride(3) == 1 && x.size(3) >= spec_.dims,
              "RopeTable::rotate needs x [s, b, heads, head_dim >= ", spec_.dims, "] with a last stride of 1");
-  const Angles angles = this->angles(x, rows, what);
   if (!angles.cos.defined()) return;
   const at::NoGradGuard no_grad;
   const kernels::RopeShape shape{x.size(0),   x.size(1),   x.size(2),   spec_.dims,

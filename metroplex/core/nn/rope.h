@@ -72,8 +72,9 @@ class RopeTable {
   // Returns the angles of x [s, ...]; row i has position rows[i].
   Angles angles(const at::Tensor& x, const Positions& rows, Of what);
 
-  // Rotates x [s, b, heads, head_dim] (any strides, last one 1) in place, without autograd. direction +1: forward;
-  // -1: inverse rotation for the gradient, also scaled by the amplitude.
+  // Rotates x [s, b, heads, head_dim] (any strides, last one 1) in place, without autograd; no-op if the angles are
+  // undefined. direction +1: forward; -1: inverse rotation for the gradient, also scaled by the amplitude.
+  void rotate(const at::Tensor& x, const Angles& angles, int direction) const;
   void rotate(const at::Tensor& x, const Positions& rows, int direction, Of what = Of::keys);
 
  private:
