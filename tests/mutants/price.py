@@ -37,7 +37,6 @@ MUTANTS = [
     ("kernel_times_end_at_thousands", "forecast/step_budget_kernels.cpp", "std::erase(text, ',');", "text = text.substr(0, text.find(','));", "forecast_test KernelTimes*"),
     ("kernel_times_are_nanoseconds", "forecast/step_budget_kernels.cpp", "unit = unit_s(cells[*time], origin);", "unit_s(cells[*time], origin);", "forecast_test KernelTimes*", "stmt"),
     ("kernel_files_need_no_header", "forecast/step_budget_kernels.cpp", 'name && time, "cost", origin', 'csv.empty(), "cost", origin', "forecast_test KernelTimes*"),
-    ("permutations_are_not_filled", "kernels/permutation.cu", "  fill(plan.source, shape.num_rows, stream);\n", "", "kernels_on_host TrafficOnHost*"),
     ("stages_have_equal_families", "forecast/step_price.cpp", "if (stages.size() == 1) return {};", "if (!stages.empty()) return {};", "forecast_test TracedRun*"),
     ("batches_are_never_late", "forecast/host_traffic.cpp", "add_to_all_ranks(time, \"loader\", seconds - time.seconds);", "", "forecast_test Loader*", "stmt"),
     ("mock_data_is_read", "forecast/host_traffic.cpp", "!config.data.mock_data && machine", "machine", "forecast_test Loader*"),

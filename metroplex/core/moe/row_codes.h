@@ -1,5 +1,6 @@
 // Formats of the rows between ranks (model.moe_dispatch_fwd_dtype, moe_combine_bwd_dtype). A row is rounded by
-// itself, so the values do not depend on the layout. Rows that stay on their rank are rounded as well.
+// itself, also one that stays on its rank, so the values depend on the layout only if ranks scale gradients by a
+// factor that is no power of two.
 #pragma once
 
 #include <ATen/core/Tensor.h>
