@@ -67,19 +67,13 @@ constexpr OperatorRow kOperators[] = {
     {"stack", classes::kCopies},
     {"zeros", classes::kFills},
     {"zero", classes::kFills},
-    {"ones_like", classes::kFills},
-    {"slice_backward", classes::kFills, 2},  // zeros and a copy
     {"add", classes::kElementwise},
     {"sub", classes::kElementwise},
     {"mul", classes::kElementwise},
     {"div", classes::kElementwise},
     {"log", classes::kElementwise},
-    {"clamp_min", classes::kElementwise},
-    {"clamp_max", classes::kElementwise},
     {"sum", classes::kOther},
-    {"cumsum", classes::kOther, 2},  // initialization and scan
-    {"sort", classes::kOther},
-    {"scatter_add", classes::kOther}};
+    {"sort", classes::kOther}};
 
 // "aten::_to_copy" and "aten::add_.Tensor": "to_copy" and "add".
 std::string_view base_name(std::string_view name) {
