@@ -1,5 +1,6 @@
 #include <array>
 
+#include "kernels/column_sums.h"
 #include "kernels/dropout_norm.h"
 #include "kernels_on_host/twins.h"
 #include "support/everyday.h"
