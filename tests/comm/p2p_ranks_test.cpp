@@ -6,6 +6,7 @@
 #include <latch>
 #include <thread>
 
+#include "device/memory_meter.h"
 #include "support/forwarding_backend.h"
 #include "support/run_ranks.h"
 
@@ -194,6 +195,22 @@ TEST(BatchP2p, WhoHasNothingToSayComesToTheFirstCallToo) {
     if (ranks.index() < 2) ops.push_back({ranks.index() == 0, x, 1 - ranks.index()});
     batch_p2p(std::move(ops), group).wait();
     EXPECT_EQ(x[1].item<int64_t>(), ranks.index() == 1 ? 0 : ranks.index());
+  });
+}
+
+TEST(BatchP2p, ABufferedMessageIsNoRanksMemory) {
+  std::latch sent(1);
+  run_ranks(2, [&](const World& world) {
+    const Group& ranks = world.groups().world;
+    device::MemoryMeter meter;
+    at::Tensor x = at::full({1000}, ranks.index(), at::kLong);
+    if (ranks.index() == 1) sent.wait();
+    batch_p2p({{ranks.index() == 0, x, 1 - ranks.index()}}, ranks).wait();
+    if (ranks.index() == 0) sent.count_down();
+    EXPECT_EQ(x[1].item<int64_t>(), 0);
+    x.reset();
+    EXPECT_EQ(meter.bytes(), 0);
+    EXPECT_LT(meter.peak_bytes(), 2 * 8000);
   });
 }
 

@@ -64,6 +64,23 @@ TEST(MemoryMeter, EachThreadHasItsOwn) {
   EXPECT_EQ(meter.peak_bytes(), 0);
 }
 
+TEST(MemoryMeter, DoesNotCountWhatNoRankOwns) {
+  device::MemoryMeter meter;
+  at::Tensor held = at::empty({10}, at::kByte), message;
+  {
+    const device::UnmeteredMemory unmetered;
+    message = at::empty({1000}, at::kByte);
+  }
+  EXPECT_EQ(meter.bytes(), 10);
+  EXPECT_EQ(meter.peak_bytes(), 10);
+  {
+    const device::UnmeteredMemory unmetered;
+    message = at::Tensor();
+  }
+  held = at::Tensor();
+  EXPECT_EQ(meter.bytes(), 0);
+}
+
 TEST(MemoryMeter, SeesWhatBackwardAllocates) {
   device::MemoryMeter meter;
   at::Tensor x = at::ones({1000}, at::kFloat).requires_grad_(true);

@@ -230,6 +230,7 @@ MUTANTS = [
     ("returned_to_the_first_row", "comm/backends/owned_rows.cpp", "received_.emplace_back(numbers[i] % owned_rows, at::empty_like(in[0]));", "received_.emplace_back(0, at::empty_like(in[0]));", "comm_test OwnedRows*"),
     ("blocks_by_the_slots_divisor", "comm/backends/owned_rows.cpp", "from_ = at::div(requests, owned_rows, \"floor\")", "from_ = at::div(requests, slots, \"floor\")", "comm_test OwnedRows*"),
     ("blocks_of_empty_slots_count", "comm/backends/owned_rows.cpp", "at::where(is_local, received_.narrow(0, first, slots_), none)", "received_.narrow(0, first, slots_).mul(is_local)", "comm_test OwnedRows*"),
+    ("messages_are_the_senders_memory", "comm/backends/threads_meeting.cpp", "const device::UnmeteredMemory unmetered;  // freed by the receiver", "", "comm_test BatchP2p*", "stmt"),
     ("threads_row_by_the_slots", "comm/backends/threads_work.cpp", "const int64_t width = row_bytes(mine.out), owned_rows = mine.in.size(0);", "const int64_t width = row_bytes(mine.out), owned_rows = mine.out.size(0);", "comm_test OwnedRows*"),
     ("threads_return_of_the_own_slot", "comm/backends/threads_work.cpp", ".add_(op.all_args[requester].in[slot]);", ".add_(mine.in[slot]);", "comm_test OwnedRows*"),
     ("threads_owners_not_compared", "comm/backends/threads_work.cpp", "          std::memcmp(bytes(args.owners), bytes(first.owners), first.owners.nbytes()) != 0)", "          false)", "comm_test OwnedRows*"),

@@ -309,12 +309,10 @@ TEST(ExpertsRanks, MemoryIsPredictedToTheByteWhereShapesAreStatic) {
     config.model.moe_pad_expert_input_to_capacity = test_case.pads;
     if (std::string(test_case.grid.dispatcher) == "static_buffer") config.model.moe_expert_rank_capacity_factor = 1.5;
     config = cut(on(config, test_case.grid), test_case.grid.layout);
-    const auto ranks = static_cast<int>(test_case.grid.layout.ranks());
-    comm::run_threads(ranks, topology::RankGrid(ranks, config.parallel), {std::chrono::seconds(60), true},
-                      [&](const comm::World& world) {
-                        SCOPED_TRACE(words(test_case.grid) + test_case.yaml + base::concat(" rank ", world.rank()));
-                        expect_predicted_memory(config, kVocab, world);
-                      });
+    run_sharded(config, test_case.grid.layout, [&](const comm::World& world) {
+      SCOPED_TRACE(words(test_case.grid) + test_case.yaml + base::concat(" rank ", world.rank()));
+      expect_predicted_memory(config, kVocab, world);
+    });
   }
 }
 

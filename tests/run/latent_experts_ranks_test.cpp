@@ -206,12 +206,10 @@ TEST(LatentExperts, MemoryIsPredictedToTheByte) {
       config.model.moe_token_dispatcher_type = grid.layout.ranks() == 1 ? "local" : "static_buffer";
       if (grid.layout.ranks() > 1) config.model.moe_expert_rank_capacity_factor = 1.5;
       config = cut(config, grid.layout);
-      const auto ranks = static_cast<int>(grid.layout.ranks());
-      comm::run_threads(ranks, topology::RankGrid(ranks, config.parallel), {std::chrono::seconds(60), true},
-                        [&](const comm::World& world) {
-                          SCOPED_TRACE(words(grid) + " " + yaml + base::concat(" rank ", world.rank()));
-                          expect_predicted_memory(config, kVocab, world);
-                        });
+      run_sharded(config, grid.layout, [&](const comm::World& world) {
+        SCOPED_TRACE(words(grid) + " " + yaml + base::concat(" rank ", world.rank()));
+        expect_predicted_memory(config, kVocab, world);
+      });
     }
   }
 }

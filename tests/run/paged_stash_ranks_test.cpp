@@ -256,13 +256,10 @@ TEST(PagedStash, WholeStepsHoldWhatTheirTraceSays) {
            {", moe_paged_stash: true, moe_paged_stash_page_size: 4, moe_paged_stash_buffer_size_factor_cuda: 2",
             ", moe_paged_stash: true, moe_paged_stash_page_size: 4, moe_paged_stash_buffer_size_factor_cpu: 1"}) {
         const config::Config config = measured(layout, type, more);
-        const auto ranks = static_cast<int>(layout.ranks());
-        // Sends that complete on receipt are not copied, so that a rank's meter counts the rank's own memory.
-        comm::run_threads(ranks, topology::RankGrid(ranks, config.parallel), {std::chrono::seconds(60), true},
-                          [&](const comm::World& world) {
-                            SCOPED_TRACE(base::concat("pp ", layout.pp, " ", type, more, " rank ", world.rank()));
-                            expect_predicted_memory(config, kVocab, world);
-                          });
+        run_sharded(config, layout, [&](const comm::World& world) {
+          SCOPED_TRACE(base::concat("pp ", layout.pp, " ", type, more, " rank ", world.rank()));
+          expect_predicted_memory(config, kVocab, world);
+        });
       }
     }
   }

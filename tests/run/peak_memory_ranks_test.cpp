@@ -15,13 +15,10 @@ TEST(PeakMemoryRanks, EverySegmentAndTheWholeStepHoldWhatTheTraceSays) {
   for (const MemoryCase& test_case : peak_cases()) {
     SCOPED_TRACE(test_case.name);
     const config::Config config = peak_config(test_case);
-    const auto ranks = static_cast<int>(test_case.cut.ranks());
-    // Sends that complete on receipt are not copied, so that a rank's meter counts the rank's own memory.
-    comm::run_threads(ranks, topology::RankGrid(ranks, config.parallel), {std::chrono::seconds(60), true},
-                      [&](const comm::World& world) {
-                        SCOPED_TRACE(test_case.name + " rank " + std::to_string(world.rank()));
-                        expect_predicted_memory(config, test_case.vocab, world);
-                      });
+    run_sharded(config, test_case.cut, [&](const comm::World& world) {
+      SCOPED_TRACE(test_case.name + " rank " + std::to_string(world.rank()));
+      expect_predicted_memory(config, test_case.vocab, world);
+    });
   }
 }
 
@@ -79,17 +76,16 @@ TEST(MemoryInTurns, IsAtMostAsPredicted) {
         settings);
     config::check(config, 4);
     config = config::resolved(config, 4);
-    comm::run_threads(4, topology::RankGrid(4, config.parallel), {std::chrono::seconds(60), true},
-                      [&](const comm::World& world) {
-                        device::MemoryMeter meter;
-                        const auto assembly = step::assemble(config, world, 64);
-                        MemoryWatch watch(*assembly, meter);
-                        train_watched(*assembly, watch);
-                        const int64_t predicted =
-                            forecast::step_bytes(forecast::predict_memory({config, world.size(), world.rank(), 64}));
-                        EXPECT_LE(watch.most(), predicted + kScalars);
-                        EXPECT_GE(2 * watch.most(), predicted - kScalars);
-                      });
+    run_sharded(config, {.dp = 4}, [&](const comm::World& world) {
+      device::MemoryMeter meter;
+      const auto assembly = step::assemble(config, world, 64);
+      MemoryWatch watch(*assembly, meter);
+      train_watched(*assembly, watch);
+      const int64_t predicted =
+          forecast::step_bytes(forecast::predict_memory({config, world.size(), world.rank(), 64}));
+      EXPECT_LE(watch.most(), predicted + kScalars);
+      EXPECT_GE(2 * watch.most(), predicted - kScalars);
+    });
   }
 }
 
@@ -132,44 +128,40 @@ struct StepCounts {
 // replace those of training.
 void expect_predicted_graphs(const config::Config& config, const TestLayout& layout, StepCounts counts = {}) {
   const WithoutOneDnn without;
-  const auto ranks = static_cast<int>(layout.ranks());
-  // Sends complete on receipt and are not copied, so that a rank's meter counts the rank's own memory.
-  comm::run_threads(
-      ranks, topology::RankGrid(ranks, config.parallel), {std::chrono::seconds(60), true},
-      [&](const comm::World& world) {
-        SCOPED_TRACE(testing::Message() << "rank " << world.rank() << " pp " << layout.pp << " vpp " << layout.vpp
-                                        << " tp " << layout.tp << " " << config.train.cuda_graph_impl.text() << " "
-                                        << join_modules(config.train.cuda_graph_modules) << config.model.family << " "
-                                        << config.precision.params_dtype);
-        device::MemoryMeter meter;
-        const auto assembly = step::assemble(config, world, kVocab);
-        MemoryWatch watch(*assembly, meter);
-        int64_t most = 0;  // of a step, without the evaluation after it
-        for (int64_t step = 0; step <= kWarmup + 1; ++step) {
-          auto batches = batches_of_run(*assembly, step, counts.trained);
-          watch.begin();
-          step::train_step(*assembly, {batches, step + 1, step * config.train.global_batch_size, false, {}});
-          watch.end();
-          most = watch.most();
-          for (nn::Microbatch& batch : batches) batch.training = false;
-          if (counts.evaluated > 0) batches.resize(static_cast<size_t>(counts.evaluated), batches[0]);
-          step::evaluate_step(*assembly, batches);
-        }
-        forecast::RankRequest request{config, world.size(), world.rank(), kVocab, counts.trained};
-        const replay::MemoryPrediction want = forecast::predict_memory(request);
-        request.eager = true;
-        const replay::MemoryPrediction eager = forecast::predict_memory(request);
-        const step::PartialGraphs::Sizes sizes = assembly->graphs.partial->sizes();
-        EXPECT_EQ(sizes.training.static_inputs + sizes.training.gradients + sizes.evaluation.static_inputs,
-                  want.use.graphs - want.graph_pools);
-        const int64_t peak = sizes.training.pools.peak + sizes.evaluation.pools.peak,
-                      reserved = sizes.training.pools.reserved + sizes.evaluation.pools.reserved;
-        EXPECT_EQ(peak, want.graph_pools);
-        EXPECT_LE(static_cast<double>(reserved), 1.25 * static_cast<double>(peak) + 4096) << "fragmentation";
-        EXPECT_GE(want.peak, eager.peak);
-        if (layout.dp > 1 || layout.tp > 1 || counts.evaluated > 0 || want.peak == eager.peak) return;
-        EXPECT_NEAR(most, forecast::step_bytes(want), 128) << "a tensor of activations has 256 bytes at least";
-      });
+  run_sharded(config, layout, [&](const comm::World& world) {
+    SCOPED_TRACE(testing::Message() << "rank " << world.rank() << " pp " << layout.pp << " vpp " << layout.vpp
+                                    << " tp " << layout.tp << " " << config.train.cuda_graph_impl.text() << " "
+                                    << join_modules(config.train.cuda_graph_modules) << config.model.family << " "
+                                    << config.precision.params_dtype);
+    device::MemoryMeter meter;
+    const auto assembly = step::assemble(config, world, kVocab);
+    MemoryWatch watch(*assembly, meter);
+    int64_t most = 0;  // of a step, without the evaluation after it
+    for (int64_t step = 0; step <= kWarmup + 1; ++step) {
+      auto batches = batches_of_run(*assembly, step, counts.trained);
+      watch.begin();
+      step::train_step(*assembly, {batches, step + 1, step * config.train.global_batch_size, false, {}});
+      watch.end();
+      most = watch.most();
+      for (nn::Microbatch& batch : batches) batch.training = false;
+      if (counts.evaluated > 0) batches.resize(static_cast<size_t>(counts.evaluated), batches[0]);
+      step::evaluate_step(*assembly, batches);
+    }
+    forecast::RankRequest request{config, world.size(), world.rank(), kVocab, counts.trained};
+    const replay::MemoryPrediction want = forecast::predict_memory(request);
+    request.eager = true;
+    const replay::MemoryPrediction eager = forecast::predict_memory(request);
+    const step::PartialGraphs::Sizes sizes = assembly->graphs.partial->sizes();
+    EXPECT_EQ(sizes.training.static_inputs + sizes.training.gradients + sizes.evaluation.static_inputs,
+              want.use.graphs - want.graph_pools);
+    const int64_t peak = sizes.training.pools.peak + sizes.evaluation.pools.peak,
+                  reserved = sizes.training.pools.reserved + sizes.evaluation.pools.reserved;
+    EXPECT_EQ(peak, want.graph_pools);
+    EXPECT_LE(static_cast<double>(reserved), 1.25 * static_cast<double>(peak) + 4096) << "fragmentation";
+    EXPECT_GE(want.peak, eager.peak);
+    if (layout.dp > 1 || layout.tp > 1 || counts.evaluated > 0 || want.peak == eager.peak) return;
+    EXPECT_NEAR(most, forecast::step_bytes(want), 128) << "a tensor of activations has 256 bytes at least";
+  });
 }
 
 TEST(GraphMemoryRanks, HoldsWhatIsPredicted) {

@@ -146,18 +146,15 @@ TEST(StepGraphs, ThePoolHoldsWhatIsPredicted) {
     const config::Config config = with_graphs(test::peak_config(test_case));
     if (config.memory.offload_activations == config::Offload::file) continue;
     ++compared;
-    const auto ranks = static_cast<int>(test_case.cut.ranks());
-    comm::run_threads(
-        ranks, topology::RankGrid(ranks, config.parallel), {std::chrono::seconds(60), true},
-        [&](const comm::World& world) {
-          SCOPED_TRACE(test_case.name + " rank " + std::to_string(world.rank()));
-          const auto assembly = step::assemble(config, world, test_case.vocab);
-          for (int64_t step = 0; step < 4; ++step) test::step_at(*assembly, step);
-          const auto want = forecast::predict_memory({config, world.size(), world.rank(), test_case.vocab});
-          const graph::GraphPool::Bytes pool = assembly->graphs.step->sizes().pool;
-          EXPECT_NEAR(pool.peak, forecast::step_bytes(want), test::kScalars);
-          EXPECT_GE(pool.reserved, pool.peak);
-        });
+    run_sharded(config, test_case.cut, [&](const comm::World& world) {
+      SCOPED_TRACE(test_case.name + " rank " + std::to_string(world.rank()));
+      const auto assembly = step::assemble(config, world, test_case.vocab);
+      for (int64_t step = 0; step < 4; ++step) test::step_at(*assembly, step);
+      const auto want = forecast::predict_memory({config, world.size(), world.rank(), test_case.vocab});
+      const graph::GraphPool::Bytes pool = assembly->graphs.step->sizes().pool;
+      EXPECT_NEAR(pool.peak, forecast::step_bytes(want), test::kScalars);
+      EXPECT_GE(pool.reserved, pool.peak);
+    });
   }
   EXPECT_EQ(compared, 93);
 }

@@ -77,9 +77,7 @@ inline config::Config cut(config::Config config, const TestLayout& layout) {
 
 inline void run_sharded(const config::Config& config, const TestLayout& layout, const comm::RankBody& body) {
   const auto ranks = static_cast<int>(layout.ranks());
-  comm::ThreadsOptions options{std::chrono::seconds(60)};
-  options.rendezvous = config.parallel.cp() > 1;  // a ring's sends make no copies, which another thread would free
-  comm::run_threads(ranks, topology::RankGrid(ranks, config.parallel), options, body);
+  comm::run_threads(ranks, topology::RankGrid(ranks, config.parallel), {std::chrono::seconds(60)}, body);
 }
 
 // Some positions are masked, a different number in every sample.

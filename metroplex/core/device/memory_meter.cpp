@@ -46,4 +46,20 @@ int64_t MemoryMeter::bytes() const { return counter_->bytes.load(); }
 int64_t MemoryMeter::peak_bytes() const { return counter_->peak.load(); }
 void MemoryMeter::reset_peak() { counter_->peak.store(counter_->bytes.load()); }
 
+namespace {
+
+struct NoMeter final : c10::MemoryReportingInfoBase {
+  void reportMemoryUsage(void*, int64_t, size_t, size_t, c10::Device) override {}
+  bool memoryProfilingEnabled() const override { return false; }
+};
+
+}  // namespace
+
+struct UnmeteredMemory::Guard {
+  c10::DebugInfoGuard guard{c10::DebugInfoKind::PROFILER_STATE, std::make_shared<NoMeter>()};
+};
+
+UnmeteredMemory::UnmeteredMemory() : guard_(std::make_unique<Guard>()) {}
+UnmeteredMemory::~UnmeteredMemory() = default;
+
 }  // namespace metroplex::device

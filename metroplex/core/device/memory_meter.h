@@ -30,6 +30,20 @@ class MemoryMeter {
   std::unique_ptr<Guard> guard_;
 };
 
+// Memory that no rank owns, such as a message on its way. Until destroyed, no meter of the calling thread counts what
+// the thread allocates and frees.
+class UnmeteredMemory {
+ public:
+  UnmeteredMemory();
+  ~UnmeteredMemory();
+  UnmeteredMemory(const UnmeteredMemory&) = delete;
+  UnmeteredMemory& operator=(const UnmeteredMemory&) = delete;
+
+ private:
+  struct Guard;
+  std::unique_ptr<Guard> guard_;
+};
+
 // Bytes of tensors on the meta device: the allocations and frees of a real device for the calling thread, with exact
 // sizes and in the same order. No memory is allocated.
 

@@ -80,7 +80,7 @@ void count_params(MicrobatchCosts& costs, const replay::StepTrace& trace) {
     const auto elements = static_cast<double>(param.numel());
     const size_t at = param.name.find(prefix);
     if (at == std::string::npos) {
-      costs.ends_params += elements;
+      (param.name.starts_with("embedding.") ? costs.embedding_params : costs.head_params) += elements;
       continue;
     }
     LayerCosts& layer = costs.layers.at(std::stoul(param.name.substr(at + prefix.size())));

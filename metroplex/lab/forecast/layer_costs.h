@@ -22,8 +22,9 @@ struct LayerCosts {
 
 struct MicrobatchCosts {
   std::vector<LayerCosts> layers;  // by form
-  double ends_s = 0;               // embedding, head and loss
-  double ends_params = 0;          // elements of embedding and head
+  double ends_s = 0;               // embedding, head, multi-token prediction and loss
+  double embedding_params = 0;     // elements
+  double head_params = 0;          // elements of the head and of multi-token prediction
   double border = 0;               // bytes between stages
 };
 

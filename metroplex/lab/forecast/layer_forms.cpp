@@ -68,7 +68,6 @@ std::string pattern(const std::vector<LayerForm>& forms, bool LayerForm::*proper
 void set_layers(config::Config& config, const std::vector<LayerForm>& forms) {
   config::Model& model = config.model;
   model.num_layers = std::ssize(forms);
-  model.mtp_num_layers = 0;
   if (!model.hybrid_layer_pattern.empty()) {
     model.hybrid_layer_pattern.clear();
     for (const LayerForm& form : forms) model.hybrid_layer_pattern += form.symbol;

@@ -16,7 +16,7 @@ struct LayerForms {
 };
 
 // Layers differ by sublayers, attention window, rotary positions, and precision.first_last_layers_bf16. Entries of
-// precision.recipe_pattern that name layers by number are not considered. Multi-token prediction is left out.
+// precision.recipe_pattern that name layers by number are not considered.
 LayerForms find_layer_forms(const config::Config& config);
 
 }  // namespace metroplex::forecast

@@ -28,11 +28,14 @@ struct LayoutEstimator::Run {
 
   bool sharded() const { return layout.sharding != config::ShardingStrategy::no_shard; }
   bool splits_backward() const { return config::splits_backward(layout.schedule); }
-  // Elements on a rank.
-  double params(const LayerCosts& layers) const { return layers.params + costs.ends_params / (pp > 1 ? 2 : 1); }
+  // Dense elements on a rank in the mean, and on the first rank.
+  double mean_params() const { return mean.params + (costs.embedding_params + costs.head_params) / (pp > 1 ? 2 : 1); }
+  double first_params(const LayerCosts& layers) const {
+    return layers.params + costs.embedding_params + (pp > 1 ? 0 : costs.head_params);
+  }
   // Elements that a rank updates.
   double updated() const {
-    return params(mean) / (sharded() ? shards : 1) + mean.expert_params / (sharded() ? expert_shards : 1);
+    return mean_params() / (sharded() ? shards : 1) + mean.expert_params / (sharded() ? expert_shards : 1);
   }
 };
 
@@ -71,6 +74,11 @@ double state_bytes(const config::Config& config) {
 
 // If only some parameters are trained, the estimate contains no gradients and state.
 bool trains_all(const config::Config& config) { return !config.peft.lora() && config.train.trainable.empty(); }
+
+// Time of reading and writing `bytes` at 0.8 of the memory's rate.
+double memory_s(const price::Machine& machine, double bytes) {
+  return machine.memory_bytes_per_s > 0 ? bytes / (0.8 * machine.memory_bytes_per_s) : 0;
+}
 
 // Device memory of a parameter, its gradient and its optimizer state.
 double bytes_per_param(const config::Config& config, double shards) {
@@ -181,8 +189,12 @@ LayoutEstimator::Run LayoutEstimator::describe(const Layout& layout) {
   Counts all(forms_.count());
   for (const size_t form : forms_.of_layer) ++all[form];
   run.mean = sum_layers(run.costs, scale(all, 1 / run.pp));
+  const double later = trains_all(run.config) ? 1 - 1 / run.microbatches : 0;
   for (size_t rank = 0; rank < stages.ranks.size(); ++rank) {
-    const double seconds = sum_layers(run.costs, sum_chunks(stages.ranks[rank])).seconds();
+    const LayerCosts layers = sum_layers(run.costs, sum_chunks(stages.ranks[rank]));
+    // The costs are those of a first microbatch. Later ones also read the earlier gradients of experts.
+    const double earlier = gradient_bytes(run.config) * layers.expert_params;
+    const double seconds = layers.seconds() + later * memory_s(request_.machine, earlier);
     run.slowest_s = std::max(run.slowest_s, seconds);
     if (rank == stages.last) run.last_s = seconds + run.costs.ends_s;
   }
@@ -195,13 +207,17 @@ LayoutEstimator::Run LayoutEstimator::describe(const Layout& layout) {
   return run;
 }
 
-// The slowest stage works without pause; the first and last microbatches pass the other stages.
+// The slowest stage works without pause; the first and last microbatches pass the other stages. With one chunk per
+// rank, the first stage runs pp forwards before the first backward: pp microbatches take at least one round trip. If
+// the backward is split, gradients of weights need not be part of it.
 double LayoutEstimator::pipeline_s(const Run& run) const {
   const double bubble = (run.pp - 1) * run.mean.seconds() / (run.splits_backward() ? 3 : run.vpp);
   const int64_t stride = request_.run.world_size / run.layout.pp;
   const double messages =
       run.pp > 1 ? 2 * (run.pp - 1) * request_.machine.cluster.between(0, stride).seconds(run.costs.border) : 0;
-  return run.microbatches * std::max(run.slowest_s, run.last_s) + bubble + messages;
+  const double layers = run.pp * run.mean.seconds() + run.costs.ends_s;
+  const double round_trip = run.vpp > 1 ? 0 : messages + layers * (run.splits_backward() ? 2.0 / 3 : 1);
+  return run.microbatches * std::max({run.slowest_s, run.last_s, round_trip / run.pp}) + bubble + messages;
 }
 
 // A collective over all gradients or parameters of a rank. Dense and expert parameters use the same links.
@@ -213,7 +229,7 @@ price::CollectiveCost LayoutEstimator::traffic(const Run& run, const char* opera
     sum.latency_s = std::max(sum.latency_s, cost.latency_s);
   };
   const Layout& layout = run.layout;
-  add_group(run.shards, layout.tp, run.params(run.mean));
+  add_group(run.shards, layout.tp, run.mean_params());
   if (run.mean.expert_params > 0) add_group(run.expert_shards, layout.ep * layout.etp, run.mean.expert_params);
   return sum;
 }
@@ -241,8 +257,7 @@ double LayoutEstimator::exposed_traffic_s(const Run& run) {
 }
 
 double LayoutEstimator::update_s(const Run& run) const {
-  const double rate = request_.machine.memory_bytes_per_s;
-  const double update = rate > 0 ? run.updated() * 30 / (0.8 * rate) : 0;
+  const double update = memory_s(request_.machine, 30 * run.updated());
   const double activations = run.layout.offloads_activations ? run.microbatches * run.mean.activations : 0,
                state = run.layout.offloads_optimizer ? run.updated() * state_bytes(run.config) : 0;
   const HostSeconds host = host_seconds(request_.machine, activations, state, run.microbatches * run.mean.forward_s,
@@ -263,7 +278,7 @@ double LayoutEstimator::bytes(const Run& run) {
                             ? 0
                             : run.vpp * sum_layers(costs(stores), run.smallest_chunk).activations;
   const double count = std::max(1.0, std::accumulate(run.first_counts.begin(), run.first_counts.end(), 0.0));
-  const Params stage{run.params(first), first.expert_params},
+  const Params stage{run.first_params(first), first.expert_params},
       layer{first.params / count, first.expert_params / count};
   return stage.dense * bytes_per_param(run.config, run.shards) +
          stage.experts * bytes_per_param(run.config, run.expert_shards) +

@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "base/error.h"
+#include "device/memory_meter.h"
 
 namespace metroplex::comm {
 namespace {
@@ -163,7 +164,10 @@ std::shared_ptr<Message> Meeting::post(int index, const P2pOp& op) {
   };
   meet(/*post_it=*/false);
   if (!other) {
-    if (buffered) mine->tensor = op.tensor.clone();
+    if (buffered) {
+      const device::UnmeteredMemory unmetered;  // freed by the receiver
+      mine->tensor = op.tensor.clone();
+    }
     mine->ready.record(mine->tensor);
     meet(/*post_it=*/true);
   }
@@ -177,8 +181,11 @@ std::shared_ptr<Message> Meeting::post(int index, const P2pOp& op) {
   other->ready.block(op.tensor);
   copy_flat(to.tensor, from.tensor);
   other->finished.record(op.tensor);
-  other->tensor
-      .reset();  // released before its rank continues, so that the rank's memory use does not depend on scheduling
+  {
+    // Released before its rank continues, so that the rank's memory use does not depend on scheduling.
+    const device::UnmeteredMemory unmetered;
+    other->tensor.reset();
+  }
   other->done = true;
   if (num_sleeping_ > 0) wake();
   return nullptr;

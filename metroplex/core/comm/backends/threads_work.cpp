@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "comm/backends/reduce.h"
+#include "device/memory_meter.h"
 
 namespace metroplex::comm {
 namespace {
@@ -318,6 +319,7 @@ void run_chunk(Collective& op, int64_t chunk) {
   const at::Tensor& mine = op.all_args[0].in;
   for (const RankArgs& args : op.all_args) args.ready.block(mine);
   const at::NoGradGuard no_grad;
+  const device::UnmeteredMemory unmetered;
   run_on_device(op);
   op.finished.record(mine);
 }
