@@ -182,7 +182,7 @@ std::shared_ptr<Message> Meeting::post(int index, const P2pOp& op) {
   copy_flat(to.tensor, from.tensor);
   other->finished.record(op.tensor);
   {
-    // Released before its rank continues, so that the rank's memory use does not depend on scheduling.
+    // The tensor is freed before its rank continues, so that the rank's memory use does not depend on scheduling.
     const device::UnmeteredMemory unmetered;
     other->tensor.reset();
   }
