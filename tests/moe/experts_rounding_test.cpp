@@ -1,0 +1,232 @@
+// The products of experts in low precision against their definition, expert by expert in float64. The experts have
+// uneven numbers of rows; one has none, and no number is a multiple of a block.
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <limits>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "moe/experts.h"
+#include "nn/tools.h"
+#include "nn/wide.h"
+
+namespace metroplex::experts_rounding_test {
+namespace {
+
+using nn::Operand;
+using nn::SumOver;
+
+constexpr int64_t kHidden = 160, kWidth = 144;
+const std::vector<int64_t> kRows = {37, 0, 150, 1, 20};
+constexpr int64_t kValid = 208, kPadding = 9;
+
+struct Recipe {
+  std::string name;
+  bool hybrid = false;
+};
+
+config::Precision precision_keys(const Recipe& recipe) {
+  config::Precision precision;
+  if (recipe.name == "nvfp4") {
+    precision.fp4_format = config::Fp4Format::e2m1;
+    precision.fp4_stochastic_rounding = false;
+    return precision;
+  }
+  precision.fp8_format = recipe.hybrid ? config::Fp8Format::hybrid : config::Fp8Format::e4m3;
+  precision.fp8_recipe = config::Choice<config::Fp8Recipe>(recipe.name);
+  return precision;
+}
+
+// A floating-point format: its largest value, its smallest normal exponent, its number of fraction bits.
+struct Format {
+  double largest, least_exponent, fraction_bits;
+};
+constexpr Format kE4m3{448, -6, 3}, kE5m2{57344, -14, 2}, kE2m1{6, 0, 1};
+
+// Rounds to nearest even and saturates.
+at::Tensor round_to(const Format& format, const at::Tensor& x) {
+  const at::Tensor exponent = at::floor(at::log2(x.abs().clamp_min(1e-300))).clamp_min(format.least_exponent),
+                   step = at::exp2(exponent - format.fraction_bits);
+  return (at::round(x / step) * step).clamp(-format.largest, format.largest);
+}
+
+// The factors that the codes of blocks are multiplied by. `magnitudes`: of the blocks; `of_group`: of all their
+// values.
+at::Tensor decode_factors(const Recipe& recipe, const Format& format, const at::Tensor& magnitudes, double of_group) {
+  if (recipe.name == "nvfp4") {
+    const double group = kE4m3.largest * format.largest / of_group;
+    return round_to(kE4m3, magnitudes / format.largest * group) / group;
+  }
+  const at::Tensor factors = magnitudes / format.largest;
+  return recipe.name == "blockwise" || recipe.name == "mxfp8" ? at::exp2(at::ceil(at::log2(factors))) : factors;
+}
+
+// x [rows, columns] -> [row blocks, rows of a block, column blocks, columns of a block], with zeros at the ends.
+at::Tensor split_blocks(const at::Tensor& x, int64_t height, int64_t width) {
+  const int64_t rows = (x.size(0) + height - 1) / height, columns = (x.size(1) + width - 1) / width;
+  at::Tensor out = at::zeros({rows * height, columns * width}, at::kDouble);
+  out.narrow(0, 0, x.size(0)).narrow(1, 0, x.size(1)).copy_(x);
+  return out.view({rows, height, columns, width});
+}
+
+// H diag(signs) / 4 of kernels::rotate_rows, for whole blocks of 16 rows.
+at::Tensor rotate(const at::Tensor& x) {
+  constexpr int64_t kSize = kernels::kHadamardRows;
+  at::Tensor matrix = at::empty({kSize, kSize}, at::kDouble), out = x.clone();
+  for (unsigned i = 0; i < kSize; ++i)
+    for (unsigned j = 0; j < kSize; ++j)
+      matrix[i][j] = kernels::hadamard_factor(j) * (std::popcount(i & j) % 2 == 0 ? 1 : -1);
+  for (int64_t row = 0; row + kSize <= x.size(0); row += kSize)
+    out.narrow(0, row, kSize).copy_(matrix.mm(x.narrow(0, row, kSize)));
+  return out;
+}
+
+// The rows, or the weight, of one expert as an operand. `delayed`: the magnitude of earlier steps.
+struct Rounding {
+  Recipe recipe;
+  double delayed;
+  at::ScalarType type;
+
+  at::Tensor operator()(const at::Tensor& given, Operand operand, SumOver sum) const {
+    if (given.numel() == 0 || recipe.name == "none") return given;
+    const bool fp4 = recipe.name == "nvfp4", weight = operand == Operand::weight;
+    const Format format = fp4 ? kE2m1 : recipe.hybrid && operand == Operand::gradient ? kE5m2 : kE4m3;
+    const at::Tensor x = fp4 && !weight && sum == SumOver::rows ? rotate(given).to(type).to(at::kDouble) : given;
+    const int64_t size = fp4                          ? 16
+                         : recipe.name == "mxfp8"     ? 32
+                         : recipe.name == "blockwise" ? 128
+                                                      : std::max(x.size(0), x.size(1));
+    const bool square = size > 128 || (weight && size != 32);
+    const at::Tensor blocks =
+        split_blocks(x, square || sum == SumOver::rows ? size : 1, square || sum == SumOver::columns ? size : 1);
+    const at::Tensor magnitudes = blocks.abs().amax({1, 3}, true);
+    const at::Tensor decode =
+        decode_factors(recipe, format, recipe.name == "delayed" ? at::full_like(magnitudes, delayed) : magnitudes,
+                       x.abs().max().item<double>());
+    const at::Tensor rounded = at::where(decode.eq(0), 0, round_to(format, blocks / decode) * decode);
+    return rounded.reshape({blocks.size(0) * blocks.size(1), -1}).narrow(0, 0, x.size(0)).narrow(1, 0, x.size(1));
+  }
+};
+
+struct Input {
+  at::Tensor x, probs, dy;
+};
+
+Input make_input(at::ScalarType type) {
+  const int64_t all = kValid + kPadding;
+  Input in{test::sample({all, kHidden}, 1, type), test::sample({all}, 2, nn::acc_type(type)).abs(),
+           test::sample({all, kHidden}, 3, type)};
+  for (const at::Tensor& x : {in.x, in.probs, in.dy})
+    x.narrow(0, kValid, kPadding).fill_(std::numeric_limits<double>::quiet_NaN());
+  return in;
+}
+
+// A magnitude in the middle of the operands' values, so that some saturate.
+constexpr double kDelayed = 0.75;
+
+using Results = std::map<std::string, at::Tensor>;
+
+Results run_layer(const Recipe& recipe, at::ScalarType type, bool grouped, const Input& in, Results& weights) {
+  config::Model model;
+  model.num_moe_experts = static_cast<int64_t>(kRows.size());
+  model.hidden_size = kHidden, model.moe_ffn_hidden_size = kWidth;
+  model.gated_linear_unit = true, model.activation = config::Activation::silu, model.add_bias_linear = false;
+  model.moe_grouped_gemm = grouped;
+  nn::LayerContext context = test::layer_context({}, false, type);
+  context.precision = precision_keys(recipe);
+  moe::Experts experts("e", model, context, {});
+  std::vector<nn::Param*> params;
+  experts.collect_params(params);
+  test::give_main_grad(params);
+  for (nn::Param* param : params) {
+    param->data.copy_(test::sample(param->local_shape, 5, type));
+    if (param->operand_history) param->operand_history->data.select(0, 0).fill_(kDelayed);
+    weights[param->name] = param->data.to(at::kDouble);
+  }
+  const at::Tensor x = in.x.clone().requires_grad_(), probs = in.probs.clone().requires_grad_();
+  const at::Tensor y = experts.forward({x, probs, at::tensor(kRows, at::kLong)});
+  torch::autograd::backward({y}, {in.dy});
+  Results results{{"y", y.detach().narrow(0, 0, kValid)},
+                  {"dx", x.grad().narrow(0, 0, kValid)},
+                  {"dprobs", probs.grad().narrow(0, 0, kValid)}};
+  for (const nn::Param* param : params) results[param->name] = param->main_grad;
+  return results;
+}
+
+// The definition: each product has rounded operands, and a result of `type`.
+Results define(const Recipe& recipe, at::ScalarType type, const Input& in, const Results& weights) {
+  const Rounding round{recipe, kDelayed, type};
+  const auto store = [&](const at::Tensor& x) { return x.to(type).to(at::kDouble); };
+  std::map<std::string, std::vector<at::Tensor>> all;
+  int64_t first = 0;
+  for (size_t expert = 0; expert < kRows.size(); ++expert) {
+    const auto rows = [&](const at::Tensor& of) { return of.narrow(0, first, kRows[expert]).to(at::kDouble); };
+    const auto weight = [&](const char* name) { return weights.at(name).select(0, static_cast<int64_t>(expert)); };
+    const at::Tensor x = rows(in.x), dy = rows(in.dy), fc1 = weight("e.linear_fc1.weight"),
+                     fc2 = weight("e.linear_fc2.weight");
+    const at::Tensor probs = rows(in.probs).unsqueeze(1).requires_grad_();
+    const at::Tensor inner =
+        store(round(x, Operand::input, SumOver::columns).mm(round(fc1, Operand::weight, SumOver::columns).t()))
+            .requires_grad_();
+    const std::vector<at::Tensor> halves = inner.chunk(2, 1);
+    const at::Tensor activated = at::silu(halves[0]) * halves[1] * probs, act = store(activated.detach());
+    all["y"].push_back(
+        round(act, Operand::input, SumOver::columns).mm(round(fc2, Operand::weight, SumOver::columns).t()));
+    torch::autograd::backward(
+        {activated},
+        {store(round(dy, Operand::gradient, SumOver::columns).mm(round(fc2, Operand::weight, SumOver::rows)))});
+    const at::Tensor dinner = store(inner.grad());
+    all["dprobs"].push_back(probs.grad().squeeze(1));
+    all["dx"].push_back(
+        round(dinner, Operand::gradient, SumOver::columns).mm(round(fc1, Operand::weight, SumOver::rows)));
+    all["e.linear_fc1.weight"].push_back(
+        round(dinner, Operand::gradient, SumOver::rows).t().mm(round(x, Operand::input, SumOver::rows)).unsqueeze(0));
+    all["e.linear_fc2.weight"].push_back(
+        round(dy, Operand::gradient, SumOver::rows).t().mm(round(act, Operand::input, SumOver::rows)).unsqueeze(0));
+    first += kRows[expert];
+  }
+  Results results;
+  for (const auto& [name, parts] : all) results[name] = at::cat(parts);
+  return results;
+}
+
+// float64: sums of at most 320 products in another order, 1e-13 of their size. A value next to a tie becomes another
+// code with probability 1e-9 (run/low_precision_ranks_test.cpp). bf16: results round once more, by at most 2^-9 in
+// the norm, and one in 2^8 intermediate values is rounded to the other neighbor. The rounding itself changes the
+// results by 2^-7 or more.
+double bound(at::ScalarType type) { return type == at::kDouble ? 1e-11 : 0x1p-8; }
+
+void expect_definition(const Recipe& recipe, at::ScalarType type) {
+  const Input in = make_input(type);
+  for (const bool grouped : {true, false}) {
+    SCOPED_TRACE(testing::Message() << recipe.name << " " << recipe.hybrid << at::toString(type) << grouped);
+    Results weights;
+    const Results got = run_layer(recipe, type, grouped, in, weights);
+    const Results plain = define({"none"}, type, in, weights);
+    for (const auto& [name, expected] : define(recipe, type, in, weights)) {
+      const double size = expected.norm().item<double>();
+      EXPECT_LT((got.at(name).to(at::kDouble) - expected).norm().item<double>(), bound(type) * size) << name;
+      EXPECT_GT((plain.at(name) - expected).norm().item<double>(), 0x1p-7 * size) << name;
+    }
+  }
+}
+
+TEST(ExpertsRounding, EqualsTheDefinition) {
+  for (const Recipe& recipe : {Recipe{"delayed", true}, {"tensorwise", true}, {"blockwise"}, {"mxfp8"}, {"nvfp4"}})
+    expect_definition(recipe, at::kDouble);
+}
+
+// Without nvfp4: its factors are products in fp32, so bf16 values that are ties with exact factors are not.
+TEST(ExpertsRounding, EqualsTheDefinitionInBf16) {
+  for (const Recipe& recipe : {Recipe{"delayed", true}, {"tensorwise", true}, {"blockwise", true}, {"mxfp8"}})
+    expect_definition(recipe, at::kBFloat16);
+}
+
+}  // namespace
+}  // namespace metroplex::experts_rounding_test
