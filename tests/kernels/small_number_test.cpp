@@ -307,11 +307,42 @@ TEST(EncodeValues, CodesAreThoseOfTorch) {
       const RoundShape shape{60, 7, 1, 0, 0, number, BlockFactor::fp32};
       std::vector<uint8_t> codes(x.numel());
       float decode = -1;
-      encode_values(codes.data(), &decode, x.const_data_ptr<float>(), &magnitude, shape);
+      encode_values(codes.data(), &decode, x.const_data_ptr<float>(), &magnitude, nullptr, shape);
       const float largest = small_form(number).largest, encode = magnitude > 0 ? largest / magnitude : 1;
       EXPECT_EQ(decode, 1 / encode);
       const at::Tensor want = x.mul(encode).clamp(-largest, largest).to(type).view(at::kByte).contiguous();
       for (size_t i = 0; i < codes.size(); ++i) ASSERT_EQ(codes[i], want.const_data_ptr<uint8_t>()[i]) << given[i];
+    }
+  }
+}
+
+// code * factor is the value of round_blocks: blocks of one group, the last ones smaller, and groups with own
+// factors.
+TEST(EncodeValues, BlocksHaveTheRoundedValues) {
+  constexpr int64_t kRows = 20, kColumns = 37;
+  const std::vector<double> given = random_values(kRows * kColumns);
+  const std::vector<float> x(given.begin(), given.end());
+  const std::vector<int64_t> counts = {7, 0, 9};
+  for (const auto& [rows, columns] : {std::pair<int64_t, int64_t>{0, 0}, {1, 16}, {16, 1}, {16, 16}}) {
+    const bool groups = rows == 0;
+    const RoundShape shape{kRows,
+                           kColumns,
+                           groups ? 3 : 1,
+                           rows,
+                           columns,
+                           SmallNumber::e4m3,
+                           groups ? BlockFactor::fp32 : BlockFactor::power_of_two};
+    std::vector<float> magnitudes(3), decode(kRows * kColumns), rounded(x.size(), -1);
+    std::vector<uint8_t> codes(x.size());
+    const int64_t* const own = groups ? counts.data() : nullptr;
+    largest_magnitudes(magnitudes.data(), x.data(), own, shape);
+    round_blocks(rounded.data(), x.data(), magnitudes.data(), own, shape);
+    encode_values(codes.data(), decode.data(), x.data(), magnitudes.data(), own, shape);
+    for (int64_t i = 0; i < (groups ? 16 : kRows) * kColumns; ++i) {
+      const int64_t row = i / kColumns, column = i % kColumns;
+      const int64_t block = groups ? (row < 7 ? 0 : 2) : row / rows * shape.column_blocks() + column / columns;
+      const float value = small_value(codes[static_cast<size_t>(i)], e4m3_code());
+      ASSERT_EQ(value * decode[static_cast<size_t>(block)], rounded[static_cast<size_t>(i)]) << row << " " << column;
     }
   }
 }

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <vector>
 
 #include "kernels/round_blocks.h"
@@ -45,25 +46,28 @@ void check(const RoundShape& shape, const std::vector<int64_t>& counts, bool ran
 }
 
 template <class T>
-void check_codes(SmallNumber number) {
+void check_codes(const RoundShape& shape, const std::vector<int64_t>& counts) {
   using W = Wide<T>;
-  const RoundShape shape{13, 7, 1, 0, 0, number, BlockFactor::fp32};
   const std::vector<T> x = make_values<T>(shape.rows * shape.columns, 0.7);
   const std::vector<uint8_t> none(x.size(), 1);
   std::vector<uint8_t> on_cpu = none;
-  const W magnitude = W(0.25);
-  W decode = 0;
-  encode_values(on_cpu.data(), &decode, x.data(), &magnitude, shape);
+  const std::vector<W> magnitudes(static_cast<size_t>(shape.groups), W(0.25));
+  const int64_t blocks = (shape.rows + shape.block_rows - 1) / std::max<int64_t>(1, shape.block_rows);
+  std::vector<W> decode(static_cast<size_t>(shape.whole_groups() ? shape.groups : blocks * shape.column_blocks()));
+  encode_values(on_cpu.data(), decode.data(), x.data(), magnitudes.data(), counts.empty() ? nullptr : counts.data(),
+                shape);
   const auto got = run_all_orders([&] {
     const DeviceArray<T> there(x, Use::in, "x", 0);
-    const DeviceArray<W> largest(std::vector<W>{magnitude}, Use::in, "magnitude", 0),
-        factor(std::vector<W>{0}, Use::out, "decode", 0);
-    const DeviceArray<uint8_t> out(none, Use::out, "codes", 0);
-    encode_values_cuda<T>(out.data(), factor.data(), there.data(), largest.data(), shape, nullptr);
-    return std::tuple{out.values(), factor.values()};
+    const DeviceArray<int64_t> rows(counts, Use::in, "counts", 0);
+    const DeviceArray<W> largest(magnitudes, Use::in, "magnitudes", 0),
+        factors(std::vector<W>(decode.size()), Use::out, "decode", 0);
+    const DeviceArray<uint8_t> out(none, Use::both, "codes", 0);
+    encode_values_cuda<T>(out.data(), factors.data(), there.data(), largest.data(),
+                          counts.empty() ? nullptr : rows.data(), shape, nullptr);
+    return std::tuple{out.values(), factors.values()};
   });
   EXPECT_EQ(std::get<0>(got), on_cpu);
-  EXPECT_EQ(std::get<1>(got), std::vector<W>{decode});
+  EXPECT_EQ(std::get<1>(got), decode);
 }
 
 template <class T>
@@ -100,7 +104,12 @@ void check_all() {
   check<T>({9, 2088, 3, 1, 16, SmallNumber::e2m1, BlockFactor::e4m3}, {4, 0, 3});
   check<T>({9, 2088, 3, 0, 0, SmallNumber::e5m2, BlockFactor::fp32}, {4, 0, 3});
   check<T>({42, 40, 1, 1, 16, SmallNumber::e2m1, BlockFactor::e4m3}, {}, true);
-  for (const SmallNumber number : {SmallNumber::e4m3, SmallNumber::e5m2}) check_codes<T>(number);
+  for (const SmallNumber number : {SmallNumber::e4m3, SmallNumber::e5m2}) {
+    check_codes<T>({13, 7, 1, 0, 0, number, BlockFactor::fp32}, {});
+    check_codes<T>({13, 7, 3, 0, 0, number, BlockFactor::fp32}, {4, 0, 6});
+    for (const auto& [rows, columns] : {std::pair<int64_t, int64_t>{1, 16}, {16, 1}, {16, 16}})
+      check_codes<T>({20, 17, 1, rows, columns, number, BlockFactor::power_of_two}, {});
+  }
   check_rotation<T>({70, 17, 3}, {35, 0, 20});
   check_rotation<T>({64, 5, 2}, {});
 }

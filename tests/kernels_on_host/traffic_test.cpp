@@ -252,8 +252,7 @@ void run_rounding(const Buffers& buffer) {
   const RoundShape shape{kRows, kWidth, 1, 1, 32, SmallNumber::e4m3, BlockFactor::power_of_two};
   largest_magnitudes_cuda<Bf16>(buffer.g.data(), buffer.g.data() + kWidth, buffer.x.data(), nullptr, shape, nullptr);
   round_blocks_cuda<Bf16, float>(buffer.f.data(), buffer.x.data(), nullptr, nullptr, shape, {}, nullptr);
-  encode_values_cuda<Bf16>(buffer.codes.data(), buffer.g.data(), buffer.x.data(), buffer.g.data() + 1, shape,
-                           nullptr);
+  encode_values_cuda<Bf16>(buffer.codes.data(), buffer.g.data(), buffer.x.data(), nullptr, nullptr, shape, nullptr);
   rotate_rows_cuda<Bf16>(buffer.y.data(), buffer.x.data(), nullptr, shape, nullptr);
   RoundingFigures* const figures = reinterpret_cast<RoundingFigures*>(buffer.d.data());
   rounding_errors_cuda<Bf16>(figures, figures + 1, {buffer.x.data(), buffer.f.data(), nullptr, nullptr, shape},

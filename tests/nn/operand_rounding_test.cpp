@@ -85,26 +85,29 @@ TEST(OperandRounding, ProductsAreThoseOfRoundedValues) {
   }
 }
 
-// The same for 8-bit codes multiplied by libtorch, whose result is also multiplied by the two factors: two roundings
-// of fp32, and that of the result's type.
+// The same for products of 8-bit codes. With one factor per operand, libtorch also multiplies the result by the two
+// factors: two roundings of fp32, and that of the result's type.
 TEST(OperandRounding, ProductsOfCodesAreThoseOfRoundedValues) {
-  for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
-    SCOPED_TRACE(at::toString(type));
-    const at::Tensor x = sample({24, 2, 48}, 1, type), weight = sample({80, 48}, 2, type),
-                     dy = sample({24, 2, 80}, 3, type);
-    config::Precision precision = recipe("tensorwise");
-    precision.fp8_products = config::Fp8Products::library;
-    const Results got = run(precision, type, x, weight, dy);
-    const nn::OperandRounding rounding = make_rounding(recipe("tensorwise"));
-    const auto round = [&](const at::Tensor& tensor, Operand operand) {
-      return rounding.round(tensor.reshape({-1, tensor.size(-1)}), operand, SumOver::columns).to(at::kDouble);
-    };
-    const double once = type == at::kFloat ? 0x1p-22 : 0x1p-8;
-    const at::Tensor left = round(x, Operand::input), matrix = round(weight, Operand::weight),
-                     gradient = round(dy, Operand::gradient);
-    expect_bound("y", got.y, left, matrix.t(), once);
-    expect_bound("dx", got.dx, gradient, matrix, once);
-    expect_bound("dw", got.dw, gradient.t(), left, 0x1p-22);
+  for (const char* const name : {"tensorwise", "blockwise", "mxfp8"}) {
+    for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
+      SCOPED_TRACE(testing::Message() << name << " " << at::toString(type));
+      const at::Tensor x = sample({24, 2, 48}, 1, type), weight = sample({80, 48}, 2, type),
+                       dy = sample({24, 2, 80}, 3, type);
+      config::Precision precision = recipe(name);
+      precision.fp8_products = config::Fp8Products::library;
+      const Results got = run(precision, type, x, weight, dy);
+      const nn::OperandRounding rounding = make_rounding(recipe(name));
+      const auto round = [&](const at::Tensor& tensor, Operand operand, SumOver sum) {
+        return rounding.round(tensor.reshape({-1, tensor.size(-1)}), operand, sum).to(at::kDouble);
+      };
+      const double once = type == at::kFloat ? 0x1p-22 : 0x1p-8;
+      expect_bound("y", got.y, round(x, Operand::input, SumOver::columns),
+                   round(weight, Operand::weight, SumOver::columns).t(), once);
+      expect_bound("dx", got.dx, round(dy, Operand::gradient, SumOver::columns),
+                   round(weight, Operand::weight, SumOver::rows), once);
+      expect_bound("dw", got.dw, round(dy, Operand::gradient, SumOver::rows).t(),
+                   round(x, Operand::input, SumOver::rows), 0x1p-22);
+    }
   }
 }
 

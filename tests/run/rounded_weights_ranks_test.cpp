@@ -94,7 +94,7 @@ TEST(RoundedWeights, EqualRoundingForEveryUse) {
               join(recipe("delayed"), {"precision.fp8_output_proj=true", "model.mtp_num_layers=1",
                                        "model.position_embedding_type=rope"}),
               1);
-  for (const char* const name : {"delayed", "tensorwise"})
+  for (const char* const name : {"delayed", "tensorwise", "blockwise", "mxfp8"})
     for (const std::string* const yaml : {&kDense, &kExperts})
       expect_same(*yaml, join(recipe(name), {"precision.fp8_products=library"}), 1);
 }
@@ -192,7 +192,12 @@ TEST(RoundedWeights, CountTheirMemory) {
   EXPECT_EQ(count_kept_bytes(recipe("delayed")), kValues * 4);    // fp32
   EXPECT_EQ(count_kept_bytes(recipe("blockwise")), kValues * 2);  // bf16
   EXPECT_EQ(count_kept_bytes(recipe("mxfp8")), kValues * 2 * 2);  // bf16, in blocks along both dimensions
-  EXPECT_EQ(count_kept_bytes(join(recipe("delayed"), {"precision.fp8_products=library"})), kValues + 16 * 4);
+  const auto codes = [](const char* name) {
+    return count_kept_bytes(join(recipe(name), {"precision.fp8_products=library"}));
+  };
+  EXPECT_EQ(codes("delayed"), kValues + 16 * 4);
+  EXPECT_EQ(codes("blockwise"), kValues + kValues / (128 * 128) * 4);
+  EXPECT_EQ(codes("mxfp8"), 2 * (kValues + kValues / 32 * 4));
   EXPECT_EQ(count_kept_bytes(join(recipe("delayed"), {zero("optim_grads_params")}), 2), 0);
 }
 

@@ -93,8 +93,8 @@ void check_low_precision(Rules& rules) {
   rules.require(!library || precision.params_dtype != ParamsDtype::fp64, "precision.fp8_products", "library",
                 "has no version for fp64", "set it to widened, or precision.params_dtype to another format");
   for (const Recipe recipe : precision.recipes()) {
-    rules.require(!library || recipe == Recipe::delayed || recipe == Recipe::tensorwise, "precision.fp8_products",
-                  "library", concat("excludes ", to_setting(recipe)), "set it to widened");
+    rules.require(!library || recipe != Recipe::nvfp4, "precision.fp8_products", "library",
+                  concat("excludes ", to_setting(recipe)), "set it to widened");
     rules.require(!has_tensor_factor(recipe) || !rules.config.parallel.hybrid_context_parallel,
                   "parallel.hybrid_context_parallel", "true",
                   concat("changes the ranks that share a sequence, but ", to_setting(recipe),

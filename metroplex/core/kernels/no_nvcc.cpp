@@ -117,7 +117,7 @@ MPX_NO_KERNEL(largest_magnitudes, Wide<T>*, Wide<T>*, const T*, const int64_t*, 
 template <class T, class Out>
 MPX_NO_KERNEL(round_blocks, Out*, const T*, const Wide<T>*, const int64_t*, const RoundShape&, const RoundingNoise&)
 template <class T>
-MPX_NO_KERNEL(encode_values, uint8_t*, Wide<T>*, const T*, const Wide<T>*, const RoundShape&)
+MPX_NO_KERNEL(encode_values, uint8_t*, Wide<T>*, const T*, const Wide<T>*, const int64_t*, const RoundShape&)
 template <class T>
 MPX_NO_KERNEL(rotate_rows, T*, const T*, const int64_t*, const RoundShape&)
 template <class T>

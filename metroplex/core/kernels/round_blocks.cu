@@ -53,6 +53,7 @@ struct Rounding {
   const int64_t* counts;
   RoundShape shape;
   RoundingNoise noise;
+  W* decode = nullptr;  // of codes
 
   __device__ GroupWalk groups() const { return {counts, shape.groups, shape.rows}; }
   // Factors of a block with the largest magnitude `largest`, which is not read if the blocks are whole groups.
@@ -65,6 +66,12 @@ struct Rounding {
     const W code = noise.active() ? round_small_randomly(scaled, form, random_value<W>(noise, row, column))
                                   : round_small(scaled, form);
     return code * by.decode;
+  }
+  __device__ void write(W value, const CodeFactors<W>& by, const SmallForm& form, int64_t row, int64_t column) const {
+    const int64_t at = row * shape.columns + column;
+    if constexpr (std::is_same_v<Out, uint8_t>)
+      out[at] = small_code(static_cast<float>(round_small(value * by.encode, form)), code_form(shape.number));
+    else out[at] = store<Out>(rounded(value, by, form, row, column));
   }
 };
 
@@ -139,6 +146,8 @@ __global__ void __launch_bounds__(kThreads) round_kernel(Rounding<T, Out> all) {
   int64_t first = 0;  // the group's first block
   for (GroupWalk walk = all.groups(); walk.next();) {
     const int64_t begin = walk.begin, end = walk.end;
+    if (all.decode != nullptr && shape.whole_groups() && blockIdx.x + threadIdx.x == 0)
+      all.decode[walk.group] = all.factors(0, walk.group).decode;
     const int64_t blocks = (end - begin + block_rows - 1) / block_rows * across, grid = gridDim.x;
     // The first block of this group that belongs to this thread block.
     int64_t block = (int64_t{blockIdx.x} - first % grid + grid) % grid;
@@ -153,14 +162,20 @@ __global__ void __launch_bounds__(kThreads) round_kernel(Rounding<T, Out> all) {
         largest = block_reduce(largest, Max{});
       }
       const CodeFactors<W> by = all.factors(largest, walk.group);
+      if (all.decode != nullptr && threadIdx.x == 0 && !shape.whole_groups()) all.decode[block] = by.decode;
       for (int64_t i = threadIdx.x; i < rows * columns; i += kThreads) {
-        const int64_t own_row = row + i / columns, own_column = column + i % columns,
-                      at = own_row * shape.columns + own_column;
-        all.out[at] = store<Out>(all.rounded(load(all.x[at]), by, form, own_row, own_column));
+        const int64_t own_row = row + i / columns, own_column = column + i % columns;
+        all.write(load(all.x[own_row * shape.columns + own_column]), by, form, own_row, own_column);
       }
     }
     first += blocks;
   }
+}
+
+// At least the number of blocks of all groups.
+int64_t count_blocks(const RoundShape& shape) {
+  const int64_t block_rows = shape.whole_groups() ? 1 : shape.block_rows;
+  return (shape.rows / block_rows + shape.groups) * shape.column_blocks();
 }
 
 template <class T, class Out>
@@ -170,17 +185,6 @@ bool rounds_by_rows(const Rounding<T, Out>& all) {
   const int64_t step = shape.column_step(), lanes = step / kCount;
   const bool shared = shape.block_rows == 1 && step % kCount == 0 && lanes <= kWarp && (lanes & (lanes - 1)) == 0;
   return shape.columns % kCount == 0 && aligned_for_packs(all.x, all.out) && (shape.whole_groups() || shared);
-}
-
-template <class T>
-__global__ void __launch_bounds__(kThreads)
-    encode_kernel(uint8_t* codes, Wide<T>* decode, const T* x, const Wide<T>* magnitude, RoundShape shape) {
-  const CodeForm form = code_form(shape.number);
-  const CodeFactors<Wide<T>> by = code_factors(*magnitude, *magnitude, shape.number, shape.factor);
-  const int64_t stride = int64_t{gridDim.x} * kThreads, first = int64_t{blockIdx.x} * kThreads + threadIdx.x;
-  if (first == 0) *decode = by.decode;
-  for (int64_t i = first; i < shape.rows * shape.columns; i += stride)
-    codes[i] = small_code(static_cast<float>(round_small(load(x[i]) * by.encode, form.number)), form);
 }
 
 // A thread rotates one column of every n-th block of 16 rows, counted over all groups.
@@ -232,8 +236,7 @@ void round_blocks_cuda(Out* out, const T* x, const Wide<T>* magnitudes, const in
                        const RoundShape& shape, const RoundingNoise& noise, CUstream_st* stream) {
   if (shape.rows == 0 || shape.columns == 0) return;
   const Rounding<T, Out> all{out, x, magnitudes, counts, shape, noise};
-  const int64_t block_rows = shape.whole_groups() ? 1 : shape.block_rows;
-  const int64_t blocks = (shape.rows / block_rows + shape.groups) * shape.column_blocks();
+  const int64_t blocks = count_blocks(shape);
   const auto launch = [&](auto kernel, unsigned thread_blocks) {
     launch_kernel("round_blocks", kernel, Grid{thread_blocks, kThreads, 0, stream}, all);
   };
@@ -243,12 +246,12 @@ void round_blocks_cuda(Out* out, const T* x, const Wide<T>* magnitudes, const in
 }
 
 template <class T>
-void encode_values_cuda(uint8_t* codes, Wide<T>* decode, const T* x, const Wide<T>* magnitude,
+void encode_values_cuda(uint8_t* codes, Wide<T>* decode, const T* x, const Wide<T>* magnitudes, const int64_t* counts,
                         const RoundShape& shape, CUstream_st* stream) {
-  const int64_t values = shape.rows * shape.columns;
-  if (values == 0) return;
-  launch_kernel("encode_values", encode_kernel<T>, Grid{blocks_for(values), kThreads, 0, stream}, codes, decode, x,
-                magnitude, shape);
+  if (shape.rows == 0 || shape.columns == 0) return;
+  const Rounding<T, uint8_t> all{codes, x, magnitudes, counts, shape, {}, decode};
+  launch_kernel("encode_values", round_kernel<T, uint8_t>,
+                Grid{blocks_for_rows(count_blocks(shape)), kThreads, 0, stream}, all);
 }
 
 template <class T>
@@ -261,8 +264,8 @@ void rotate_rows_cuda(T* out, const T* x, const int64_t* counts, const RoundShap
 #define MPX_INSTANTIATE(T)                                                                                  \
   template void largest_magnitudes_cuda<T>(Wide<T>*, Wide<T>*, const T*, const int64_t*, const RoundShape&, \
                                            CUstream_st*);                                                   \
-  template void encode_values_cuda<T>(uint8_t*, Wide<T>*, const T*, const Wide<T>*, const RoundShape&,      \
-                                      CUstream_st*);                                                        \
+  template void encode_values_cuda<T>(uint8_t*, Wide<T>*, const T*, const Wide<T>*, const int64_t*,         \
+                                      const RoundShape&, CUstream_st*);                                     \
   template void rotate_rows_cuda<T>(T*, const T*, const int64_t*, const RoundShape&, CUstream_st*)
 MPX_FOR_ELEMENTS(MPX_INSTANTIATE);
 #define MPX_INSTANTIATE_ROUND(T, Out)                                                                        \

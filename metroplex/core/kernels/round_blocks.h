@@ -55,10 +55,11 @@ void largest_magnitudes(Wide<T>* magnitudes, const T* x, const int64_t* counts, 
 template <class T, class Out>
 void round_blocks(Out* out, const T* x, const Wide<T>* magnitudes, const int64_t* counts, const RoundShape& shape,
                   const RoundingNoise& noise = {});
-// codes [rows, columns] of the values that round_blocks rounds with one group and no blocks, and decode [1]: the
-// factor of a code's value. For 8-bit formats.
+// codes [rows, columns] of the values that round_blocks rounds, and their factors: decode [groups] if blocks are
+// whole groups, else [row blocks, column blocks] of one group. For 8-bit formats.
 template <class T>
-void encode_values(uint8_t* codes, Wide<T>* decode, const T* x, const Wide<T>* magnitude, const RoundShape& shape);
+void encode_values(uint8_t* codes, Wide<T>* decode, const T* x, const Wide<T>* magnitudes, const int64_t* counts,
+                   const RoundShape& shape);
 
 // Multiplies each 16 consecutive rows of a group by a Hadamard matrix with random signs: H diag(signs) / 4 with
 // TransformerEngine's signs. It is orthogonal, so the products of two rotated matrices over their rows are unchanged.
@@ -78,7 +79,7 @@ template <class T, class Out>
 void round_blocks_cuda(Out* out, const T* x, const Wide<T>* magnitudes, const int64_t* counts,
                        const RoundShape& shape, const RoundingNoise& noise, CUstream_st* stream);
 template <class T>
-void encode_values_cuda(uint8_t* codes, Wide<T>* decode, const T* x, const Wide<T>* magnitude,
+void encode_values_cuda(uint8_t* codes, Wide<T>* decode, const T* x, const Wide<T>* magnitudes, const int64_t* counts,
                         const RoundShape& shape, CUstream_st* stream);
 template <class T>
 void rotate_rows_cuda(T* out, const T* x, const int64_t* counts, const RoundShape& shape, CUstream_st* stream);

@@ -32,20 +32,25 @@ MPX_INLINE Wide<T> row_maximum(const T* __restrict x, int64_t n, Wide<T> so_far)
   return so_far;
 }
 
-// encode_row: codes of values. maximum_of_row: the largest of n values and `so_far`. maxima_of_columns: of every
-// column. scale_row: without rounding.
-#define MPX_ROWS(replicas, T)                                                                                  \
-  replicas void encode_row(uint8_t* __restrict codes, const T* __restrict x, Wide<T> encode, CodeForm form,    \
-                           int64_t n) {                                                                        \
-    for (int64_t i = 0; i < n; ++i)                                                                            \
-      codes[i] = small_code(static_cast<float>(round_small(load(x[i]) * encode, form.number)), form);          \
-  }                                                                                                            \
-  replicas Wide<T> maximum_of_row(const T* x, int64_t n, Wide<T> so_far) { return row_maximum(x, n, so_far); } \
-  replicas void maxima_of_columns(Wide<T>* __restrict maxima, const T* __restrict x, int64_t n) {              \
-    for (int64_t i = 0; i < n; ++i) maxima[i] = larger(maxima[i], load(x[i]));                                 \
-  }                                                                                                            \
-  replicas void scale_row(Wide<T>* __restrict out, const T* __restrict x, Wide<T> factor, int64_t n) {         \
-    for (int64_t i = 0; i < n; ++i) out[i] = load(x[i]) * factor;                                              \
+// encode_row: codes of values with one factor. encode_columns: with one factor per column. maximum_of_row: the
+// largest of n values and `so_far`. maxima_of_columns: of every column. scale_row: without rounding.
+#define MPX_ROWS(replicas, T)                                                                                      \
+  replicas void encode_row(uint8_t* __restrict codes, const T* __restrict x, Wide<T> encode, CodeForm form,        \
+                           int64_t n) {                                                                            \
+    for (int64_t i = 0; i < n; ++i)                                                                                \
+      codes[i] = small_code(static_cast<float>(round_small(load(x[i]) * encode, form.number)), form);              \
+  }                                                                                                                \
+  replicas void encode_columns(uint8_t* __restrict codes, const T* __restrict x, const Wide<T>* __restrict encode, \
+                               CodeForm form, int64_t n) {                                                         \
+    for (int64_t i = 0; i < n; ++i)                                                                                \
+      codes[i] = small_code(static_cast<float>(round_small(load(x[i]) * encode[i], form.number)), form);           \
+  }                                                                                                                \
+  replicas Wide<T> maximum_of_row(const T* x, int64_t n, Wide<T> so_far) { return row_maximum(x, n, so_far); }     \
+  replicas void maxima_of_columns(Wide<T>* __restrict maxima, const T* __restrict x, int64_t n) {                  \
+    for (int64_t i = 0; i < n; ++i) maxima[i] = larger(maxima[i], load(x[i]));                                     \
+  }                                                                                                                \
+  replicas void scale_row(Wide<T>* __restrict out, const T* __restrict x, Wide<T> factor, int64_t n) {             \
+    for (int64_t i = 0; i < n; ++i) out[i] = load(x[i]) * factor;                                                  \
   }
 MPX_ROWS(MPX_VECTOR_CLONES, float)
 MPX_ROWS(MPX_HALF_CLONES, Bf16)
@@ -195,15 +200,41 @@ struct Blocks {
     return maxima;
   }
 
-  void round(const RowBlock& block) const {
+  struct Factors {
+    std::vector<W> encode, decode;  // one for each block of columns
+  };
+  Factors factors(const RowBlock& block) const {
     const W of_group = magnitudes != nullptr ? magnitudes[block.group] : W(0);
-    std::vector<W> encode = shape.whole_groups() ? std::vector<W>{of_group} : block_magnitudes(block);
-    std::vector<W> decode(encode.size());
-    for (size_t block_index = 0; block_index < encode.size(); ++block_index) {
-      const CodeFactors<W> factors = code_factors(encode[block_index], of_group, shape.number, shape.factor);
-      encode[block_index] = factors.encode, decode[block_index] = factors.decode;
+    Factors by;
+    by.encode = shape.whole_groups() ? std::vector<W>{of_group} : block_magnitudes(block);
+    by.decode.resize(by.encode.size());
+    for (size_t block_index = 0; block_index < by.encode.size(); ++block_index) {
+      const CodeFactors<W> both = code_factors(by.encode[block_index], of_group, shape.number, shape.factor);
+      by.encode[block_index] = both.encode, by.decode[block_index] = both.decode;
     }
-    round_rows(block, encode, decode);
+    return by;
+  }
+
+  void round(const RowBlock& block) const {
+    const Factors by = factors(block);
+    round_rows(block, by.encode, by.decode);
+  }
+  // Writes codes instead of values.
+  void encode(uint8_t* codes, W* decode, const RowBlock& block) const {
+    const CodeForm form = code_form(shape.number);
+    const int64_t columns = shape.columns, step = shape.column_step();
+    const Factors by = factors(block);
+    if (!shape.whole_groups())
+      std::copy(by.decode.begin(), by.decode.end(), decode + block.begin / shape.block_rows * shape.column_blocks());
+    for (int64_t row = block.begin; row < block.end; ++row) {
+      if (step == 1) {
+        encode_columns(codes + row * columns, x + row * columns, by.encode.data(), form, columns);
+        continue;
+      }
+      for (int64_t first = 0; first < columns; first += step)
+        encode_row(codes + row * columns + first, x + row * columns + first,
+                   by.encode[static_cast<size_t>(first / step)], form, std::min(step, columns - first));
+    }
   }
 };
 
@@ -231,13 +262,16 @@ void round_blocks(Out* out, const T* x, const Wide<T>* magnitudes, const int64_t
 }
 
 template <class T>
-void encode_values(uint8_t* codes, Wide<T>* decode, const T* x, const Wide<T>* magnitude, const RoundShape& shape) {
-  const CodeFactors<Wide<T>> by = code_factors(*magnitude, *magnitude, shape.number, shape.factor);
-  *decode = by.decode;
-  const CodeForm form = code_form(shape.number);
-  at::parallel_for(0, shape.rows * shape.columns, 16384, [&](int64_t begin, int64_t end) {
-    encode_row(codes + begin, x + begin, by.encode, form, end - begin);
-  });
+void encode_values(uint8_t* codes, Wide<T>* decode, const T* x, const Wide<T>* magnitudes, const int64_t* counts,
+                   const RoundShape& shape) {
+  const Blocks<T, Wide<T>> blocks{nullptr, x, magnitudes, shape, {}};
+  if (shape.whole_groups()) {
+    for (int64_t group = 0; group < shape.groups; ++group)
+      decode[group] = code_factors(magnitudes[group], magnitudes[group], shape.number, shape.factor).decode;
+  }
+  const int64_t block_rows = shape.whole_groups() ? 1 : shape.block_rows;
+  for_blocks(row_blocks(counts, shape, block_rows), shape,
+             [&](const RowBlock& block) { blocks.encode(codes, decode, block); });
 }
 
 template <class T>
@@ -260,9 +294,9 @@ void rotate_rows(T* out, const T* x, const int64_t* counts, const RoundShape& sh
   });
 }
 
-#define MPX_INSTANTIATE(T)                                                                         \
-  template void largest_magnitudes<T>(Wide<T>*, const T*, const int64_t*, const RoundShape&);      \
-  template void encode_values<T>(uint8_t*, Wide<T>*, const T*, const Wide<T>*, const RoundShape&); \
+#define MPX_INSTANTIATE(T)                                                                                         \
+  template void largest_magnitudes<T>(Wide<T>*, const T*, const int64_t*, const RoundShape&);                      \
+  template void encode_values<T>(uint8_t*, Wide<T>*, const T*, const Wide<T>*, const int64_t*, const RoundShape&); \
   template void rotate_rows<T>(T*, const T*, const int64_t*, const RoundShape&)
 MPX_FOR_ELEMENTS(MPX_INSTANTIATE);
 #define MPX_INSTANTIATE_ROUND(T, Out)                                                                   \

@@ -161,8 +161,8 @@ LinearRows Linear::rows(const Input& in, const Microbatch& batch) const {
 
 at::Tensor Linear::output(const at::Tensor& x, const at::Tensor& bias, bool trains) const {
   if (rounding_.encodes()) {
-    const Codes left = rounding_.encode(x, Operand::input, trains),
-                right = encode_weight(rounding_, *weight_, trains);
+    const Codes left = rounding_.encode(x, Operand::input, SumOver::columns, trains),
+                right = encode_weight(rounding_, *weight_, SumOver::columns, trains);
     const at::Tensor out = multiply(left, right, wide_output_ ? at::kFloat : x.scalar_type(), x);
     return bias.defined() ? out.add_(bias) : out;
   }
@@ -184,8 +184,8 @@ at::Tensor Linear::multiply(const Codes& left, const Codes& right, at::ScalarTyp
 
 at::Tensor Linear::input_gradient(const at::Tensor& dy, const DropoutMask& positions) const {
   if (rounding_.encodes()) {
-    const Codes right = encode_weight(rounding_, *weight_).transposed();
-    return multiply(rounding_.encode(dy, Operand::gradient, true), right, dy.scalar_type(), dy);
+    const Codes right = encode_weight(rounding_, *weight_, SumOver::rows).transposed();
+    return multiply(rounding_.encode(dy, Operand::gradient, SumOver::columns, true), right, dy.scalar_type(), dy);
   }
   const RoundOptions options{.counts = true, .positions = positions};
   return linear_product(target_, rounding_.round(dy, Operand::gradient, SumOver::columns, options),
@@ -197,8 +197,8 @@ void Linear::put_weight_gradient(at::Tensor& gradient, const at::Tensor& dy, con
                                  const DropoutMask& positions, bool adds) const {
   if (!rounding_.rounds_weight_gradients()) return put_linear_weight_gradient(target_, gradient, dy, x, adds);
   if (rounding_.encodes()) {
-    const Codes left = rounding_.encode(dy, Operand::gradient).transposed(),
-                right = rounding_.encode(x, Operand::input).transposed();
+    const Codes left = rounding_.encode(dy, Operand::gradient, SumOver::rows).transposed(),
+                right = rounding_.encode(x, Operand::input, SumOver::rows).transposed();
     const at::ScalarType type = is_half(gradient) ? gradient.scalar_type() : at::kFloat;
     return put_product(target_, gradient, scaled_product(target_, left, right, type, weight_->name), adds);
   }

@@ -48,10 +48,7 @@ OperandRounding::OperandRounding(const LayerContext& context, const std::string&
       key_(random_key(context.seed ^ base::hash_name(module.c_str()), 0, RandomSite::gradient_rounding)),
       meter_(rounds() ? context.rounding_meter : nullptr),
       meter_row_(meter_ != nullptr ? meter_->add(module) : 0) {
-  const int capability = target_.capability();
-  MPX_CHECK(!encodes() || capability == 0 || capability >= 89, "config",
-            "precision.fp8_products = library: needs a GPU of compute capability 8.9 or higher, but this one has ",
-            capability / 10, ".", capability % 10, "; set it to widened");
+  if (encodes()) check_code_product(recipe_, target_.capability());
 }
 
 RoundShape OperandRounding::shape(Operand operand, SumOver sum) const {
@@ -244,24 +241,35 @@ at::Tensor OperandRounding::round(const at::Tensor& given, Operand operand, SumO
   return out;
 }
 
-Codes OperandRounding::encode(const at::Tensor& given, Operand operand, bool counts, Codes out) const {
+Codes OperandRounding::make_codes(at::IntArrayRef sizes, Operand operand, SumOver sum, at::Device device) const {
+  const RoundShape blocks = shape(operand, sum);
+  const auto options = at::TensorOptions().device(device);
+  const auto count = [](int64_t size, int64_t block) { return (size + block - 1) / block; };
+  std::vector<int64_t> factors{1};
+  if (!blocks.whole_groups()) factors = {count(sizes[0], blocks.block_rows), count(sizes[1], blocks.block_columns)};
+  const bool e5m2 = blocks.number == SmallNumber::e5m2;
+  return {at::empty(sizes, options.dtype(e5m2 ? at::kFloat8_e5m2 : at::kFloat8_e4m3fn)),
+          at::empty(factors, options.dtype(at::kFloat)), blocks.block_rows, blocks.block_columns};
+}
+
+Codes OperandRounding::encode(const at::Tensor& given, Operand operand, SumOver sum, bool counts, Codes out) const {
   const at::Tensor x = given.contiguous().view({-1, given.size(-1)});
-  RoundShape call = shape(operand, SumOver::columns);
+  RoundShape call = shape(operand, sum);
   call.rows = x.size(0), call.columns = x.size(1);
-  if (!out.codes.defined()) {
-    const bool e5m2 = call.number == SmallNumber::e5m2;
-    out = {at::empty(x.sizes(), x.options().dtype(e5m2 ? at::kFloat8_e5m2 : at::kFloat8_e4m3fn)),
-           at::empty({1}, x.options().dtype(at::kFloat))};
-  }
+  if (!out.codes.defined()) out = make_codes(x.sizes(), operand, sum, x.device());
   dispatch_element(x.scalar_type(), [&](auto zero) {
     using T = decltype(zero);
     const at::Tensor largest = magnitudes<T>(x, operand, {}, call, counts);
-    device::launch(target_, {"encode_values", {&x, &largest}, {&out.codes, &out.decode}}, kernels::encode_values<T>,
-                   kernels::encode_values_cuda<T>, static_cast<uint8_t*>(out.codes.mutable_data_ptr()),
-                   elements<Wide<T>>(out.decode), static_cast<const T*>(elements<T>(x)),
-                   static_cast<const Wide<T>*>(elements<Wide<T>>(largest)), call);
-    if (counts && is_measured())
-      measure<T>(operand, {x, out.codes.to(at::kFloat).mul(out.decode), largest, {}, call});
+    device::launch(target_,
+                   {"encode_values",
+                    {&x, &largest},
+                    {&out.codes, &out.decode},
+                    {{"block_rows", call.block_rows}, {"block_columns", call.block_columns}}},
+                   kernels::encode_values<T>, kernels::encode_values_cuda<T>,
+                   static_cast<uint8_t*>(out.codes.mutable_data_ptr()), elements<Wide<T>>(out.decode),
+                   static_cast<const T*>(elements<T>(x)), static_cast<const Wide<T>*>(elements<Wide<T>>(largest)),
+                   nullptr, call);
+    if (counts && is_measured()) measure<T>(operand, {x, out.values(), largest, {}, call});
   });
   return out;
 }

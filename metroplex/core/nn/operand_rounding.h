@@ -84,7 +84,9 @@ class OperandRounding {
   // Whether products are made of codes (precision.fp8_products), by encode() and scaled_product().
   bool encodes() const { return rounds() && precision_.fp8_products == config::Fp8Products::library; }
   // The codes of x [.., columns] as a matrix, in `out` if it is defined. Collective as round().
-  Codes encode(const at::Tensor& x, Operand operand, bool counts = false, Codes out = {}) const;
+  Codes encode(const at::Tensor& x, Operand operand, SumOver sum, bool counts = false, Codes out = {}) const;
+  // Uninitialized codes of a matrix, for encode().
+  Codes make_codes(at::IntArrayRef sizes, Operand operand, SumOver sum, at::Device device) const;
   // Whether the rounded weight is the same for both of its products.
   bool shares_weight() const;
   // Dtype of the result of round().

@@ -23,7 +23,8 @@ const RoundedWeight& updated_values(const Param& weight) {
 
 int64_t RoundedWeight::bytes() const {
   int64_t sum = 0;
-  for (const at::Tensor& part : {columns, rows.is_same(columns) ? at::Tensor() : rows, codes.codes, codes.decode})
+  for (const at::Tensor& part : {columns, rows.is_same(columns) ? at::Tensor() : rows, column_codes.codes,
+                                 column_codes.decode, row_codes.codes, row_codes.decode})
     sum += part.defined() ? static_cast<int64_t>(part.nbytes()) : 0;
   return sum;
 }
@@ -35,8 +36,9 @@ void RoundedWeight::begin_run(const Param& weight, bool measures) {
 void RoundedWeight::update(const Param& weight) {
   const at::NoGradGuard no_grad;
   is_stale = false;
-  if (codes.codes.defined()) {
-    rounding.encode(weight.data, Operand::weight, true, codes);
+  if (column_codes.codes.defined()) {
+    rounding.encode(weight.data, Operand::weight, SumOver::columns, true, column_codes);
+    if (row_codes.codes.defined()) rounding.encode(weight.data, Operand::weight, SumOver::rows, false, row_codes);
     return;
   }
   RoundOptions options = weight_options(weight.data, true);
@@ -52,13 +54,14 @@ void keep_rounded(Param& weight, const OperandRounding& rounding, const LayerCon
   weight.rounded = std::make_shared<RoundedWeight>();
   RoundedWeight& kept = *weight.rounded;
   kept.rounding = rounding;
-  const auto options = at::TensorOptions().device(context.target.memory());
+  const at::Device memory = context.target.memory();
   if (as_codes) {
-    kept.codes = {at::empty(weight.local_shape, options.dtype(at::kFloat8_e4m3fn)),
-                  at::empty({1}, options.dtype(at::kFloat))};
+    kept.column_codes = rounding.make_codes(weight.local_shape, Operand::weight, SumOver::columns, memory);
+    if (!rounding.shares_weight())
+      kept.row_codes = rounding.make_codes(weight.local_shape, Operand::weight, SumOver::rows, memory);
     return;
   }
-  const auto rounded = options.dtype(rounding.result_type(weight.scalar_type()));
+  const auto rounded = at::TensorOptions().device(memory).dtype(rounding.result_type(weight.scalar_type()));
   kept.columns = at::empty(weight.local_shape, rounded);
   kept.rows = rounding.shares_weight() ? kept.columns : at::empty(weight.local_shape, rounded);
 }
@@ -69,9 +72,10 @@ at::Tensor round_weight(const OperandRounding& rounding, const Param& weight, Su
   return rounding.round(values, Operand::weight, sum, weight_options(values, counts));
 }
 
-Codes encode_weight(const OperandRounding& rounding, const Param& weight, bool counts) {
-  if (weight.rounded) return updated_values(weight).codes;
-  return rounding.encode(weight_values(weight), Operand::weight, counts);
+Codes encode_weight(const OperandRounding& rounding, const Param& weight, SumOver sum, bool counts) {
+  if (!weight.rounded) return rounding.encode(weight_values(weight), Operand::weight, sum, counts);
+  const RoundedWeight& kept = updated_values(weight);
+  return sum == SumOver::rows && kept.row_codes.codes.defined() ? kept.row_codes : kept.column_codes;
 }
 
 void WeightRounder::before(const RegionEvent& event) {

@@ -20,7 +20,7 @@ struct RoundedWeight {
   OperandRounding rounding;
   // Operands of forward and of input gradients; the same tensor if their blocks are the same.
   at::Tensor columns, rows;
-  Codes codes;  // instead of both, with precision.fp8_products = library
+  Codes column_codes, row_codes;  // instead, with precision.fp8_products = library; no second ones if shared
   bool is_stale = true;
 
   int64_t bytes() const;
@@ -36,7 +36,7 @@ void keep_rounded(Param& weight, const OperandRounding& rounding, const LayerCon
 
 // Return the weight as an operand: its kept values, or newly rounded ones. `counts` as in RoundOptions.
 at::Tensor round_weight(const OperandRounding& rounding, const Param& weight, SumOver sum, bool counts = false);
-Codes encode_weight(const OperandRounding& rounding, const Param& weight, bool counts = false);
+Codes encode_weight(const OperandRounding& rounding, const Param& weight, SumOver sum, bool counts = false);
 
 // Updates the stale rounded weights of a block before its computation, outside of captured regions.
 class WeightRounder final : public StageObserver {

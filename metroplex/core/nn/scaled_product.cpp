@@ -1,24 +1,110 @@
 #include "nn/scaled_product.h"
 
 #include <ATen/ATen.h>
+#include <ATen/BlasBackend.h>
 
 #include "base/error.h"
+#include "base/round_up.h"
 
 namespace metroplex::nn {
+namespace {
+
+using at::blas::ScalingType;
+using at::blas::SwizzleType;
+using config::Recipe;
+
+// Compute capabilities from `from` to below `below`, as libtorch 2.11 checks them.
+struct ProductRow {
+  Recipe recipe;
+  int from, below;
+  const char* gpus;
+};
+constexpr ProductRow kRows[] = {{Recipe::delayed, 89, 1000, "8.9 or higher"},
+                                {Recipe::tensorwise, 89, 1000, "8.9 or higher"},
+                                {Recipe::blockwise, 90, 100, "9.0"},
+                                {Recipe::mxfp8, 100, 110, "10.0 or 10.3"}};
+
+// [R, C] -> [R and C rounded up], filled up with zeros.
+at::Tensor pad(const at::Tensor& x, int64_t rows, int64_t columns) {
+  return at::constant_pad_nd(
+      x, {0, base::round_up(x.size(1), columns) - x.size(1), 0, base::round_up(x.size(0), rows) - x.size(0)});
+}
+
+// Powers of two -> E8M0: the exponent bits of fp32.
+at::Tensor exponent_codes(const at::Tensor& powers) {
+  constexpr int64_t kFractionBits = 23;
+  return powers.contiguous().view(at::kInt).bitwise_right_shift(kFractionBits).to(at::kByte);
+}
+
+// at::repeat_interleave needs no host value with a number as the count.
+at::Tensor repeat(const at::Tensor& x, int64_t dim, int64_t count, int64_t size) {
+  return count == 1 ? x : at::repeat_interleave(x, count, dim).narrow(dim, 0, size);
+}
+
+void multiply_by_library(const at::Tensor& out, const Codes& left, const Codes& right) {
+  const at::ScalarType type = out.scalar_type();
+  at::Tensor result = out;
+  if (!left.has_blocks()) {
+    // Sums of partial sums in fp32 (no fast accumulation), as in the products of the other recipes.
+    at::_scaled_mm_out(result, left.codes, right.codes.t(), left.decode, right.decode, {}, {}, type, false);
+    return;
+  }
+  const LibraryFactors of_left = library_factors(left), of_right = library_factors(right);
+  at::_scaled_mm_v2_out(result, left.codes, right.codes.t(), {of_left.factors}, {of_left.scaling}, {of_left.swizzle},
+                        {of_right.factors}, {of_right.scaling}, {of_right.swizzle}, {}, type, {}, false);
+}
+
+}  // namespace
+
+Codes Codes::transposed() const {
+  return {codes.t().contiguous(), has_blocks() ? decode.t().contiguous() : decode, block_columns, block_rows};
+}
+
+at::Tensor Codes::values() const {
+  const at::Tensor wide = codes.to(at::kFloat);
+  if (!has_blocks()) return wide.mul_(decode);
+  return wide.mul_(repeat(repeat(decode, 0, block_rows, codes.size(0)), 1, block_columns, codes.size(1)));
+}
+
+LibraryFactors library_factors(const Codes& operand) {
+  constexpr int64_t kTileRows = 128, kTileBlocks = 4, kTileParts = 4;
+  const auto number = [](auto enumerator) { return static_cast<int64_t>(enumerator); };
+  const int64_t plain = number(SwizzleType::NO_SWIZZLE);
+  if (operand.block_rows > 1)
+    return {pad(operand.decode, 1, kTileBlocks).t(), number(ScalingType::BlockWise128x128), plain};
+  if (operand.block_columns == config::operand_block(Recipe::blockwise))
+    return {operand.decode.t().contiguous().t(), number(ScalingType::BlockWise1x128), plain};
+  const at::Tensor codes = exponent_codes(pad(operand.decode, kTileRows, kTileBlocks));
+  const int64_t tiles = codes.size(0) / kTileRows, across = codes.size(1) / kTileBlocks;
+  const at::Tensor swizzled =
+      codes.view({tiles, kTileParts, kTileRows / kTileParts, across, kTileBlocks}).permute({0, 3, 2, 1, 4});
+  return {swizzled.contiguous().view({-1}).view(at::kFloat8_e8m0fnu), number(ScalingType::BlockWise1x32),
+          number(SwizzleType::SWIZZLE_32_4_4)};
+}
+
+void check_code_product(Recipe recipe, int capability) {
+  for (const ProductRow& row : kRows) {
+    if (row.recipe != recipe || capability == 0) continue;
+    MPX_CHECK(row.from <= capability && capability < row.below, "config",
+              "precision.fp8_products = library: ", config::to_setting(recipe), " needs a GPU of compute capability ",
+              row.gpus, ", but this one has ", capability / 10, ".", capability % 10, "; set it to widened");
+  }
+}
 
 at::Tensor scaled_product(const device::Target& target, const Codes& left, const Codes& right, at::ScalarType type,
                           const std::string& layer) {
   constexpr int64_t kMultiple = 16;  // of cuBLASLt
   const int64_t m = left.codes.size(0), k = left.codes.size(1), n = right.codes.size(0);
-  for (const int64_t size : {n, k}) {
+  for (const int64_t size : {n, k, left.has_blocks() ? m : n}) {
     MPX_CHECK(size % kMultiple == 0, "config", "precision.fp8_products = library: ", layer,
               " multiplies matrices with ", size, " rows, but the library needs multiples of ", kMultiple,
               "; change the widths or the number of tokens, or set it to widened");
   }
   at::Tensor out = at::empty({m, n}, left.codes.options().dtype(type));
-  // Sums of partial sums in fp32 (no fast accumulation), as in the products of the other recipes.
-  if (!target.meta && m > 0)
-    at::_scaled_mm_out(out, left.codes, right.codes.t(), left.decode, right.decode, {}, {}, type, false);
+  if (!target.meta && m > 0) {
+    if (left.has_blocks() && !target.gpu()) out.copy_(at::mm(left.values(), right.values().t()));
+    else multiply_by_library(out, left, right);
+  }
   const double flops = 2.0 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k);
   device::issued(target, {"scaled_mm", {&left.codes, &right.codes}, {&out}, {}, flops});
   return out;
