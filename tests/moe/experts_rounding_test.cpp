@@ -10,6 +10,7 @@
 #include <limits>
 #include <map>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "moe/experts.h"
@@ -28,7 +29,7 @@ constexpr int64_t kValid = 208, kPadding = 9;
 
 struct Recipe {
   std::string name;
-  bool hybrid = false;
+  bool hybrid = false, library = false;
 };
 
 config::Precision precision_keys(const Recipe& recipe) {
@@ -40,6 +41,7 @@ config::Precision precision_keys(const Recipe& recipe) {
   }
   precision.fp8_format = recipe.hybrid ? config::Fp8Format::hybrid : config::Fp8Format::e4m3;
   precision.fp8_recipe = config::Choice<config::Fp8Recipe>(recipe.name);
+  if (recipe.library) precision.fp8_products = config::Fp8Products::library;
   return precision;
 }
 
@@ -132,15 +134,19 @@ constexpr double kDelayed = 0.75;
 
 using Results = std::map<std::string, at::Tensor>;
 
-Results run_layer(const Recipe& recipe, at::ScalarType type, bool grouped, const Input& in, Results& weights) {
+config::Model make_model(bool grouped) {
   config::Model model;
   model.num_moe_experts = static_cast<int64_t>(kRows.size());
   model.hidden_size = kHidden, model.moe_ffn_hidden_size = kWidth;
   model.gated_linear_unit = true, model.activation = config::Activation::silu, model.add_bias_linear = false;
   model.moe_grouped_gemm = grouped;
+  return model;
+}
+
+Results run_layer(const Recipe& recipe, at::ScalarType type, bool grouped, const Input& in, Results& weights) {
   nn::LayerContext context = test::layer_context({}, false, type);
   context.precision = precision_keys(recipe);
-  moe::Experts experts("e", model, context, {});
+  moe::Experts experts("e", make_model(grouped), context, {});
   std::vector<nn::Param*> params;
   experts.collect_params(params);
   test::give_main_grad(params);
@@ -226,6 +232,50 @@ TEST(ExpertsRounding, EqualsTheDefinition) {
 TEST(ExpertsRounding, EqualsTheDefinitionInBf16) {
   for (const Recipe& recipe : {Recipe{"delayed", true}, {"tensorwise", true}, {"blockwise", true}, {"mxfp8"}})
     expect_definition(recipe, at::kBFloat16);
+}
+
+// CPUs multiply the values of codes, which are the rounded values.
+TEST(ExpertsRounding, CodesHaveTheSameProducts) {
+  for (const bool grouped : {true, false}) {
+    for (const Recipe& recipe : {Recipe{"delayed"}, {"tensorwise", true}, {"tensorwise"}}) {
+      const Input in = make_input(at::kBFloat16);
+      Results weights;
+      const Results widened = run_layer(recipe, at::kBFloat16, grouped, in, weights),
+                    codes = run_layer({recipe.name, recipe.hybrid, true}, at::kBFloat16, grouped, in, weights);
+      for (const auto& [name, expected] : widened) EXPECT_TRUE(codes.at(name).equal(expected)) << name;
+    }
+  }
+}
+
+struct ProductNames final : device::Recorder {
+  std::vector<std::string> names;
+  void run(device::Operation operation) override { operation.run(); }
+  void issued(const device::Operation& product) override { names.push_back(product.name); }
+};
+
+// Without values: sm_90 multiplies both products of rows with e4m3, and the forward ones with hybrid.
+TEST(ExpertsRounding, Sm90MultipliesCodes) {
+  for (const auto& [capability, hybrid, expected] : {std::tuple{90, false, 4}, {90, true, 2}, {100, false, 0}}) {
+    ProductNames seen;
+    nn::LayerContext context = test::layer_context({}, false, at::kBFloat16);
+    context.precision = precision_keys({"tensorwise", hybrid, true});
+    context.target.device = at::Device(at::kCUDA, 0);
+    context.target.meta = true, context.target.meta_capability = capability;
+    context.target.recorder = &seen;
+    moe::Experts experts("e", make_model(true), context, {});
+    std::vector<nn::Param*> params;
+    experts.collect_params(params);
+    const auto meta = at::TensorOptions().device(at::kMeta).dtype(at::kBFloat16);
+    for (nn::Param* param : params) param->main_grad = at::empty(param->local_shape, meta.dtype(at::kFloat));
+    const at::Tensor x = at::empty({kValid, kHidden}, meta).requires_grad_(),
+                     probs = at::empty({kValid}, meta.dtype(at::kFloat)).requires_grad_();
+    const int64_t count = static_cast<int64_t>(kRows.size());
+    const at::Tensor y = experts.forward({x, probs, at::empty({count}, meta.dtype(at::kLong))});
+    EXPECT_EQ(y.sizes(), x.sizes());
+    EXPECT_EQ(y.scalar_type(), at::kBFloat16);
+    torch::autograd::backward({y}, {at::empty_like(y)});
+    EXPECT_EQ(std::count(seen.names.begin(), seen.names.end(), "scaled_grouped_mm"), expected) << capability;
+  }
 }
 
 }  // namespace

@@ -9,6 +9,8 @@
 
 #include <cmath>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "nn/tools.h"
 #include "support/error_of.h"
@@ -87,6 +89,54 @@ TEST(ScaledProduct, ValuesFollowTheirBlocks) {
     EXPECT_TRUE(operand.transposed().values().equal(values.t()));
     EXPECT_TRUE(operand.transposed().codes.is_contiguous());
   }
+}
+
+// The arguments of at::_scaled_grouped_mm as its checks in libtorch 2.11 require them, and its definition: codes
+// times the factors of rows and columns are the values of both operands.
+TEST(ScaledProduct, GroupsHaveFactorsOfRowsAndColumns) {
+  const at::Tensor counts = at::tensor(std::vector<int64_t>{5, 0, 9}, at::kLong),
+                   factors = at::tensor({0.5F, 3.0F, 7.0F});
+  for (const bool forward : {true, false}) {
+    const int64_t in = 32, out = 48, inner = forward ? in : out, width = forward ? out : in;
+    const nn::Codes rows{sample({16, inner}, 1, at::kFloat).to(at::kFloat8_e4m3fn), factors, 0, 0, counts},
+        weights{sample({3 * out, in}, 2, at::kFloat).to(at::kFloat8_e4m3fn), factors * 2};
+    const nn::GroupedCodes got = nn::grouped_codes(rows, weights, forward);
+    EXPECT_EQ(got.matrices.sizes(), at::IntArrayRef({3, inner, width}));
+    EXPECT_EQ(got.matrices.strides(), at::IntArrayRef({inner * width, 1, inner}));
+    EXPECT_TRUE(got.rows.is_contiguous() && got.row_factors.is_contiguous() && got.column_factors.is_contiguous());
+    EXPECT_EQ(got.row_factors.sizes(), at::IntArrayRef({16}));
+    EXPECT_EQ(got.column_factors.sizes(), at::IntArrayRef({3, width}));
+    const at::Tensor values = got.rows.to(at::kFloat) * got.row_factors.unsqueeze(1),
+                     stack = got.matrices.to(at::kFloat) * got.column_factors.unsqueeze(1);
+    EXPECT_TRUE(values.narrow(0, 0, 14).equal(rows.values().narrow(0, 0, 14)));
+    const at::Tensor expected = weights.values().view({3, out, in});
+    EXPECT_TRUE(stack.equal(forward ? expected.transpose(1, 2) : expected));
+    for (int64_t row = 0; row < 14; ++row) EXPECT_EQ(got.row_factors[row].item<float>(), row < 5 ? 0.5F : 7.0F);
+  }
+}
+
+TEST(ScaledProduct, GroupsAreMultipliedOnSm90) {
+  for (const int capability : {0, 89, 90, 100, 120}) {
+    const bool takes = capability == 0 || capability == 90;
+    EXPECT_EQ(nn::multiplies_grouped_codes(config::Recipe::tensorwise, capability), takes) << capability;
+    EXPECT_EQ(nn::multiplies_grouped_codes(config::Recipe::delayed, capability), takes) << capability;
+    EXPECT_FALSE(nn::multiplies_grouped_codes(config::Recipe::blockwise, capability));
+  }
+  device::Target target;
+  target.meta = true;
+  const auto meta = at::TensorOptions().device(at::kMeta);
+  const auto codes = [&](int64_t rows, int64_t columns, int64_t groups) {
+    return nn::Codes{at::empty({rows, columns}, meta.dtype(at::kFloat8_e4m3fn)), at::empty({groups}, meta)};
+  };
+  const at::Tensor ends = at::empty({3}, meta.dtype(at::kInt));
+  const at::Tensor y = nn::scaled_grouped_product(
+      target, nn::grouped_codes(codes(16, 32, 3), codes(3 * 48, 32, 3), true), ends, 1, "l");
+  EXPECT_EQ(y.sizes(), at::IntArrayRef({16, 48}));
+  EXPECT_EQ(y.scalar_type(), at::kBFloat16);
+  const std::string error = catch_error([&] {
+    nn::scaled_grouped_product(target, nn::grouped_codes(codes(16, 40, 3), codes(3 * 48, 40, 3), true), ends, 1, "l");
+  });
+  EXPECT_NE(error.find("l multiplies matrices with 40 rows"), std::string::npos) << error;
 }
 
 TEST(ScaledProduct, RecipesNeedTheirArchitectures) {

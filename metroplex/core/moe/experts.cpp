@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "moe/grouped_library.h"
 #include "moe/paged_stash.h"
 #include "nn/autograd_node.h"
 #include "config/experts.h"
@@ -77,8 +78,8 @@ Experts::Experts(const std::string& name, const config::Model& model, const nn::
     rounding2_.check_shards(fc2_.name, {fc2_.local_shape[2]});
   }
   for (nn::Param* weight : {&fc1_, &fc2_}) nn::store_as_codes(*weight, context, at.inner);
-  nn::keep_rounded(fc1_, rounding1_, context, /*as_codes=*/false);
-  nn::keep_rounded(fc2_, rounding2_, context, /*as_codes=*/false);
+  nn::keep_rounded(fc1_, rounding1_, context, rounding1_.encodes_groups(nn::Operand::input));
+  nn::keep_rounded(fc2_, rounding2_, context, rounding2_.encodes_groups(nn::Operand::input));
   if (stash_) {
     const int64_t activated = saving_.recomputes(nn::SavePoint::expert_activation) ? 0 : fc2_.local_shape[2];
     const int64_t width = hidden + fc1_.local_shape[1] + activated;
@@ -174,17 +175,43 @@ GroupedWeights rounded_weights(const nn::OperandRounding& rounding, const nn::Pa
                              : replicas};
 }
 
+nn::Codes encoded_weights(const nn::OperandRounding& rounding, const nn::Param& home, const at::Tensor& replicas,
+                          bool counts) {
+  nn::Codes codes = nn::encode_weight(rounding, home, nn::SumOver::columns, counts);
+  if (!replicas.defined()) return codes;
+  const nn::Codes others =
+      rounding.encode(replicas, nn::Operand::weight, nn::SumOver::columns, {.groups = {replicas.size(0), {}}});
+  return {at::cat({codes.codes, others.codes}), at::cat({codes.decode, others.decode})};
+}
+
 }  // namespace
+
+at::Tensor Experts::code_product(const nn::OperandRounding& rounding, GroupedOp op, const at::Tensor& rows,
+                                 const ExpertWeights& weights, const Counts& counts, bool trains) const {
+  const bool forward = op == GroupedOp::forward;
+  const nn::Codes left = rounding.encode(rows, forward ? nn::Operand::input : nn::Operand::gradient,
+                                         nn::SumOver::columns, {{counts.device.numel(), counts.device}, trains}),
+                  right = encoded_weights(rounding, weights.home, weights.replicas, forward && trains);
+  if (!target_.gpu()) {
+    const at::IntArrayRef sizes = weights.home.local_shape;
+    const at::Tensor stack = right.values().view({counts.device.numel(), sizes[1], sizes[2]});
+    return product(op, left.values(), stack, counts).to(rows.scalar_type());
+  }
+  const at::Tensor ends = counts.ends.defined() ? counts.ends : group_ends(target_, counts.device, rows.size(0));
+  return nn::scaled_grouped_product(target_, nn::grouped_codes(left, right, forward), ends, fill_, weights.home.name)
+      .to(rows.scalar_type());
+}
 
 at::Tensor Experts::rounded_product(const nn::OperandRounding& rounding, GroupedOp op, const at::Tensor& rows,
                                     const ExpertWeights& weights, const Counts& counts, bool trains) const {
   const bool forward = op == GroupedOp::forward;
+  const nn::Operand operand = forward ? nn::Operand::input : nn::Operand::gradient;
+  if (rounding.encodes_groups(operand)) return code_product(rounding, op, rows, weights, counts, trains);
   const nn::RoundOptions options{
       {counts.device.numel(), counts.device},
       trains,
       forward ? nn::DropoutMask() : rounding.positions(rows.size(0), first_row_, counts.counter)};
-  const at::Tensor rounded =
-      rounding.round(rows, forward ? nn::Operand::input : nn::Operand::gradient, nn::SumOver::columns, options);
+  const at::Tensor rounded = rounding.round(rows, operand, nn::SumOver::columns, options);
   const nn::SumOver sum = forward ? nn::SumOver::columns : nn::SumOver::rows;
   return product(op, rounded, rounded_weights(rounding, weights.home, weights.replicas, sum, forward && trains),
                  counts)

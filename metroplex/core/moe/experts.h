@@ -147,6 +147,9 @@ class Experts {
   // The same with operands in low precision. `trains`: their magnitudes count.
   at::Tensor rounded_product(const nn::OperandRounding& rounding, kernels::GroupedOp op, const at::Tensor& rows,
                              const ExpertWeights& weights, const Counts& counts, bool trains) const;
+  // The same as a product of codes (precision.fp8_products).
+  at::Tensor code_product(const nn::OperandRounding& rounding, kernels::GroupedOp op, const at::Tensor& rows,
+                          const ExpertWeights& weights, const Counts& counts, bool trains) const;
   KeptReplicas keep(const Replicas& replicas) const;
   // Sets x, inner and activated.
   void keep_rows(Kept& kept, const at::Tensor& x, const at::Tensor& inner, const at::Tensor& activated,

@@ -161,7 +161,7 @@ LinearRows Linear::rows(const Input& in, const Microbatch& batch) const {
 
 at::Tensor Linear::output(const at::Tensor& x, const at::Tensor& bias, bool trains) const {
   if (rounding_.encodes()) {
-    const Codes left = rounding_.encode(x, Operand::input, SumOver::columns, trains),
+    const Codes left = rounding_.encode(x, Operand::input, SumOver::columns, {.counts = trains}),
                 right = encode_weight(rounding_, *weight_, SumOver::columns, trains);
     const at::Tensor out = multiply(left, right, wide_output_ ? at::kFloat : x.scalar_type(), x);
     return bias.defined() ? out.add_(bias) : out;
@@ -185,7 +185,8 @@ at::Tensor Linear::multiply(const Codes& left, const Codes& right, at::ScalarTyp
 at::Tensor Linear::input_gradient(const at::Tensor& dy, const DropoutMask& positions) const {
   if (rounding_.encodes()) {
     const Codes right = encode_weight(rounding_, *weight_, SumOver::rows).transposed();
-    return multiply(rounding_.encode(dy, Operand::gradient, SumOver::columns, true), right, dy.scalar_type(), dy);
+    return multiply(rounding_.encode(dy, Operand::gradient, SumOver::columns, {.counts = true}), right,
+                    dy.scalar_type(), dy);
   }
   const RoundOptions options{.counts = true, .positions = positions};
   return linear_product(target_, rounding_.round(dy, Operand::gradient, SumOver::columns, options),

@@ -241,35 +241,45 @@ at::Tensor OperandRounding::round(const at::Tensor& given, Operand operand, SumO
   return out;
 }
 
-Codes OperandRounding::make_codes(at::IntArrayRef sizes, Operand operand, SumOver sum, at::Device device) const {
-  const RoundShape blocks = shape(operand, sum);
-  const auto options = at::TensorOptions().device(device);
-  const auto count = [](int64_t size, int64_t block) { return (size + block - 1) / block; };
-  std::vector<int64_t> factors{1};
-  if (!blocks.whole_groups()) factors = {count(sizes[0], blocks.block_rows), count(sizes[1], blocks.block_columns)};
-  const bool e5m2 = blocks.number == SmallNumber::e5m2;
-  return {at::empty(sizes, options.dtype(e5m2 ? at::kFloat8_e5m2 : at::kFloat8_e4m3fn)),
-          at::empty(factors, options.dtype(at::kFloat)), blocks.block_rows, blocks.block_columns};
+// libtorch's product of groups has no version for E5M2.
+bool OperandRounding::encodes_groups(Operand operand) const {
+  return encodes() && multiplies_grouped_codes(recipe_, target_.capability()) &&
+         shape(operand, SumOver::columns).number == SmallNumber::e4m3;
 }
 
-Codes OperandRounding::encode(const at::Tensor& given, Operand operand, SumOver sum, bool counts, Codes out) const {
+Codes OperandRounding::make_codes(at::IntArrayRef sizes, at::Device device, Operand operand, SumOver sum,
+                                  const RowGroups& groups) const {
+  const RoundShape blocks = shape(operand, sum);
+  const int64_t columns = sizes.back(), rows = columns == 0 ? 0 : c10::multiply_integers(sizes) / columns;
+  const auto options = at::TensorOptions().device(device);
+  const auto count = [](int64_t size, int64_t block) { return (size + block - 1) / block; };
+  std::vector<int64_t> factors{groups.groups};
+  if (!blocks.whole_groups()) factors = {count(rows, blocks.block_rows), count(columns, blocks.block_columns)};
+  const bool e5m2 = blocks.number == SmallNumber::e5m2;
+  return {at::empty({rows, columns}, options.dtype(e5m2 ? at::kFloat8_e5m2 : at::kFloat8_e4m3fn)),
+          at::empty(factors, options.dtype(at::kFloat)), blocks.block_rows, blocks.block_columns, groups.counts};
+}
+
+Codes OperandRounding::encode(const at::Tensor& given, Operand operand, SumOver sum, const RoundOptions& options,
+                              Codes out) const {
   const at::Tensor x = given.contiguous().view({-1, given.size(-1)});
+  const at::Tensor& counts = options.groups.counts;
   RoundShape call = shape(operand, sum);
-  call.rows = x.size(0), call.columns = x.size(1);
-  if (!out.codes.defined()) out = make_codes(x.sizes(), operand, sum, x.device());
+  call.rows = x.size(0), call.columns = x.size(1), call.groups = options.groups.groups;
+  if (!out.codes.defined()) out = make_codes(x.sizes(), x.device(), operand, sum, options.groups);
   dispatch_element(x.scalar_type(), [&](auto zero) {
     using T = decltype(zero);
-    const at::Tensor largest = magnitudes<T>(x, operand, {}, call, counts);
+    const at::Tensor largest = magnitudes<T>(x, operand, counts, call, options.counts);
     device::launch(target_,
                    {"encode_values",
-                    {&x, &largest},
+                    {&x, &largest, &counts},
                     {&out.codes, &out.decode},
                     {{"block_rows", call.block_rows}, {"block_columns", call.block_columns}}},
                    kernels::encode_values<T>, kernels::encode_values_cuda<T>,
                    static_cast<uint8_t*>(out.codes.mutable_data_ptr()), elements<Wide<T>>(out.decode),
                    static_cast<const T*>(elements<T>(x)), static_cast<const Wide<T>*>(elements<Wide<T>>(largest)),
-                   nullptr, call);
-    if (counts && is_measured()) measure<T>(operand, {x, out.values(), largest, {}, call});
+                   counts_pointer(counts), call);
+    if (options.counts && is_measured()) measure<T>(operand, {x, out.values(), largest, counts, call});
   });
   return out;
 }

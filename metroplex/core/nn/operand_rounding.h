@@ -83,10 +83,14 @@ class OperandRounding {
   at::Tensor round(const at::Tensor& x, Operand operand, SumOver sum, const RoundOptions& options = {}) const;
   // Whether products are made of codes (precision.fp8_products), by encode() and scaled_product().
   bool encodes() const { return rounds() && precision_.fp8_products == config::Fp8Products::library; }
-  // The codes of x [.., columns] as a matrix, in `out` if it is defined. Collective as round().
-  Codes encode(const at::Tensor& x, Operand operand, SumOver sum, bool counts = false, Codes out = {}) const;
-  // Uninitialized codes of a matrix, for encode().
-  Codes make_codes(at::IntArrayRef sizes, Operand operand, SumOver sum, at::Device device) const;
+  // Whether the operand is multiplied as codes with a factor for each group of rows (scaled_grouped_product()).
+  bool encodes_groups(Operand operand) const;
+  // The codes of x [.., columns] as a matrix, in `out` if it is defined; nearest values. Collective as round().
+  Codes encode(const at::Tensor& x, Operand operand, SumOver sum, const RoundOptions& options = {},
+               Codes out = {}) const;
+  // Uninitialized codes of a tensor [.., columns], for encode().
+  Codes make_codes(at::IntArrayRef sizes, at::Device device, Operand operand, SumOver sum,
+                   const RowGroups& groups) const;
   // Whether the rounded weight is the same for both of its products.
   bool shares_weight() const;
   // Dtype of the result of round().

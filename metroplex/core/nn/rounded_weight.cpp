@@ -37,8 +37,11 @@ void RoundedWeight::update(const Param& weight) {
   const at::NoGradGuard no_grad;
   is_stale = false;
   if (column_codes.codes.defined()) {
-    rounding.encode(weight.data, Operand::weight, SumOver::columns, true, column_codes);
-    if (row_codes.codes.defined()) rounding.encode(weight.data, Operand::weight, SumOver::rows, false, row_codes);
+    const auto encode = [&](SumOver sum, bool counts, const Codes& out) {
+      rounding.encode(weight.data, Operand::weight, sum, weight_options(weight.data, counts), out);
+    };
+    encode(SumOver::columns, true, column_codes);
+    if (row_codes.codes.defined()) encode(SumOver::rows, false, row_codes);
     return;
   }
   RoundOptions options = weight_options(weight.data, true);
@@ -56,9 +59,12 @@ void keep_rounded(Param& weight, const OperandRounding& rounding, const LayerCon
   kept.rounding = rounding;
   const at::Device memory = context.target.memory();
   if (as_codes) {
-    kept.column_codes = rounding.make_codes(weight.local_shape, Operand::weight, SumOver::columns, memory);
-    if (!rounding.shares_weight())
-      kept.row_codes = rounding.make_codes(weight.local_shape, Operand::weight, SumOver::rows, memory);
+    const RowGroups groups{weight.local_shape.size() > 2 ? weight.local_shape[0] : 1};
+    const auto make = [&](SumOver sum) {
+      return rounding.make_codes(weight.local_shape, memory, Operand::weight, sum, groups);
+    };
+    kept.column_codes = make(SumOver::columns);
+    if (!rounding.shares_weight()) kept.row_codes = make(SumOver::rows);
     return;
   }
   const auto rounded = at::TensorOptions().device(memory).dtype(rounding.result_type(weight.scalar_type()));
@@ -67,13 +73,20 @@ void keep_rounded(Param& weight, const OperandRounding& rounding, const LayerCon
 }
 
 at::Tensor round_weight(const OperandRounding& rounding, const Param& weight, SumOver sum, bool counts) {
-  if (weight.rounded) return sum == SumOver::columns ? updated_values(weight).columns : updated_values(weight).rows;
+  if (weight.rounded) {
+    const RoundedWeight& kept = updated_values(weight);
+    if (kept.column_codes.codes.defined()) return kept.column_codes.values().view(weight.local_shape);
+    return sum == SumOver::columns ? kept.columns : kept.rows;
+  }
   const at::Tensor values = weight_values(weight);
   return rounding.round(values, Operand::weight, sum, weight_options(values, counts));
 }
 
 Codes encode_weight(const OperandRounding& rounding, const Param& weight, SumOver sum, bool counts) {
-  if (!weight.rounded) return rounding.encode(weight_values(weight), Operand::weight, sum, counts);
+  if (!weight.rounded) {
+    const at::Tensor values = weight_values(weight);
+    return rounding.encode(values, Operand::weight, sum, weight_options(values, counts));
+  }
   const RoundedWeight& kept = updated_values(weight);
   return sum == SumOver::rows && kept.row_codes.codes.defined() ? kept.row_codes : kept.column_codes;
 }

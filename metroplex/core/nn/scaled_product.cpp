@@ -3,6 +3,9 @@
 #include <ATen/ATen.h>
 #include <ATen/BlasBackend.h>
 
+#include <algorithm>
+#include <initializer_list>
+
 #include "base/error.h"
 #include "base/round_up.h"
 
@@ -18,11 +21,21 @@ struct ProductRow {
   Recipe recipe;
   int from, below;
   const char* gpus;
+  int grouped_from = 0, grouped_below = 0;  // products of groups, whose only kernel is one of sm_90
 };
-constexpr ProductRow kRows[] = {{Recipe::delayed, 89, 1000, "8.9 or higher"},
-                                {Recipe::tensorwise, 89, 1000, "8.9 or higher"},
+constexpr ProductRow kRows[] = {{Recipe::delayed, 89, 1000, "8.9 or higher", 90, 100},
+                                {Recipe::tensorwise, 89, 1000, "8.9 or higher", 90, 100},
                                 {Recipe::blockwise, 90, 100, "9.0"},
                                 {Recipe::mxfp8, 100, 110, "10.0 or 10.3"}};
+
+void check_sizes(const std::string& layer, std::initializer_list<int64_t> sizes) {
+  constexpr int64_t kMultiple = 16;  // of cuBLASLt, and of the grouped kernel's accesses
+  for (const int64_t size : sizes) {
+    MPX_CHECK(size % kMultiple == 0, "config", "precision.fp8_products = library: ", layer,
+              " multiplies matrices with ", size, " rows, but the library needs multiples of ", kMultiple,
+              "; change the widths or the number of tokens, or set it to widened");
+  }
+}
 
 // [R, C] -> [R and C rounded up], filled up with zeros.
 at::Tensor pad(const at::Tensor& x, int64_t rows, int64_t columns) {
@@ -60,9 +73,17 @@ Codes Codes::transposed() const {
   return {codes.t().contiguous(), has_blocks() ? decode.t().contiguous() : decode, block_columns, block_rows};
 }
 
+at::Tensor Codes::row_factors() const {
+  const int64_t rows = codes.size(0), groups = decode.size(0);
+  if (codes.is_meta()) return at::empty({rows}, decode.options());  // searchsorted has no version for meta tensors
+  if (!counts.defined()) return at::repeat_interleave(decode, rows / groups, 0);
+  const at::Tensor group = at::searchsorted(counts.cumsum(0), at::arange(rows, counts.options()), false, true);
+  return decode.index_select(0, group.clamp_max(groups - 1));
+}
+
 at::Tensor Codes::values() const {
   const at::Tensor wide = codes.to(at::kFloat);
-  if (!has_blocks()) return wide.mul_(decode);
+  if (!has_blocks()) return wide.mul_(row_factors().unsqueeze(1));
   return wide.mul_(repeat(repeat(decode, 0, block_rows, codes.size(0)), 1, block_columns, codes.size(1)));
 }
 
@@ -93,13 +114,8 @@ void check_code_product(Recipe recipe, int capability) {
 
 at::Tensor scaled_product(const device::Target& target, const Codes& left, const Codes& right, at::ScalarType type,
                           const std::string& layer) {
-  constexpr int64_t kMultiple = 16;  // of cuBLASLt
   const int64_t m = left.codes.size(0), k = left.codes.size(1), n = right.codes.size(0);
-  for (const int64_t size : {n, k, left.has_blocks() ? m : n}) {
-    MPX_CHECK(size % kMultiple == 0, "config", "precision.fp8_products = library: ", layer,
-              " multiplies matrices with ", size, " rows, but the library needs multiples of ", kMultiple,
-              "; change the widths or the number of tokens, or set it to widened");
-  }
+  check_sizes(layer, {n, k, left.has_blocks() ? m : n});
   at::Tensor out = at::empty({m, n}, left.codes.options().dtype(type));
   if (!target.meta && m > 0) {
     if (left.has_blocks() && !target.gpu()) out.copy_(at::mm(left.values(), right.values().t()));
@@ -107,6 +123,34 @@ at::Tensor scaled_product(const device::Target& target, const Codes& left, const
   }
   const double flops = 2.0 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k);
   device::issued(target, {"scaled_mm", {&left.codes, &right.codes}, {&out}, {}, flops});
+  return out;
+}
+
+GroupedCodes grouped_codes(const Codes& rows, const Codes& weights, bool forward) {
+  const int64_t groups = weights.decode.size(0), in = weights.codes.size(1), out = weights.codes.size(0) / groups;
+  const at::Tensor stack = weights.codes.view({groups, out, in});
+  const at::Tensor matrices = forward ? stack.transpose(1, 2) : stack.transpose(1, 2).contiguous().transpose(1, 2);
+  return {rows.codes, rows.row_factors(), matrices,
+          weights.decode.unsqueeze(1).expand({groups, forward ? out : in}).contiguous()};
+}
+
+bool multiplies_grouped_codes(Recipe recipe, int capability) {
+  return std::any_of(std::begin(kRows), std::end(kRows), [&](const ProductRow& row) {
+    return row.recipe == recipe && row.grouped_from > 0 &&
+           (capability == 0 || (row.grouped_from <= capability && capability < row.grouped_below));
+  });
+}
+
+at::Tensor scaled_grouped_product(const device::Target& target, const GroupedCodes& operands, const at::Tensor& ends,
+                                  double fill, const std::string& layer) {
+  const int64_t m = operands.rows.size(0), k = operands.rows.size(1), n = operands.matrices.size(2);
+  check_sizes(layer, {n, k});
+  at::Tensor out = at::empty({m, n}, operands.rows.options().dtype(at::kBFloat16));
+  if (!target.meta && m > 0)
+    out = at::_scaled_grouped_mm(operands.rows, operands.matrices, operands.row_factors, operands.column_factors,
+                                 ends, {}, {}, at::kBFloat16, false);
+  const double flops = 2.0 * fill * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k);
+  device::issued(target, {"scaled_grouped_mm", {&operands.rows, &operands.matrices}, {&out}, {}, flops});
   return out;
 }
 

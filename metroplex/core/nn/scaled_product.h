@@ -1,5 +1,5 @@
-// Products of 8-bit codes by libtorch: with one factor for each operand (at::_scaled_mm), or one for each block
-// (at::_scaled_mm_v2).
+// Products of 8-bit codes by libtorch: with one factor for each operand (at::_scaled_mm), for each block
+// (at::_scaled_mm_v2), or for the rows of each expert (at::_scaled_grouped_mm).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -14,10 +14,13 @@ namespace metroplex::nn {
 // A matrix whose values are decode * codes.
 struct Codes {
   at::Tensor codes;                           // [rows, columns], an 8-bit floating-point type, contiguous
-  at::Tensor decode;                          // fp32: [1], or [row blocks, column blocks]
-  int64_t block_rows = 0, block_columns = 0;  // 0: one factor
+  at::Tensor decode;                          // fp32: [groups of rows], or [row blocks, column blocks]
+  int64_t block_rows = 0, block_columns = 0;  // 0: no blocks
+  at::Tensor counts = {};                     // [groups] int64: rows of each; undefined: equal numbers
   bool has_blocks() const { return block_columns > 0; }
-  Codes transposed() const;
+  Codes transposed() const;  // of one group
+  // [rows] fp32, without blocks. Rows after the last group have the last factor.
+  at::Tensor row_factors() const;
   // fp32; exact unless decode * code has more than 24 significant bits.
   at::Tensor values() const;
 };
@@ -40,5 +43,19 @@ void check_code_product(config::Recipe recipe, int capability);
 // blocks also m, are multiples of 16. `layer` is named in errors.
 at::Tensor scaled_product(const device::Target& target, const Codes& left, const Codes& right, at::ScalarType type,
                           const std::string& layer);
+
+// The arguments of at::_scaled_grouped_mm. Rows [R, k] of groups and one matrix for each group -> [R, n].
+struct GroupedCodes {
+  at::Tensor rows, row_factors;         // [R, k], [R]
+  at::Tensor matrices, column_factors;  // [groups, k, n] with strides (n k, 1, k), [groups, n]
+};
+// `weights`: a stack of [out, in] as one matrix. forward: k = in, n = out; else the reverse.
+GroupedCodes grouped_codes(const Codes& rows, const Codes& weights, bool forward);
+// Whether libtorch multiplies rows of groups on GPUs of `capability`; 0: a CPU, where the caller multiplies values.
+bool multiplies_grouped_codes(config::Recipe recipe, int capability);
+// Returns [R, n] in bf16. `ends` [groups] int32: ends of the groups' rows. Throws base::Error("config") unless k and
+// n are multiples of 16.
+at::Tensor scaled_grouped_product(const device::Target& target, const GroupedCodes& operands, const at::Tensor& ends,
+                                  double fill, const std::string& layer);
 
 }  // namespace metroplex::nn
