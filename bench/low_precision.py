@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Trains a small model with each recipe of 8 and 4 bits, and prints how far its validation loss is from bf16's.
-   low_precision.py BINARY DATA FOLDER [--steps 2000] [--seeds 1,2,3] [--models dense,moe] [--recipes REGEX]
-DATA: a folder of quickstart.sh with data.bin and tokenizer.model. FOLDER keeps logs; finished runs are not repeated."""
+   low_precision.py BINARY DATA FOLDER [--steps 2000] [--seeds 1,2,3] [--repeats 1] [--models dense,moe] [--recipes REGEX]
+DATA: a folder of quickstart.sh with data.bin and tokenizer.model. FOLDER keeps logs; finished runs are not repeated.
+Repeats of a seed differ in their learning rate, by 1e-5 of it: their losses show how far chance alone moves a run."""
 import argparse
 import pathlib
 import re
@@ -38,12 +39,13 @@ RECIPES = {
 }
 
 
-def train(args, model, recipe, seed):
+def train(args, model, recipe, seed, repeat):
     """Returns the validation loss; None if the log has none."""
-    log = args.folder / f"{model}_{re.sub('[^a-z0-9]+', '_', recipe)}_{seed}.log"
+    name = f"{model}_{re.sub('[^a-z0-9]+', '_', recipe)}_{seed}"
+    log = args.folder / (f"{name}_{repeat}.log" if repeat else f"{name}.log")
     if not log.exists() or "validation loss" not in log.read_text():
         keys = COMMON | MODELS[model] | RECIPES[recipe] | {
-            "run.seed": seed, "train.train_iters": args.steps, "train.eval_interval": args.steps,
+            "optim.lr": COMMON["optim.lr"] * (1 + 1e-5 * repeat), "run.seed": seed, "train.train_iters": args.steps, "train.eval_interval": args.steps,
             "data.data_path": args.data / "data", "data.tokenizer_model": args.data / "tokenizer.model"}
         command = [args.binary, "train", *(f"--{key}={value}" for key, value in keys.items())]
         with log.open("w") as out:
@@ -59,6 +61,7 @@ def main():
     parser.add_argument("folder", type=pathlib.Path)
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--seeds", default="1,2,3")
+    parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--models", default="dense,moe")
     parser.add_argument("--recipes", default=".*")
     args = parser.parse_args()
@@ -66,14 +69,17 @@ def main():
     args.folder.mkdir(parents=True, exist_ok=True)
     seeds = [int(seed) for seed in args.seeds.split(",")]
     recipes = [name for name in RECIPES if name == "bf16" or re.fullmatch(args.recipes, name)]
-    print("| model | recipe | validation loss | above bf16, mean | each seed |\n| --- | --- | --- | --- | --- |")
+    print("| model | recipe | validation loss | above bf16, mean | each seed | deviation of repeats |\n" + "| --- " * 6 + "|")
     for model in args.models.split(","):
-        losses = {(recipe, seed): train(args, model, recipe, seed) for seed in seeds for recipe in recipes}
+        runs = {(recipe, seed): [train(args, model, recipe, seed, repeat) for repeat in range(args.repeats)]
+                for seed in seeds for recipe in recipes}
+        losses = {key: statistics.mean(values) for key, values in runs.items()}
         for recipe in recipes:
             all_seeds = [losses[recipe, seed] for seed in seeds]
             excess = [100 * (losses[recipe, seed] / losses["bf16", seed] - 1) for seed in seeds]
+            deviation = statistics.mean(statistics.variance(runs[recipe, seed]) if args.repeats > 1 else 0 for seed in seeds) ** 0.5
             print(f"| {model} | {recipe} | {statistics.mean(all_seeds):.4f} | {statistics.mean(excess):+.2f} % | "
-                  f"{', '.join(f'{value:+.2f} %' for value in excess)} |", flush=True)
+                  f"{', '.join(f'{value:+.2f} %' for value in excess)} | {deviation:.4f} |", flush=True)
 
 
 if __name__ == "__main__":
