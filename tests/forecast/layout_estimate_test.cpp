@@ -110,6 +110,20 @@ TEST(LayoutEstimate, BytesAreALowerBound) {
   }
 }
 
+// The linear layers of 8 layers have 8 h^2 values each, whose rounded values are fp32. With sharded parameters, no
+// rounded values are kept.
+TEST(LayoutEstimate, CountsKeptRoundedWeights) {
+  const Settings tensorwise{"precision.fp8_format=hybrid", "precision.fp8_recipe=tensorwise"};
+  const forecast::PlanRequest kept = request(model(tensorwise), 2),
+                              rounded = request(model(with(tensorwise, {"precision.keep_rounded_weights=false"})), 2);
+  const auto difference = [&](const Layout& layout) {
+    return forecast::LayoutEstimator(kept).estimate(layout).bytes -
+           forecast::LayoutEstimator(rounded).estimate(layout).bytes;
+  };
+  EXPECT_EQ(difference({}), 8.0 * 8 * 2048 * 2048 * 4);
+  EXPECT_EQ(difference({.sharding = config::ShardingStrategy::optim_grads_params}), 0);
+}
+
 // One rank has no communication: the step is the sum of layers, ends and update. The update has a coarse formula, but
 // takes at most 1 % of 64 microbatches. With one form, or without multi-token prediction, the estimates would be off
 // by more than 10 %.

@@ -74,6 +74,8 @@ MUTANTS = [
     ("estimates_share_no_links", "forecast/layout_estimate.cpp", "+ sharing_s(hidden, both, run.mean)", "", "forecast_test Search.EstimatesSharedLinks"),
     ("estimates_share_links_twice", "forecast/layout_estimate.cpp", "+ sharing_s(hidden, both, run.mean)", "+ 2 * sharing_s(hidden, both, run.mean)", "forecast_test Search.EstimatesSharedLinks"),
     ("stages_have_all_sublayers", "forecast/predict.cpp", "(first, first + stage.num_layers)", "(shape.layers.begin(), shape.layers.begin() + stage.num_layers)", "forecast_test PredictRank*"),
+    ("estimates_without_rounded_weights", "forecast/layer_costs.cpp", "    sum.rounded_weights += count * layer.rounded_weights;\n", "", "forecast_test LayoutEstimate.CountsKept*", "stmt"),
+    ("sharded_weights_keep_rounded_values", "forecast/layout_estimate.cpp", "(run.config.parallel.sharding().parameters ? 0 : first.rounded_weights)", "first.rounded_weights", "forecast_test LayoutEstimate.CountsKept*", "expr"),
     ("recomputed_layers_are_stored", "forecast/layout_estimate.cpp", "if (splits) stores.recompute", "stores.recompute", "forecast_test LayoutEstimate*"),
     ("all_layers_are_gathered", "forecast/layout_estimate.cpp", "(2 * param_bytes(config) + gradient)", "(8 * param_bytes(config) + gradient)", "forecast_test LayoutEstimate*"),
     ("index_in_group_ignores_order", "topology/ordered_grid.cpp", "before *= size(axis);", "before *= 1;", "topology_test"),

@@ -86,6 +86,7 @@ void count_params(MicrobatchCosts& costs, const replay::StepTrace& trace) {
     LayerCosts& layer = costs.layers.at(std::stoul(param.name.substr(at + prefix.size())));
     const bool expert = param.name.find(".experts.") != std::string::npos;
     (expert ? layer.expert_params : layer.params) += elements;
+    layer.rounded_weights += static_cast<double>(param.rounded_bytes);
   }
 }
 
@@ -108,6 +109,7 @@ LayerCosts sum_layers(const MicrobatchCosts& costs, const std::vector<double>& c
     sum.activations += count * layer.activations;
     sum.params += count * layer.params;
     sum.expert_params += count * layer.expert_params;
+    sum.rounded_weights += count * layer.rounded_weights;
   }
   return sum;
 }

@@ -16,6 +16,7 @@ struct LayerCosts {
   std::vector<double> link_s;            // of the layer's collectives, by domain of the cluster
   double activations = 0;                // bytes between forward and backward
   double params = 0, expert_params = 0;  // elements
+  double rounded_weights = 0;            // bytes of kept rounded values
 
   double seconds() const { return forward_s + backward_s; }
 };

@@ -283,7 +283,8 @@ double LayoutEstimator::bytes(const Run& run) {
   return stage.dense * bytes_per_param(run.config, run.shards) +
          stage.experts * bytes_per_param(run.config, run.expert_shards) +
          transient_bytes(run.config, layer, stage, run.layout.dp(request_.run.world_size)) +
-         live_microbatches(run.layout, run.microbatches) * stored;
+         live_microbatches(run.layout, run.microbatches) * stored +
+         (run.config.parallel.sharding().parameters ? 0 : first.rounded_weights);
 }
 
 LayoutEstimate LayoutEstimator::estimate(const Layout& layout) {

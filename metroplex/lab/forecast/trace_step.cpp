@@ -11,6 +11,7 @@
 #include "forecast/trace_inputs.h"
 #include "forecast/trace_recorder.h"
 #include "graph/tape_recorder.h"
+#include "nn/rounded_weight.h"
 #include "pipeline/stage_graphs.h"
 #include "step/step.h"
 
@@ -140,7 +141,8 @@ replay::StepTrace trace_step(const RankRequest& request) {
   for (size_t stage = 0; stage + 1 < assembly->model.layers.size(); ++stage)
     out.border_bytes.push_back(border.bytes(static_cast<int>(stage)));
   for (const nn::Param* param : assembly->model.params)
-    out.params.push_back({param->name, param->local_shape, param->uses_per_microbatch});
+    out.params.push_back(
+        {param->name, param->local_shape, param->uses_per_microbatch, param->rounded ? param->rounded->bytes() : 0});
   return out;
 }
 

@@ -85,6 +85,7 @@ struct TraceParam {
   std::string name;
   std::vector<int64_t> shape;  // of the local shard
   int uses_per_microbatch = 1;
+  int64_t rounded_bytes = 0;  // of the kept rounded values (precision.keep_rounded_weights); only in a StepTrace
   int64_t numel() const;
 };
 
