@@ -348,7 +348,8 @@ def alone(base, rng):
     """With one data-parallel rank ZeRO shards nothing, so its memory must equal that without ZeRO, which keeps rounded weights."""
     peaks = []
     keeps = {"precision__keep_rounded_weights": "false"} if rounds_operands(base.case) else {}
-    for more in (keeps, keeps | {f"parallel__{key}": None for key in SHARDING_KEYS}):
+    unsharded = {f"parallel__{key}": None for key in SHARDING_KEYS} | {"precision__fp8_param_gather": None}
+    for more in (keeps, keeps | unsharded):
         outcome = base.bench.train(base.case, ("--dry-run", "--json"), checkpoint__save="alone.ck", checkpoint__save_interval="2", **more)
         problem = outcome.failed()
         if problem:

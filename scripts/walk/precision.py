@@ -16,6 +16,8 @@ class LowPrecision:
         recipes = ("delayed", "tensorwise") if self.tp > 1 else ("delayed", "tensorwise", "blockwise", "mxfp8")
         recipe = self.one(*recipes)
         self.put("precision.fp8_recipe", recipe)
+        if recipe in ("delayed", "tensorwise") and self.sharding != "no_shard" and "model.moe_enable_echo" not in self.keys:
+            self.maybe("precision.fp8_param_gather", "true", odds=0.5)
         if recipe == "delayed":
             self.maybe("precision.fp8_margin", 1, odds=0.3)
             self.maybe("precision.fp8_amax_history_len", 2, 16, odds=0.5)

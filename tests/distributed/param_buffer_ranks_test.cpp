@@ -17,7 +17,8 @@ std::unique_ptr<distributed::ParamBuffer> make_buffer(std::vector<nn::Param>& pa
   options.index = shard.index();
   auto layout = std::make_shared<const distributed::FlatLayout>(pointers(params), options);
   return std::make_unique<distributed::ParamBuffer>(
-      layout, shard, distributed::ParamBufferOptions{{true}, true, align, at::TensorOptions().dtype(at::kDouble)});
+      layout, shard,
+      distributed::ParamBufferOptions{{true}, true, align, false, at::TensorOptions().dtype(at::kDouble)});
 }
 
 void write(const distributed::ParamBuffer& buffer, double value) {

@@ -72,6 +72,7 @@ inline config::Config saved_config(const MemoryCase& test_case) {
 inline const std::vector<std::string> kSixteens = {"model.hidden_size=64", "model.ffn_hidden_size=160"};
 inline const std::string kLossChunks = "memory.loss_chunk_tokens=7";
 inline const std::string kEightBits = "precision.fp8_format=hybrid";
+inline const std::string kParamGather = "precision.fp8_param_gather=true";
 inline const std::vector<std::string> kRowsInEightBits = {"model.moe_dispatch_fwd_dtype=mxfp8",
                                                           "model.moe_combine_bwd_dtype=mxfp8"};
 inline const std::string kFp32Sums = "parallel.reduce_scatter_with_fp32_accumulation=true";
@@ -143,6 +144,18 @@ inline std::vector<MemoryCase> with_parts(std::vector<MemoryCase> cases) {
        kBf16 + zero("optim_grads_params"),
        50,
        {kEightBits, "precision.fp8_recipe=tensorwise"}},
+      {"8 bits gathered as codes pp 2 zero 1",
+       true,
+       {1, 2, 1, 2, false},
+       kBf16 + zero("optim"),
+       50,
+       {kEightBits, "precision.fp8_recipe=tensorwise", kParamGather}},
+      {"8 bits gathered as codes zero 3",
+       false,
+       {1, 1, 1, 2, false},
+       kBf16 + zero("optim_grads_params"),
+       50,
+       {kEightBits, kParamGather}},
       {"adapters, 8 bits interleaved recomputed",
        true,
        {1, 2, 2, 1, false},

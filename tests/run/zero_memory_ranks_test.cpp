@@ -151,7 +151,7 @@ TEST(ZeroMemoryRanks, AnEighthAndTheTwoLargestUnitsAreHeldWhileInitialising) {
     }
     const auto layout = std::make_shared<const distributed::FlatLayout>(params, options);
     const distributed::ParamBuffer buffer(layout, world.groups().dp,
-                                          {{true, true, true}, true, false, at::TensorOptions(context.dtype)});
+                                          {{true, true, true}, true, false, false, at::TensorOptions(context.dtype)});
     const int64_t own = forecast::predict_memory({config, world.size(), world.rank(), kVocab, 2}).use.parameters;
     EXPECT_EQ(meter.bytes() - tables, own);
     EXPECT_GT(meter.peak_bytes() - tables, own);

@@ -18,6 +18,7 @@ constexpr const char* kFp4 = "precision.fp4_format";
 constexpr const char* kEither = "precision.fp8_format or fp4_format";
 constexpr const char* kRecipe = "precision.fp8_recipe";
 constexpr const char* kRecipePattern = "precision.recipe_pattern";
+constexpr const char* kParamGather = "precision.fp8_param_gather";
 constexpr const char* kExcludes = "precision.first_last_layers_bf16";
 
 bool belongs_to(std::string_view name, std::initializer_list<std::string_view> names) {
@@ -41,7 +42,7 @@ void check_needs(Rules& rules) {
   if (!fp8 && !fp4) {
     refuse_without(rules, kEither, [](std::string_view name) {
       return belongs_to(name, {"first_last_layers_bf16", "recipe_pattern", "fp8_wgrad", "fp8_output_proj",
-                               "fp8_products", "keep_rounded_weights", "log_rounding_interval"});
+                               "fp8_products", "fp8_param_gather", "keep_rounded_weights", "log_rounding_interval"});
     });
   }
   if (!precision.first_last_layers_bf16) {
@@ -75,6 +76,24 @@ void check_excluded_layers(Rules& rules) {
       "lower num_layers_at_start_in_bf16 or num_layers_at_end_in_bf16, or turn low precision off");
 }
 
+void check_param_gather(Rules& rules) {
+  const Precision& precision = rules.config.precision;
+  if (!precision.fp8_param_gather) return;
+  rules.require(precision.has_recipe(Recipe::delayed) || precision.has_recipe(Recipe::tensorwise), kParamGather,
+                "true",
+                concat("a rank can encode its shard of a weight only with one factor for the matrix, but shards end "
+                       "inside the blocks of ",
+                       to_setting(precision.recipes().front())),
+                concat("use ", kRecipe, " = delayed or tensorwise, or turn it off"));
+  rules.require_effect(rules.config.parallel.sharding().any(), kParamGather, "true",
+                       "has no effect without sharding, because no parameters are gathered",
+                       "set parallel.data_parallel_sharding_strategy to optim, or turn it off");
+  rules.require(
+      !rules.config.model.moe_enable_echo, "model.moe_enable_echo", "true",
+      concat("moves experts between ranks in params_dtype, but with ", kParamGather, " no rank holds their values"),
+      concat("turn off ", kParamGather));
+}
+
 }  // namespace
 
 void check_low_precision(Rules& rules) {
@@ -83,6 +102,7 @@ void check_low_precision(Rules& rules) {
   check_recipe_patterns(rules);
   check_excluded_layers(rules);
   if (!precision.rounds_operands()) return;
+  check_param_gather(rules);
   rules.require(!precision.delays_scales() || !rules.config.model.moe_enable_echo, "model.moe_enable_echo", "true",
                 "moves experts between ranks, which would need the scales of other ranks",
                 concat("use another ", kRecipe));

@@ -59,19 +59,20 @@ std::vector<FamilyKey> find_keys(const comm::Group& stages, const std::vector<nn
     const FamilyKey key = family_key(*param);
     if (std::find(keys.begin(), keys.end(), key) != keys.end()) continue;
     keys.push_back(key);
-    mine << static_cast<int>(key.grid) << ' ' << static_cast<int>(key.dtype) << ' ' << key.frozen << '\n';
+    mine << static_cast<int>(key.grid) << ' ' << static_cast<int>(key.dtype) << ' ' << key.frozen << ' '
+         << key.as_codes << '\n';
   }
   for (const std::string& text : comm::all_gather_strings(mine.str(), stages)) {
     std::istringstream lines(text);
     int grid = 0, dtype = 0;
-    bool frozen = false;
-    while (lines >> grid >> dtype >> frozen) {
-      const FamilyKey key{static_cast<Grid>(grid), static_cast<at::ScalarType>(dtype), frozen};
+    bool frozen = false, as_codes = false;
+    while (lines >> grid >> dtype >> frozen >> as_codes) {
+      const FamilyKey key{static_cast<Grid>(grid), static_cast<at::ScalarType>(dtype), frozen, as_codes};
       if (std::find(keys.begin(), keys.end(), key) == keys.end()) keys.push_back(key);
     }
   }
   std::sort(keys.begin(), keys.end(), [](const FamilyKey& a, const FamilyKey& b) {
-    return std::tuple(a.grid, a.dtype, a.frozen) < std::tuple(b.grid, b.dtype, b.frozen);
+    return std::tuple(a.grid, a.dtype, a.frozen, a.as_codes) < std::tuple(b.grid, b.dtype, b.frozen, b.as_codes);
   });
   return keys;
 }
@@ -116,6 +117,7 @@ void make_buffers(ParamFamily& family, const FamilyOptions& options, std::vector
   values.sharding = sharding;
   values.overlap = parallel.overlap_param_gather;
   values.align = parallel.align_param_gather;
+  values.as_codes = family.key.as_codes;
   values.tensor = at::TensorOptions().dtype(family.key.dtype).device(options.device);
   family.values = std::make_unique<ParamBuffer>(layout, family.data_parallel.shard, values);
   if (family.key.frozen) {
@@ -144,7 +146,10 @@ int64_t sum_families(const std::vector<ParamFamily>& families, const Add& add) {
 
 }  // namespace
 
-FamilyKey family_key(const nn::Param& param) { return {param.placement.grid, param.scalar_type(), param.frozen}; }
+FamilyKey family_key(const nn::Param& param) {
+  const bool as_codes = !param.frozen && param.rounded && param.rounded->can_gather_codes;
+  return {param.placement.grid, param.scalar_type(), param.frozen, as_codes};
+}
 
 ParamFamilies::ParamFamilies(const comm::World& world, const std::vector<nn::Param*>& params,
                              const FamilyOptions& options)
@@ -238,7 +243,7 @@ std::unique_ptr<nn::StageObserver> ParamFamilies::make_gather(
 int64_t ParamFamilies::values_bytes() const {
   return sum_families(families_, [](const ParamFamily& family) {
     const at::Tensor& storage = family.values->storage();
-    if (storage.defined()) return static_cast<int64_t>(storage.nbytes());
+    if (storage.defined()) return static_cast<int64_t>(storage.nbytes()) + family.values->codes_bytes();
     int64_t bytes = 0;
     for (const nn::Param* param : family.params) bytes += static_cast<int64_t>(param->data.nbytes());
     return bytes;

@@ -1,6 +1,6 @@
-// A parameter family: the parameters with the same grid (dense or expert), dtype and frozen flag, which are reduced,
-// sharded and counted alike. For example, dense parameters, routed experts, and fp32 parameters of a half-precision
-// model are three families. Each family has its own data-parallel ranks, layout and buffers.
+// A parameter family: the parameters with the same grid (dense or expert), dtype, frozen flag and gathered form,
+// which are reduced, sharded and counted alike. For example, dense parameters, routed experts, and fp32 parameters of
+// a half-precision model are three families. Each family has its own data-parallel ranks, layout and buffers.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -21,7 +21,8 @@ namespace metroplex::distributed {
 struct FamilyKey {
   topology::Grid grid = topology::Grid::dense;
   at::ScalarType dtype = at::kFloat;
-  bool frozen = false;  // values are sharded like others; no gradients
+  bool frozen = false;    // values are sharded like others; no gradients
+  bool as_codes = false;  // gathered as 8-bit codes (precision.fp8_param_gather)
   bool operator==(const FamilyKey&) const = default;
 };
 FamilyKey family_key(const nn::Param& param);

@@ -1,10 +1,16 @@
 #include "distributed/param_buffer.h"
 
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
+
+#include <algorithm>
 
 #include "base/error.h"
 #include "nn/param_init.h"
+#include "nn/rounded_weight.h"
+#include "nn/wide.h"
 
 namespace metroplex::distributed {
 
@@ -14,12 +20,27 @@ ParamBuffer::ParamBuffer(std::shared_ptr<const FlatLayout> layout, comm::Group s
       options_(std::move(options)),
       buckets_(layout_->buckets().size()) {
   if (options_.sharding.any()) {
-    storage_ = at::zeros({options_.sharding.parameters ? layout_->own_numel() : layout_->numel()}, options_.tensor);
+    storage_ = at::zeros({holds_own_values() ? layout_->own_numel() : layout_->numel()}, options_.tensor);
   }
+  if (gathers_codes()) adopt_codes();
   adopt_values();
 }
 
 ParamBuffer::~ParamBuffer() = default;
+
+int64_t ParamBuffer::codes_bytes() const {
+  if (!gathers_codes()) return 0;
+  return static_cast<int64_t>(codes_.nbytes() + magnitudes_.nbytes() + decode_.nbytes());
+}
+
+// A parameter's own range in all buckets, or in the concatenated own shards.
+at::Tensor ParamBuffer::own_view(const at::Tensor& storage, bool of_shards, size_t param,
+                                 const OwnRange& range) const {
+  const size_t b = layout_->bucket_index(param);
+  if (of_shards)
+    return layout_->own_shard(storage, b).narrow(0, range.own - layout_->buckets()[b].own_begin, range.size());
+  return layout_->param_view(layout_->bucket(storage, b), param).view(-1).narrow(0, range.begin, range.size());
+}
 
 void ParamBuffer::adopt_values() {
   const auto& params = layout_->params();
@@ -27,25 +48,79 @@ void ParamBuffer::adopt_values() {
   for (size_t i = 0; i < params.size(); ++i) {
     nn::Param& param = *params[i];
     if (!param.data.defined()) nn::materialize(param, options_.tensor);
-    const size_t b = layout_->bucket_index(i);
-    at::Tensor view = param.data;
-    if (options_.sharding.gathers_updates()) {
-      view = layout_->param_view(layout_->bucket(storage_, b), i);
-      view.copy_(param.data);
-      param.data = view;
+    const at::Tensor values = param.data;
+    if (options_.sharding.any() && !holds_own_values()) {
+      param.data = layout_->param_view(layout_->bucket(storage_, layout_->bucket_index(i)), i);
+      param.data.copy_(values);
     }
     if (own_range != layout_->own_pieces().end() && own_range->param == &param) {
-      at::Tensor own = view.view(-1).narrow(0, own_range->begin, own_range->size());
-      if (options_.sharding.parameters) {
-        const int64_t at = own_range->own - layout_->buckets()[b].own_begin;
-        const at::Tensor storage = layout_->own_shard(storage_, b).narrow(0, at, own_range->size());
-        storage.copy_(own);
-        own = storage;
+      at::Tensor own = param.data.view(-1).narrow(0, own_range->begin, own_range->size());
+      if (holds_own_values()) own = own_view(storage_, true, i, *own_range).copy_(own);
+      if (gathers_codes()) {
+        nn::WeightShard& shard = *param.rounded->shard;
+        shard.values = own;
+        shard.codes = own_view(codes_, options_.sharding.parameters, i, *own_range);
+        shard.begin = own_range->begin;
       }
       own_values_.push_back(own);
       ++own_range;
     }
-    if (options_.sharding.parameters) param.data = at::Tensor();
+    if (holds_own_values()) param.data = at::Tensor();
+  }
+}
+
+// Replaces the parameters' rounded values by gathered codes. updated() must follow.
+void ParamBuffer::adopt_codes() {
+  const auto bytes = options_.tensor.dtype(at::kByte),
+             wide = options_.tensor.dtype(nn::acc_type(options_.tensor.dtype().toScalarType()));
+  codes_ = at::zeros({options_.sharding.parameters ? layout_->own_numel() : layout_->numel()}, bytes);
+  int64_t matrices = 0;
+  for (const nn::Param* param : layout_->params()) matrices += nn::count_matrices(*param);
+  magnitudes_ = at::zeros({matrices}, wide), decode_ = at::ones({matrices}, wide);
+  matrices = 0;
+  for (size_t i = 0; i < layout_->params().size(); ++i) {
+    nn::Param& param = *layout_->params()[i];
+    nn::RoundedWeight& rounded = *param.rounded;
+    const int64_t count = nn::count_matrices(param);
+    rounded.shard = nn::WeightShard{at::empty({0}, options_.tensor), at::empty({0}, bytes), 0, param.numel() / count};
+    rounded.magnitudes = magnitudes_.narrow(0, matrices, count);
+    rounded.column_codes = {{}, decode_.narrow(0, matrices, count)};
+    matrices += count;
+    if (!options_.sharding.parameters) set_gathered(i, layout_->bucket(codes_, layout_->bucket_index(i)));
+    for (const comm::Group& group : rounded.rounding.shards(nn::Operand::weight)) {
+      const auto same = [&](const comm::Group& other) { return other.ranks() == group.ranks(); };
+      if (std::none_of(weight_shards_.begin(), weight_shards_.end(), same)) weight_shards_.push_back(group);
+    }
+  }
+}
+
+// `bucket_data`: the parameter's bucket, or undefined after the bucket was freed.
+void ParamBuffer::set_gathered(size_t i, const at::Tensor& bucket_data) const {
+  nn::Param& param = *layout_->params()[i];
+  const at::Tensor view = bucket_data.defined() ? layout_->param_view(bucket_data, i) : at::Tensor();
+  if (!gathers_codes()) param.data = view;
+  else
+    param.rounded->column_codes.codes =
+        view.defined() ? view.view({-1, view.size(-1)}).view(at::kFloat8_e4m3fn) : view;
+}
+
+// Every matrix needs the largest magnitude of all its shards, except with delayed scales.
+void ParamBuffer::encode_own() {
+  const at::NoGradGuard no_grad;
+  bool delays = true;
+  for (const nn::Param* param : layout_->params()) {
+    nn::RoundedWeight& rounded = *param->rounded;
+    if (rounded.rounding.delays_scales()) continue;
+    rounded.rounding.find_magnitudes(rounded.magnitudes, *rounded.shard);
+    delays = false;
+  }
+  if (!delays) {
+    comm::all_reduce(magnitudes_, shard_, comm::ReduceOp::max);
+    for (const comm::Group& group : weight_shards_) comm::all_reduce(magnitudes_, group, comm::ReduceOp::max);
+  }
+  for (const nn::Param* param : layout_->params()) {
+    const nn::RoundedWeight& rounded = *param->rounded;
+    rounded.rounding.encode(*rounded.shard, rounded.magnitudes, rounded.column_codes.decode);
   }
 }
 
@@ -55,8 +130,8 @@ void ParamBuffer::start(size_t b) {
   bucket.in_flight = true;
   if (options_.sharding.gathers_units()) {
     const FlatBucket& range = layout_->buckets()[b];
-    bucket.data = at::empty({range.end - range.begin}, options_.tensor);
-    const at::Tensor own = layout_->own_shard(storage_, b);
+    const at::Tensor own = layout_->own_shard(gathered_storage(), b);
+    bucket.data = at::empty({range.end - range.begin}, own.options());
     if (shard_.size() == 1) {
       bucket.data.copy_(own);
     } else {
@@ -64,7 +139,7 @@ void ParamBuffer::start(size_t b) {
     }
     return;
   }
-  const at::Tensor whole = layout_->bucket(storage_, b);
+  const at::Tensor whole = layout_->bucket(gathered_storage(), b);
   if (shard_.size() > 1)
     bucket.handle = comm::all_gather_into_async(whole, layout_->bucket_own_shard(whole, b), shard_);
 }
@@ -74,17 +149,20 @@ void ParamBuffer::finish(size_t b) {
   bucket.handle.wait();
   bucket.in_flight = bucket.stale = false;
   if (!options_.sharding.gathers_units()) return;
-  for (const size_t i : layout_->buckets()[b].params)
-    layout_->params()[i]->data = layout_->param_view(bucket.data, i);
+  for (const size_t i : layout_->buckets()[b].params) set_gathered(i, bucket.data);
 }
 
 void ParamBuffer::updated() {
-  if (!options_.sharding.gathers_updates()) return;
-  for (Bucket& bucket : buckets_) {
-    bucket.handle.wait();  // finishes a gather of stale values; the bucket is gathered again
-    bucket.in_flight = false;
-    bucket.stale = true;
+  const bool gathers = options_.sharding.gathers_updates();
+  if (gathers) {
+    for (Bucket& bucket : buckets_) {
+      bucket.handle.wait();  // finishes a gather of stale values; the bucket is gathered again
+      bucket.in_flight = false;
+      bucket.stale = true;
+    }
   }
+  if (gathers_codes()) encode_own();
+  if (!gathers) return;
   // The last bucket holds the first parameters, so it is needed first.
   for (size_t b = buckets_.size(); b-- > 0;) {
     start(b);
@@ -121,7 +199,7 @@ void ParamBuffer::release(size_t b) {
   MPX_ASSERT(bucket.users > 0, "bucket ", b, " is released more often than it was acquired");
   if (--bucket.users > 0) return;
   bucket.data = at::Tensor();
-  for (const size_t i : layout_->buckets()[b].params) layout_->params()[i]->data = at::Tensor();
+  for (const size_t i : layout_->buckets()[b].params) set_gathered(i, bucket.data);
 }
 
 void ParamBuffer::finish_gathers() {

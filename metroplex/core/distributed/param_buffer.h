@@ -2,6 +2,8 @@
 // and updates its own shard. After an update each bucket is all-gathered, at the latest when a block needs it.
 // ZeRO-3: a rank holds only its own shards. The buckets of a block are gathered before its forward and backward, one
 // block ahead, and freed after it.
+// Parameters that products read as 8-bit codes (precision.fp8_param_gather): a rank holds only its own shards of the
+// values, as with ZeRO-3, and gathers codes, as above.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -23,6 +25,7 @@ struct ParamBufferOptions {
   // ZeRO-1 and ZeRO-2. overlap: gather during the next forward, one bucket ahead of its use. align: gather all
   // buckets right after the update, so that all pipeline stages gather at the same time.
   bool overlap = true, align = false;
+  bool as_codes = false;  // all parameters have a RoundedWeight that can gather codes
   at::TensorOptions tensor;
 };
 
@@ -38,8 +41,10 @@ class ParamBuffer {
   // One-dimensional views that an update writes, one per entry of layout().own_pieces().
   const std::vector<at::Tensor>& own_values() const { return own_values_; }
   const FlatLayout& layout() const { return *layout_; }
-  // The permanent memory: all buckets, or the own shards (ZeRO-3); undefined without sharding.
+  // The permanent values: all buckets, or the own shards (ZeRO-3, codes); undefined without sharding.
   const at::Tensor& storage() const { return storage_; }
+  // Permanent memory of codes with their factors.
+  int64_t codes_bytes() const;
   // Size of the buckets that are gathered or being gathered (ZeRO-3).
   int64_t gathered_bytes() const {
     int64_t bytes = 0;
@@ -67,14 +72,25 @@ class ParamBuffer {
     int users = 0;
     comm::Handle handle;
   };
+  bool holds_own_values() const { return options_.sharding.parameters || gathers_codes(); }
+  bool gathers_codes() const { return options_.as_codes && options_.sharding.any(); }
+  // The tensor that gathers read: all buckets, or the own shards (ZeRO-3).
+  const at::Tensor& gathered_storage() const { return gathers_codes() ? codes_ : storage_; }
+  at::Tensor own_view(const at::Tensor& storage, bool of_shards, size_t param, const OwnRange& range) const;
   void adopt_values();
+  void adopt_codes();
+  void set_gathered(size_t param, const at::Tensor& bucket_data) const;
+  void encode_own();
   void start(size_t bucket);
   void finish(size_t bucket);
 
   std::shared_ptr<const FlatLayout> layout_;
   comm::Group shard_;
   ParamBufferOptions options_;
-  at::Tensor storage_;  // ZeRO-1 and 2: all buckets; ZeRO-3: the own shards
+  at::Tensor storage_;                      // all buckets, or the own shards
+  at::Tensor codes_;                        // bytes: ZeRO-1 and 2: all buckets; ZeRO-3: the own shards
+  at::Tensor magnitudes_, decode_;          // of all parameters' matrices
+  std::vector<comm::Group> weight_shards_;  // groups whose ranks hold other shards of the same matrices
   std::vector<Bucket> buckets_;
   std::vector<at::Tensor> own_values_;
 };

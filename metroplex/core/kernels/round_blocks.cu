@@ -134,6 +134,16 @@ __global__ void __launch_bounds__(kThreads) round_columns_kernel(Rounding<T, Out
   }
 }
 
+// Columns that a thread block of round_kernel takes at once.
+__host__ __device__ int64_t column_step(const RoundShape& shape) {
+  constexpr int64_t kLongRow = 4096;
+  const int64_t step = shape.column_step();
+  return shape.whole_groups() && step > kLongRow ? kLongRow : step;
+}
+__host__ __device__ int64_t count_across(const RoundShape& shape) {
+  return (shape.columns + column_step(shape) - 1) / column_step(shape);
+}
+
 // A thread block rounds every gridDim.x-th block of values, counted over all groups. The number of blocks in a group
 // depends on its rows.
 template <class T, class Out>
@@ -141,8 +151,8 @@ __global__ void __launch_bounds__(kThreads) round_kernel(Rounding<T, Out> all) {
   using W = Wide<T>;
   const RoundShape& shape = all.shape;
   const SmallForm form = small_form(shape.number);
-  const int64_t block_rows = shape.whole_groups() ? 1 : shape.block_rows, across = shape.column_blocks(),
-                step = shape.column_step();
+  const int64_t block_rows = shape.whole_groups() ? 1 : shape.block_rows, across = count_across(shape),
+                step = column_step(shape);
   int64_t first = 0;  // the group's first block
   for (GroupWalk walk = all.groups(); walk.next();) {
     const int64_t begin = walk.begin, end = walk.end;
@@ -175,7 +185,7 @@ __global__ void __launch_bounds__(kThreads) round_kernel(Rounding<T, Out> all) {
 // At least the number of blocks of all groups.
 int64_t count_blocks(const RoundShape& shape) {
   const int64_t block_rows = shape.whole_groups() ? 1 : shape.block_rows;
-  return (shape.rows / block_rows + shape.groups) * shape.column_blocks();
+  return (shape.rows / block_rows + shape.groups) * count_across(shape);
 }
 
 template <class T, class Out>
@@ -248,7 +258,6 @@ void round_blocks_cuda(Out* out, const T* x, const Wide<T>* magnitudes, const in
 template <class T>
 void encode_values_cuda(uint8_t* codes, Wide<T>* decode, const T* x, const Wide<T>* magnitudes, const int64_t* counts,
                         const RoundShape& shape, CUstream_st* stream) {
-  if (shape.rows == 0 || shape.columns == 0) return;
   const Rounding<T, uint8_t> all{codes, x, magnitudes, counts, shape, {}, decode};
   launch_kernel("encode_values", round_kernel<T, uint8_t>,
                 Grid{blocks_for_rows(count_blocks(shape)), kThreads, 0, stream}, all);

@@ -56,7 +56,7 @@ template <class T, class Out>
 void round_blocks(Out* out, const T* x, const Wide<T>* magnitudes, const int64_t* counts, const RoundShape& shape,
                   const RoundingNoise& noise = {});
 // codes [rows, columns] of the values that round_blocks rounds, and their factors: decode [groups] if blocks are
-// whole groups, else [row blocks, column blocks] of one group. For 8-bit formats.
+// whole groups, also of groups without values, else [row blocks, column blocks] of one group. For 8-bit formats.
 template <class T>
 void encode_values(uint8_t* codes, Wide<T>* decode, const T* x, const Wide<T>* magnitudes, const int64_t* counts,
                    const RoundShape& shape);

@@ -149,7 +149,9 @@ Linear::Linear(std::shared_ptr<Param> weight, const LayerContext& context)
   // Heads of multi-token prediction share the weight, and then its history and rounded values.
   if (weight_->operand_history) rounding_.share_history(weight_->operand_history);
   else weight_->operand_history = rounding_.make_history("output_layer", context.dtype, context.tp_dp_cp);
-  if (!weight_->rounded) keep_rounded(*weight_, rounding_, context, rounding_.encodes());
+  if (weight_->rounded) return;
+  keep_rounded(*weight_, rounding_, context, rounding_.encodes());
+  if (weight_->rounded) weight_->rounded->can_gather_codes = false;  // embedding and loss read the values
 }
 
 LinearRows Linear::rows(const Input& in, const Microbatch& batch) const {

@@ -32,6 +32,33 @@ void dispatch_rounding(at::ScalarType x, at::ScalarType result, const Body& body
   dispatch_element(x, [&](auto zero) { body(zero, Wide<decltype(zero)>{}); });
 }
 
+// Writes the codes of x, whose values share the factor of the magnitude `largest` [1], and the factor.
+template <class T>
+void write_codes(const device::Target& target, const Codes& out, const at::Tensor& x, const at::Tensor& largest,
+                 const at::Tensor& counts, const RoundShape& shape) {
+  device::launch(target,
+                 {"encode_values",
+                  {&x, &largest, &counts},
+                  {&out.codes, &out.decode},
+                  {{"block_rows", shape.block_rows}, {"block_columns", shape.block_columns}}},
+                 kernels::encode_values<T>, kernels::encode_values_cuda<T>,
+                 static_cast<uint8_t*>(out.codes.mutable_data_ptr()), elements<Wide<T>>(out.decode),
+                 static_cast<const T*>(elements<T>(x)), static_cast<const Wide<T>*>(elements<Wide<T>>(largest)),
+                 counts_pointer(counts), shape);
+}
+
+// Calls body(matrix, values, codes) with the shard's elements of each matrix; some matrices may have none.
+template <class Body>
+void for_matrices(const WeightShard& shard, int64_t matrices, const Body& body) {
+  for (int64_t matrix = 0; matrix < matrices; ++matrix) {
+    const auto local = [&](int64_t element) {
+      return std::clamp<int64_t>(element - shard.begin, 0, shard.values.numel());
+    };
+    const int64_t first = local(matrix * shard.matrix_size), size = local((matrix + 1) * shard.matrix_size) - first;
+    body(matrix, shard.values.narrow(0, first, size), shard.codes.narrow(0, first, size));
+  }
+}
+
 }  // namespace
 
 at::ScalarType OperandRounding::result_type(at::ScalarType of_x) const {
@@ -270,18 +297,63 @@ Codes OperandRounding::encode(const at::Tensor& given, Operand operand, SumOver 
   dispatch_element(x.scalar_type(), [&](auto zero) {
     using T = decltype(zero);
     const at::Tensor largest = magnitudes<T>(x, operand, counts, call, options.counts);
-    device::launch(target_,
-                   {"encode_values",
-                    {&x, &largest, &counts},
-                    {&out.codes, &out.decode},
-                    {{"block_rows", call.block_rows}, {"block_columns", call.block_columns}}},
-                   kernels::encode_values<T>, kernels::encode_values_cuda<T>,
-                   static_cast<uint8_t*>(out.codes.mutable_data_ptr()), elements<Wide<T>>(out.decode),
-                   static_cast<const T*>(elements<T>(x)), static_cast<const Wide<T>*>(elements<Wide<T>>(largest)),
-                   counts_pointer(counts), call);
+    write_codes<T>(target_, out, x, largest, counts, call);
     if (options.counts && is_measured()) measure<T>(operand, {x, out.values(), largest, counts, call});
   });
   return out;
+}
+
+bool OperandRounding::encodes_shards() const {
+  return precision_.fp8_param_gather && (recipe_ == config::Recipe::delayed || recipe_ == config::Recipe::tensorwise);
+}
+
+RoundShape OperandRounding::range_shape(int64_t size) const {
+  RoundShape range = shape(Operand::weight, SumOver::columns);
+  range.rows = 1, range.columns = size;
+  return range;
+}
+
+void OperandRounding::find_magnitudes(const at::Tensor& magnitudes, const WeightShard& shard) const {
+  magnitudes.zero_();
+  for_matrices(shard, magnitudes.numel(), [&](int64_t matrix, const at::Tensor& x, const at::Tensor&) {
+    if (x.numel() == 0) return;
+    dispatch_element(x.scalar_type(), [&](auto zero) {
+      magnitudes.narrow(0, matrix, 1).copy_(own_magnitudes<decltype(zero)>(x, {}, range_shape(x.numel())));
+    });
+  });
+}
+
+at::Tensor OperandRounding::used_magnitudes(const at::Tensor& found) const {
+  return history_ == nullptr ? found : history_->data.select(0, 0).select(0, static_cast<int64_t>(Operand::weight));
+}
+
+void OperandRounding::encode(const WeightShard& shard, const at::Tensor& magnitudes, const at::Tensor& decode) const {
+  const at::Tensor used = used_magnitudes(magnitudes);
+  for_matrices(shard, decode.numel(), [&](int64_t matrix, const at::Tensor& x, const at::Tensor& codes) {
+    const Codes out{codes, decode.narrow(0, matrix, 1)};
+    dispatch_element(x.scalar_type(), [&](auto zero) {
+      write_codes<decltype(zero)>(target_, out, x, used.narrow(0, matrix, 1), {}, range_shape(x.numel()));
+    });
+  });
+}
+
+void OperandRounding::count(const WeightShard& shard, const at::Tensor& magnitudes, const at::Tensor& decode) const {
+  if (history_ != nullptr) {
+    const at::Tensor pending = history_->pending.select(0, static_cast<int64_t>(Operand::weight)),
+                     own = at::empty_like(pending);
+    find_magnitudes(own, shard);
+    pending.copy_(at::maximum(pending, own));
+  }
+  if (!is_measured()) return;
+  const at::Tensor used = used_magnitudes(magnitudes);
+  for_matrices(shard, decode.numel(), [&](int64_t matrix, const at::Tensor& x, const at::Tensor& codes) {
+    if (x.numel() == 0) return;
+    const at::Tensor rounded =
+        codes.view(at::kFloat8_e4m3fn).to(decode.scalar_type()).mul_(decode.narrow(0, matrix, 1));
+    dispatch_element(x.scalar_type(), [&](auto zero) {
+      measure<decltype(zero)>(Operand::weight, {x, rounded, used.narrow(0, matrix, 1), {}, range_shape(x.numel())});
+    });
+  });
 }
 
 void OperandRounding::check_shards(const std::string& name, const std::vector<int64_t>& sizes) const {

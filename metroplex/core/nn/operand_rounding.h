@@ -51,6 +51,13 @@ struct RoundOptions {
   at::Tensor out = {};         // receives the rounded values; undefined: a new tensor
 };
 
+// A shard of a stack of matrices: elements [begin, begin + values.numel()) of the flattened stack.
+struct WeightShard {
+  at::Tensor values, codes;  // one-dimensional; codes: bytes that encode() writes
+  int64_t begin = 0;
+  int64_t matrix_size = 0;  // elements of a matrix
+};
+
 class OperandRounding {
  public:
   OperandRounding() = default;  // returns operands unchanged
@@ -91,6 +98,16 @@ class OperandRounding {
   // Uninitialized codes of a tensor [.., columns], for encode().
   Codes make_codes(at::IntArrayRef sizes, at::Device device, Operand operand, SumOver sum,
                    const RowGroups& groups) const;
+  // Whether weights can be encoded shard by shard: precision.fp8_param_gather, with one factor for each matrix.
+  bool encodes_shards() const;
+  // Writes the largest magnitude of the shard's elements of each matrix, 0 without elements. magnitudes [matrices].
+  void find_magnitudes(const at::Tensor& magnitudes, const WeightShard& shard) const;
+  // Writes the shard's codes, and the factor of each matrix to decode [matrices]. `magnitudes` [matrices] are those
+  // of all shards; with delayed scales, the history replaces them.
+  void encode(const WeightShard& shard, const at::Tensor& magnitudes, const at::Tensor& decode) const;
+  // RoundOptions::counts for a shard that was encoded with `decode`.
+  void count(const WeightShard& shard, const at::Tensor& magnitudes, const at::Tensor& decode) const;
+  const std::vector<comm::Group>& shards(Operand operand) const { return shards_[static_cast<size_t>(operand)]; }
   // Whether the rounded weight is the same for both of its products.
   bool shares_weight() const;
   // Dtype of the result of round().
@@ -111,6 +128,10 @@ class OperandRounding {
   template <class T>
   at::Tensor magnitudes(const at::Tensor& x, Operand operand, const at::Tensor& rows,
                         const kernels::RoundShape& shape, bool counts) const;
+
+  // `size` consecutive elements of a matrix that has one factor.
+  kernels::RoundShape range_shape(int64_t size) const;
+  at::Tensor used_magnitudes(const at::Tensor& magnitudes) const;
 
   // An operand before and after its rounding, with the arguments of the kernel.
   struct Measured {

@@ -10,8 +10,8 @@ namespace metroplex::nn {
 namespace {
 
 // A stack of matrices has one group per matrix.
-RoundOptions weight_options(const at::Tensor& values, bool counts) {
-  return {.groups = {values.dim() > 2 ? values.size(0) : 1, {}}, .counts = counts};
+RoundOptions weight_options(const Param& weight, bool counts) {
+  return {.groups = {count_matrices(weight), {}}, .counts = counts};
 }
 
 const RoundedWeight& updated_values(const Param& weight) {
@@ -21,10 +21,13 @@ const RoundedWeight& updated_values(const Param& weight) {
 
 }  // namespace
 
+int64_t count_matrices(const Param& weight) { return weight.local_shape.size() > 2 ? weight.local_shape[0] : 1; }
+
 int64_t RoundedWeight::bytes() const {
   int64_t sum = 0;
-  for (const at::Tensor& part : {columns, rows.is_same(columns) ? at::Tensor() : rows, column_codes.codes,
-                                 column_codes.decode, row_codes.codes, row_codes.decode})
+  const Codes own = shard ? Codes() : column_codes;  // ParamBuffer owns gathered codes
+  for (const at::Tensor& part : {columns, rows.is_same(columns) ? at::Tensor() : rows, own.codes, own.decode,
+                                 row_codes.codes, row_codes.decode})
     sum += part.defined() ? static_cast<int64_t>(part.nbytes()) : 0;
   return sum;
 }
@@ -36,15 +39,21 @@ void RoundedWeight::begin_run(const Param& weight, bool measures) {
 void RoundedWeight::update(const Param& weight) {
   const at::NoGradGuard no_grad;
   is_stale = false;
+  if (shard) {
+    rounding.count(*shard, magnitudes, column_codes.decode);
+    if (columns.defined()) column_codes.values(columns.view({-1, columns.size(-1)}));
+    return;
+  }
   if (column_codes.codes.defined()) {
     const auto encode = [&](SumOver sum, bool counts, const Codes& out) {
-      rounding.encode(weight.data, Operand::weight, sum, weight_options(weight.data, counts), out);
+      rounding.encode(weight.data, Operand::weight, sum, weight_options(weight, counts), out);
     };
     encode(SumOver::columns, true, column_codes);
     if (row_codes.codes.defined()) encode(SumOver::rows, false, row_codes);
     return;
   }
-  RoundOptions options = weight_options(weight.data, true);
+  if (!columns.defined()) return;
+  RoundOptions options = weight_options(weight, true);
   options.out = columns;
   rounding.round(weight.data, Operand::weight, SumOver::columns, options);
   if (rows.is_same(columns)) return;
@@ -53,13 +62,16 @@ void RoundedWeight::update(const Param& weight) {
 }
 
 void keep_rounded(Param& weight, const OperandRounding& rounding, const LayerContext& context, bool as_codes) {
-  if (!context.keeps_rounded_weights || !rounding.rounds() || weight.stored) return;
+  if (!rounding.rounds() || weight.stored) return;
+  if (!context.keeps_rounded_weights && !rounding.encodes_shards()) return;
   weight.rounded = std::make_shared<RoundedWeight>();
   RoundedWeight& kept = *weight.rounded;
   kept.rounding = rounding;
+  kept.can_gather_codes = rounding.encodes_shards();
+  if (!context.keeps_rounded_weights) return;
   const at::Device memory = context.target.memory();
   if (as_codes) {
-    const RowGroups groups{weight.local_shape.size() > 2 ? weight.local_shape[0] : 1};
+    const RowGroups groups{count_matrices(weight)};
     const auto make = [&](SumOver sum) {
       return rounding.make_codes(weight.local_shape, memory, Operand::weight, sum, groups);
     };
@@ -73,20 +85,18 @@ void keep_rounded(Param& weight, const OperandRounding& rounding, const LayerCon
 }
 
 at::Tensor round_weight(const OperandRounding& rounding, const Param& weight, SumOver sum, bool counts) {
-  if (weight.rounded) {
+  if (weight.rounded && weight.rounded->columns.defined()) {
     const RoundedWeight& kept = updated_values(weight);
-    if (kept.column_codes.codes.defined()) return kept.column_codes.values().view(weight.local_shape);
     return sum == SumOver::columns ? kept.columns : kept.rows;
   }
-  const at::Tensor values = weight_values(weight);
-  return rounding.round(values, Operand::weight, sum, weight_options(values, counts));
+  if (weight.rounded && weight.rounded->column_codes.codes.defined())
+    return updated_values(weight).column_codes.values().view(weight.local_shape);
+  return rounding.round(weight_values(weight), Operand::weight, sum, weight_options(weight, counts));
 }
 
 Codes encode_weight(const OperandRounding& rounding, const Param& weight, SumOver sum, bool counts) {
-  if (!weight.rounded) {
-    const at::Tensor values = weight_values(weight);
-    return rounding.encode(values, Operand::weight, sum, weight_options(values, counts));
-  }
+  if (!weight.rounded || !weight.rounded->column_codes.codes.defined())
+    return rounding.encode(weight_values(weight), Operand::weight, sum, weight_options(weight, counts));
   const RoundedWeight& kept = updated_values(weight);
   return sum == SumOver::rows && kept.row_codes.codes.defined() ? kept.row_codes : kept.column_codes;
 }

@@ -2,11 +2,15 @@
 // microbatches, backward, and recomputation (precision.keep_rounded_weights; TransformerEngine's
 // is_first_microbatch). Values of a frozen weight stay valid until it is loaded, unless its scale depends on the
 // step.
+//
+// With precision.fp8_param_gather, ParamBuffer gathers the weight's codes from the ranks that shard it. Then `data`
+// is undefined, and the values are decoded.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "nn/layer_context.h"
@@ -20,19 +24,27 @@ struct RoundedWeight {
   OperandRounding rounding;
   // Operands of forward and of input gradients; the same tensor if their blocks are the same.
   at::Tensor columns, rows;
-  Codes column_codes, row_codes;  // instead, with precision.fp8_products = library; no second ones if shared
+  // Instead of both, with precision.fp8_products = library; no second ones if shared. Column codes may be gathered.
+  Codes column_codes, row_codes;
   bool is_stale = true;
+  bool can_gather_codes = false;
+  // Codes that are gathered: this rank's shard, and the largest magnitude of each matrix [matrices].
+  std::optional<WeightShard> shard;
+  at::Tensor magnitudes;
 
   int64_t bytes() const;
   // Marks the values as stale if they may have changed since the last run. `measures`: the run measures roundings.
   void begin_run(const Param& weight, bool measures);
-  // Rounds the weight. Collective as OperandRounding::round().
+  // Rounds or decodes the weight. Collective as OperandRounding::round().
   void update(const Param& weight);
 };
 
-// Adds a RoundedWeight to a weight that is rounded and not stored as codes, if the context keeps them. `as_codes`:
-// for products of codes.
+// Adds a RoundedWeight to a weight that is rounded and not stored as codes, if the context keeps them or codes may be
+// gathered. `as_codes`: for products of codes.
 void keep_rounded(Param& weight, const OperandRounding& rounding, const LayerContext& context, bool as_codes);
+
+// Number of matrices that have a factor of their own: experts of a stack.
+int64_t count_matrices(const Param& weight);
 
 // Return the weight as an operand: its kept values, or newly rounded ones. `counts` as in RoundOptions.
 at::Tensor round_weight(const OperandRounding& rounding, const Param& weight, SumOver sum, bool counts = false);

@@ -81,10 +81,11 @@ at::Tensor Codes::row_factors() const {
   return decode.index_select(0, group.clamp_max(groups - 1));
 }
 
-at::Tensor Codes::values() const {
-  const at::Tensor wide = codes.to(at::kFloat);
-  if (!has_blocks()) return wide.mul_(row_factors().unsqueeze(1));
-  return wide.mul_(repeat(repeat(decode, 0, block_rows, codes.size(0)), 1, block_columns, codes.size(1)));
+at::Tensor Codes::values(at::Tensor out) const {
+  if (!out.defined()) out = at::empty(codes.sizes(), decode.options());
+  out.copy_(codes);
+  if (!has_blocks()) return out.mul_(row_factors().unsqueeze(1));
+  return out.mul_(repeat(repeat(decode, 0, block_rows, codes.size(0)), 1, block_columns, codes.size(1)));
 }
 
 LibraryFactors library_factors(const Codes& operand) {

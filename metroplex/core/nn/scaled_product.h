@@ -14,15 +14,16 @@ namespace metroplex::nn {
 // A matrix whose values are decode * codes.
 struct Codes {
   at::Tensor codes;                           // [rows, columns], an 8-bit floating-point type, contiguous
-  at::Tensor decode;                          // fp32: [groups of rows], or [row blocks, column blocks]
+  at::Tensor decode;                          // fp32, or fp64 in an fp64 run: [groups of rows], or [row blocks, column blocks]
   int64_t block_rows = 0, block_columns = 0;  // 0: no blocks
   at::Tensor counts = {};                     // [groups] int64: rows of each; undefined: equal numbers
   bool has_blocks() const { return block_columns > 0; }
   Codes transposed() const;  // of one group
   // [rows] fp32, without blocks. Rows after the last group have the last factor.
   at::Tensor row_factors() const;
-  // fp32; exact unless decode * code has more than 24 significant bits.
-  at::Tensor values() const;
+  // [rows, columns] in the dtype of `decode`, in `out` if it is defined. Exact unless decode * code has more
+  // significant bits than the dtype.
+  at::Tensor values(at::Tensor out = {}) const;
 };
 
 // The factors in the layout of at::_scaled_mm_v2, with its enumerators at::blas::ScalingType and SwizzleType.

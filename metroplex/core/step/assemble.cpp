@@ -315,8 +315,9 @@ std::unique_ptr<Assembly> assemble(const config::Config& config, const comm::Wor
   for (const auto& stage : model.stages) stages.push_back(stage.get());
   model.executor = std::make_unique<pipeline::Executor>(stages, process.groups().pp);
   make_families(process, model, assembly->optimization, std::move(units), forward_only, other_stages);
-  if (context.streams && !model.shared.empty()) {
-    share_values(model.shared, model.slices);
+  const bool shares = context.streams && !model.shared.empty();
+  if (shares) share_values(model.shared, model.slices);
+  if (shares || config.precision.fp8_param_gather) {
     model.families.loaded();
     model.families.finish_gathers();  // later loads write to memory that an unfinished gather would read
   }

@@ -203,7 +203,7 @@ constexpr FlagGroup kGroups[] = {
      "--fim-prefix-token= --fim-rate= --fim-split-sample= --fim-spm-rate= --fim-suffix-token="},
     {"read only with --finetune-hf-dataset", "--finetune-data-files+ --finetune-data-split="},
     {"storage and transport of rounded parameters: here they stay in params_dtype",
-     "--disable-stream-ckpt-dequant --fp4-param-gather --fp8-interval= --fp8-param-gather --keep-fp8-transpose-cache "
+     "--disable-stream-ckpt-dequant --fp4-param-gather --fp8-interval= --keep-fp8-transpose-cache "
      "--keep-fp8-transpose-cache-when-using-custom-fsdp --no-stream-ckpt-dequant "
      "--reuse-grad-buf-for-mxfp8-param-ag"},
     {"products here need no multiples of 16 or 32 rows",

@@ -265,6 +265,7 @@ static const std::vector<Row>& precision_rows() {
       {"--fp8-recipe", kOne, "precision.fp8_recipe=$"},
       {"--fp8-margin", kOne, "precision.fp8_margin=$"},
       {"--fp8-amax-history-len", kOne, "precision.fp8_amax_history_len=$"},
+      {"--fp8-param-gather", kNone, "fp8_param_gather=true"},
       {"--fp8-output-proj", kNone, "precision.fp8_output_proj=true"},
       {"--no-fp8-wgrad", kNone, "precision.fp8_wgrad=false"},
       {"--disable-fp8-wgrad", kNone, "precision.fp8_wgrad=false"},

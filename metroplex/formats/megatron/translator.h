@@ -64,6 +64,7 @@ class Translator {
   std::string torch_strategy() const { return later("fsdp2_keeps_weights") ? "optim_grads" : "optim_grads_params"; }
   void sharding();
   void gradient_sums();
+  void param_gather();
   void recompute();
   void recomputed_layers();
   void evaluation();

@@ -42,6 +42,7 @@ Arguments Translator::run() {
   attention_mask();
   sharding();
   gradient_sums();
+  param_gather();
   recompute();
   experts();
   hybrid_layers();
@@ -280,6 +281,19 @@ void Translator::gradient_sums() {
   if (whole_ && !half) return ignore(kFlag, "with fp32 gradients");
   if (whole_ && !config.parallel.sharding().any()) return ignore(kFlag, "without --use-distributed-optimizer");
   derive("parallel.reduce_scatter_with_fp32_accumulation=true", "", kFlag);
+}
+
+// Other recipes gather in params_dtype, with the same results.
+void Translator::param_gather() {
+  static constexpr const char* kFlag = "--fp8-param-gather";
+  if (!later("fp8_param_gather")) return;
+  const config::Config config = draft();
+  const bool one_factor =
+      config.precision.has_recipe(config::Recipe::delayed) || config.precision.has_recipe(config::Recipe::tensorwise);
+  if (whole_ && !one_factor) return ignore(kFlag, "without --fp8-recipe delayed or tensorwise");
+  if (whole_ && !config.parallel.sharding().any()) return ignore(kFlag, "without --use-distributed-optimizer");
+  if (whole_ && config.model.moe_enable_echo) return ignore(kFlag, "with --moe-enable-echo");
+  derive("precision.fp8_param_gather=true", "", kFlag);
 }
 
 void Translator::recompute() {

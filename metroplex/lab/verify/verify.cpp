@@ -271,6 +271,7 @@ config::Config single_rank_config(config::Config config) {
   const int64_t global_batch_size = config.train.global_batch_size;
   config.parallel = {};
   config.memory = {};
+  config.precision.fp8_param_gather = false;
   config.train.global_batch_size = global_batch_size;
   // The hierarchical dispatcher needs several nodes; alltoall sends the same rows.
   if (config.model.moe_token_dispatcher_type == config::TokenDispatcher::hierarchical)
