@@ -16,6 +16,13 @@ resumes() {
   holds "a resumed run with $name has the same bits"
 }
 resumes delayed --precision.fp8_amax_history_len=4 --precision.fp8_amax_compute_algo=max
+gathers=(--run.nproc=2 --precision.fp8_param_gather=true)
+resumes gathered "${gathers[@]}" --precision.fp8_recipe=tensorwise --parallel.data_parallel_sharding_strategy=optim
+resumes gathered3 "${gathers[@]}" --parallel.data_parallel_sharding_strategy=optim_grads_params
+run 0 train "${tiny[@]}" "${bits[@]}" "${short[@]}" --checkpoint.save=one --checkpoint.load=gathered3 --checkpoint.ckpt_step=3
+holds "a run on one rank loads a checkpoint of gathered codes"
+run 0 train "${tiny[@]}" --bf16 --fp8-format hybrid --use-distributed-optimizer --fp8-param-gather --run.nproc=2 --train.train_iters=4
+holds "Megatron's flag gathers codes"
 resumes mxfp8 --precision.fp8_recipe=mxfp8
 bits=(--precision.params_dtype=bf16 --precision.fp4_format=e2m1)
 resumes nvfp4 --precision.recipe_pattern=layers.1.mlp.linear_fc2=delayed

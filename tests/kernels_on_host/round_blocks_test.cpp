@@ -110,6 +110,8 @@ void check_all() {
     for (const auto& [rows, columns] : {std::pair<int64_t, int64_t>{1, 16}, {16, 1}, {16, 16}})
       check_codes<T>({20, 17, 1, rows, columns, number, BlockFactor::power_of_two}, {});
   }
+  check_codes<T>({1, 0, 1, 0, 0, SmallNumber::e4m3, BlockFactor::fp32}, {});  // only the factor
+  check_codes<T>({1, 9000, 1, 0, 0, SmallNumber::e4m3, BlockFactor::fp32}, {});
   check_rotation<T>({70, 17, 3}, {35, 0, 20});
   check_rotation<T>({64, 5, 2}, {});
 }

@@ -118,6 +118,7 @@ MUTANTS = [
     ("codes_are_gathered_without_shards", "config/rules_low_precision.cpp", "rules.config.parallel.sharding().any()", "true", "config_test Refusals*", "expr"),
     ("replicas_of_gathered_codes", "config/rules_low_precision.cpp", "      !rules.config.model.moe_enable_echo, \"model.moe_enable_echo\",", "      true, \"model.moe_enable_echo\",", "config_test Refusals*"),
     ("blocks_of_megatron_are_gathered_as_codes", "megatron/translator_flags.cpp", "whole_ && !one_factor", "whole_ && one_factor", "megatron_test MegatronFlags*", "expr"),
+    ("no_factor_without_values_on_a_gpu", "kernels/round_blocks.cu", "values == 0 ? 1 : values", "values", "kernels_on_host RoundBlocks.EqualTheCpu", "expr"),
     ("row_scales_are_not_limited", "kernels/row_codes.h", "factor > kMost ? kMost : factor < kLeast ? kLeast : factor", "factor", "moe_test RowCodes.HandleExtreme*", "expr"),
     ("row_scale_of_the_first_block", "kernels/row_codes_cpu.cpp", "in[shape.columns + column / kRowBlock]", "in[shape.columns]", "moe_test RowCodes.AreMxfp8", "expr"),
     ("row_scale_of_the_first_block_on_a_gpu", "kernels/row_codes.cu", "in[shape.columns + column / kRowBlock]", "in[shape.columns]", "kernels_on_host RowCodes*", "expr"),

@@ -104,6 +104,20 @@ const bench::Case kRowFormats[] = {
       "model.moe_dispatch_fwd_dtype=mxfp8", "model.moe_combine_bwd_dtype=mxfp8", "precision.params_dtype=bf16"}}};
 INSTANTIATE_TEST_SUITE_P(RowFormats, StepCalls, testing::ValuesIn(kRowFormats), test_name);
 
+// Gathers of 8-bit codes, with the magnitudes of their scales.
+const bench::Case kParamGather[] = {
+    {"codes of tensorwise scales",
+     8,
+     {"parallel.pipeline_model_parallel_size=2", "parallel.tensor_model_parallel_size=2",
+      "parallel.data_parallel_sharding_strategy=optim", "precision.params_dtype=bf16", "precision.fp8_format=e4m3",
+      "precision.fp8_recipe=tensorwise", "precision.fp8_param_gather=true"}},
+    {"codes of experts, zero 3",
+     4,
+     {"model.num_moe_experts=8", "parallel.expert_model_parallel_size=2", "model.moe_token_dispatcher_type=allgather",
+      "parallel.data_parallel_sharding_strategy=optim_grads_params", "precision.params_dtype=bf16",
+      "precision.fp8_format=e4m3", "precision.fp8_param_gather=true"}}};
+INSTANTIATE_TEST_SUITE_P(ParamGather, StepCalls, testing::ValuesIn(kParamGather), test_name);
+
 // Stages with other parameter families: without experts, without parameters, with an fp32 router.
 const bench::Case kUneven[] = {
     {"experts in the last stage",

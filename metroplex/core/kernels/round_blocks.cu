@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "base/philox.h"
 #include "kernels/group_walk.h"
 #include "kernels/launch.h"
@@ -259,8 +261,8 @@ template <class T>
 void encode_values_cuda(uint8_t* codes, Wide<T>* decode, const T* x, const Wide<T>* magnitudes, const int64_t* counts,
                         const RoundShape& shape, CUstream_st* stream) {
   const Rounding<T, uint8_t> all{codes, x, magnitudes, counts, shape, {}, decode};
-  launch_kernel("encode_values", round_kernel<T, uint8_t>,
-                Grid{blocks_for_rows(count_blocks(shape)), kThreads, 0, stream}, all);
+  const int64_t blocks = std::max<int64_t>(1, count_blocks(shape));  // the first writes the factors of whole groups
+  launch_kernel("encode_values", round_kernel<T, uint8_t>, Grid{blocks_for_rows(blocks), kThreads, 0, stream}, all);
 }
 
 template <class T>

@@ -118,6 +118,7 @@ config::Config Layout::apply(config::Config config) const {
   parallel.pipeline_schedule = schedule;
   // Otherwise each stage starts its gather when the first microbatch arrives, and the delays of all stages add up.
   parallel.align_param_gather = pp > 1 && sharding == ShardingStrategy::optim && parallel.overlap_param_gather;
+  config.precision.fp8_param_gather = config.precision.fp8_param_gather && parallel.sharding().any();
   config.train.micro_batch_size = micro_batch;
   config.memory.recompute_granularity = recompute;
   const bool full = recompute == Recompute::full;

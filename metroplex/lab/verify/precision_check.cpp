@@ -124,6 +124,7 @@ config::Config precision_check_config(const config::Config& requested) {
             "set one of them");
   config::Config config = single_rank_config(verification_config(requested, 1));
   config.precision = precision;
+  config.precision.fp8_param_gather = false;  // of one rank
   // run_blocks() runs layers without the observer that writes kept values.
   if (precision.rounds_operands()) config.precision.keep_rounded_weights = false;
   return config;
