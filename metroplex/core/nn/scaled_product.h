@@ -13,8 +13,8 @@ namespace metroplex::nn {
 
 // A matrix whose values are decode * codes.
 struct Codes {
-  at::Tensor codes;                           // [rows, columns], an 8-bit floating-point type, contiguous
-  at::Tensor decode;                          // fp32, or fp64 in an fp64 run: [groups of rows], or [row blocks, column blocks]
+  at::Tensor codes;   // [rows, columns], an 8-bit floating-point type, contiguous
+  at::Tensor decode;  // fp32, or fp64 in an fp64 run: [groups of rows], or [row blocks, column blocks]
   int64_t block_rows = 0, block_columns = 0;  // 0: no blocks
   at::Tensor counts = {};                     // [groups] int64: rows of each; undefined: equal numbers
   bool has_blocks() const { return block_columns > 0; }
