@@ -103,6 +103,9 @@ TEST(ParamGather, EqualsGatherOfValuesOnAnyLayout) {
     expect_same(kWide, join(recipe(name), {kTp2, kSp, zero(1)}), 4);
     expect_same(kDense, join(recipe(name), {kPp2, kInterleaved, zero(1), "parallel.align_param_gather=true"}), 4);
     expect_same(kExperts, join(recipe(name), {kEp2, zero(1)}), 4);
+    // The second of 4 shards begins with the last expert of fc2. The third ends inside an expert of fc1, which is
+    // twice as large.
+    expect_same(kExperts, join(recipe(name), {zero(1), "model.gated_linear_unit=true", "model.num_layers=1"}), 4);
     expect_same(kExperts, join(recipe(name), {kEp2, "parallel.expert_tensor_parallel_size=2", kTp2, kSp, zero(3)}),
                 8);
   }
