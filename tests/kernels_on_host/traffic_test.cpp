@@ -99,6 +99,13 @@ void run_layers(const Buffers& buffer) {
   const HeadsShape fused{kRows, 1, 1, 64, 64};
   split_heads_cuda<Bf16>(buffer.x.data(), heads, fused, nullptr);
   join_heads_cuda<Bf16>(buffer.x.data(), heads, fused, nullptr);
+  for (const size_t which : {0, 1}) {
+    float* const statistics = buffer.f.data() + 4096 * (which + 1);
+    heads.regions[which].norm = {buffer.half_row.data(), 1e-5, false, statistics, statistics + 2048};
+  }
+  split_heads_cuda<Bf16>(buffer.x.data(), heads, fused, nullptr);
+  heads.raw = buffer.z.data();
+  join_heads_cuda<Bf16>(buffer.x.data(), heads, fused, nullptr);
   const LogitsShape logits{kRows, kWidth, kWidth};
   cross_entropy_statistics_cuda<Bf16>(buffer.x.data(), buffer.i.data(),
                                       {buffer.mean.data(), buffer.rstd.data(), buffer.more.data(), nullptr}, logits,

@@ -64,7 +64,7 @@ MUTANTS = [
     ("columns_norm_backward_local", "nn/norm.cpp", "  comm::all_reduce(sums, spec_.columns);\n  const auto width = static_cast<double>(spec_.width * spec_.columns.size());\n  const at::Tensor dx", "  const auto width = static_cast<double>(spec_.width * spec_.columns.size());\n  const at::Tensor dx", "models_test *Layout*; run_test AnyLayoutEqualsOneRank.NormsAfterLayersAndMultipliers"),
     ("fork_drops_the_branch", "nn/dropout_norm.cpp", "return {dy.defined() ? dy : dh};", "return {dh};", parity("olmo2", "olmo3")),
     ("no_rope_pattern_inverted", "config/experts.cpp", "layers->flip();", "", parity("smollm3")),
-    ("norm_after_rope_gradient_unrotated", "nn/attention.cpp", "{gradients.k, angles_before_norm(gradients.k, rows, Of::keys)}", "{gradients.k, {}}", parity("hunyuan_v1_dense")),
+    ("norm_after_rope_gradient_unrotated", "nn/attention.cpp", "{gradients.k, angles_before_norm(gradients.k, rows, Of::keys), head_norm(k_norm_, saved.k)}", "{gradients.k}", parity("hunyuan_v1_dense")),
     ("experts_ignore_the_residual_multiplier", "moe/experts_layer.cpp", "nn::PendingSum{residual_.scale(out), residual, {", "nn::PendingSum{out, residual, {", parity("granitemoe")),
     ("logits_are_not_scaled", "models/decoder.cpp", "if (scaling_ != 1) logits", "if (false) logits", parity("granite")),
     ("longrope_factors_always_short", "nn/rope.cpp", "positions > spec_.factors.positions", "false", parity("phi3_long"), "expr"),

@@ -182,7 +182,7 @@ MUTANTS = [
     ("time_steps_have_another_floor", "hf/families/nemotron_h.cpp", 'config.number("time_step_min", 0.001)', 'config.number("time_step_floor", 0.001)', "metroplex_hf_parity nemotron_h", "expr"),
     ("infinity_in_names", "hf/config_reader.cpp", "!quoted && text.compare(i, kInfinity.size(), kInfinity) == 0", "text.compare(i, kInfinity.size(), kInfinity) == 0", "hf_test", "expr"),
     ("ungated_experts_are_shifted", "hf/decoder.cpp", "gated ? f : 0", "f", "metroplex_hf_parity nemotron_h", "expr"),
-    ("attention_gate_without_its_gradient", "nn/attention.cpp", "heads.push_back({dgate.view(gradients.q.sizes()), {}});", "heads.push_back({at::zeros_like(gradients.q), {}});", "metroplex_hf_parity qwen3_next"),
+    ("attention_gate_without_its_gradient", "nn/attention.cpp", "heads.push_back({dgate.view(gradients.q.sizes())});", "heads.push_back({at::zeros_like(gradients.q)});", "metroplex_hf_parity qwen3_next"),
     ("attention_gate_multiplies_nothing_again", "nn/attention.cpp", "return gated(saved_core.get(), saved_gate.get());", "return saved_core.get();", "metroplex_hf_parity qwen3_next"),
     ("linear_layers_may_be_none", "config/rules_linear_attention.cpp", "!layers || std::find(layers->begin(), layers->end(), true) != layers->end()", "true", "config_test AttentionRules*"),
     ("linear_heads_ignore_context_ranks", "config/rules_linear_attention.cpp", "m.linear_num_key_heads % (tp * cp) == 0", "m.linear_num_key_heads % tp == 0", "config_test AttentionRules*"),

@@ -17,8 +17,10 @@ __global__ void __launch_bounds__(kThreads, kColumnBlocks)
 
 constexpr unsigned kLineColumns = 8;  // per thread block: 32 bytes of floats, the smallest memory access of a GPU
 
+// The second dimension of the grid selects the sums.
 template <class T>
-__global__ void __launch_bounds__(kThreads) sum_lines_kernel(LineSums<T> sums) {
+__global__ void __launch_bounds__(kThreads) sum_lines_kernel(LineSumsTable<T> table) {
+  const LineSums<T>& sums = table.all[blockIdx.y];
   constexpr unsigned kParts = kThreads / kLineColumns;
   __shared__ T parts[kParts][kLineColumns];
   const unsigned lane = threadIdx.x % kLineColumns, part = threadIdx.x / kLineColumns;
@@ -36,10 +38,17 @@ __global__ void __launch_bounds__(kThreads) sum_lines_kernel(LineSums<T> sums) {
 }  // namespace
 
 template <class T>
-void sum_lines_cuda(const LineSums<T>& sums, CUstream_st* stream) {
-  const int64_t blocks = (sums.width + kLineColumns - 1) / kLineColumns;
-  if (blocks == 0) return;
-  launch_kernel("sum_lines", sum_lines_kernel<T>, Grid{static_cast<unsigned>(blocks), kThreads, 0, stream}, sums);
+void sum_lines_cuda(const LineSumsTable<T>& table, CUstream_st* stream) {
+  int64_t width = 0;
+  unsigned count = 0;
+  for (const LineSums<T>& sums : table.all) {
+    if (sums.width == 0) break;
+    width = width < sums.width ? sums.width : width;
+    ++count;
+  }
+  if (count == 0) return;
+  const dim3 blocks(static_cast<unsigned>((width + kLineColumns - 1) / kLineColumns), count);
+  launch_kernel("sum_lines", sum_lines_kernel<T>, Grid{blocks, kThreads, 0, stream}, table);
 }
 
 template <class T>
@@ -55,8 +64,8 @@ void column_sums_cuda(Wide<T>* out, const T* x, Wide<T>* lines, const ColumnSums
   sum_lines_cuda<Wide<T>>({lines, count, shape.width, shape.width, out, shape.adds}, stream);
 }
 
-template void sum_lines_cuda<float>(const LineSums<float>&, CUstream_st*);
-template void sum_lines_cuda<double>(const LineSums<double>&, CUstream_st*);
+template void sum_lines_cuda<float>(const LineSumsTable<float>&, CUstream_st*);
+template void sum_lines_cuda<double>(const LineSumsTable<double>&, CUstream_st*);
 #define MPX_INSTANTIATE(T) \
   template void column_sums_cuda<T>(Wide<T>*, const T*, Wide<T>*, const ColumnSumsShape&, CUstream_st*)
 MPX_FOR_ELEMENTS(MPX_INSTANTIATE);

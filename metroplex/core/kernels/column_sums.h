@@ -1,6 +1,7 @@
 // Sums over the rows of a matrix, for bias gradients. Element types as in half.h, summed in their wide type.
 #pragma once
 
+#include <array>
 #include <cstdint>
 
 #include "kernels/half.h"
@@ -49,9 +50,15 @@ struct LineSums {
   T* out = nullptr;
   bool adds = false;
 };
+// Sums of one launch. The last ones may have no columns.
 template <class T>
-void sum_lines(const LineSums<T>& sums);
+struct LineSumsTable {
+  static constexpr int kMost = 3;
+  std::array<LineSums<T>, kMost> all;
+};
 template <class T>
-void sum_lines_cuda(const LineSums<T>& sums, CUstream_st* stream);
+void sum_lines(const LineSumsTable<T>& table);
+template <class T>
+void sum_lines_cuda(const LineSumsTable<T>& table, CUstream_st* stream);
 
 }  // namespace metroplex::kernels

@@ -33,16 +33,18 @@ void column_sums(Wide<T>* out, const T* x, const ColumnSumsShape& shape) {
 }
 
 template <class T>
-void sum_lines(const LineSums<T>& sums) {
-  for (int64_t i = 0; i < sums.width; ++i) {
-    T sum = 0;
-    for (int64_t line = 0; line < sums.count; ++line) sum += sums.lines[line * sums.stride + i];
-    sums.out[i] = sums.adds ? sums.out[i] + sum : sum;
+void sum_lines(const LineSumsTable<T>& table) {
+  for (const LineSums<T>& sums : table.all) {
+    for (int64_t i = 0; i < sums.width; ++i) {
+      T sum = 0;
+      for (int64_t line = 0; line < sums.count; ++line) sum += sums.lines[line * sums.stride + i];
+      sums.out[i] = sums.adds ? sums.out[i] + sum : sum;
+    }
   }
 }
 
-template void sum_lines<float>(const LineSums<float>&);
-template void sum_lines<double>(const LineSums<double>&);
+template void sum_lines<float>(const LineSumsTable<float>&);
+template void sum_lines<double>(const LineSumsTable<double>&);
 #define MPX_INSTANTIATE(T) template void column_sums<T>(Wide<T>*, const T*, const ColumnSumsShape&)
 MPX_FOR_ELEMENTS(MPX_INSTANTIATE);
 

@@ -147,7 +147,7 @@ MPX_NO_KERNEL(route_forward, const RouteForward<T>&, const RouteShape&)
 template <class T>
 MPX_NO_KERNEL(route_backward, const RouteBackward<T>&, const RouteShape&)
 MPX_NO_KERNEL(balance_term, const double*, const double*, double*, double*, const BalanceTerm&) template <class T>
-MPX_NO_KERNEL(sum_lines, const LineSums<T>&)
+MPX_NO_KERNEL(sum_lines, const LineSumsTable<T>&)
 template <class T>
 MPX_NO_KERNEL(balance_forward, const BalanceInputs<T>&, double*, double*, const BalanceShape&)
 template <class T>

@@ -5,15 +5,11 @@
 
 namespace metroplex::kernels {
 
-// Rotates `count` adjacent elements at `from` and their partners, `apart` elements later, to `to`, which may be
-// `from`.
+// Rotates `count` elements `low` and their partners `high`.
 template <int64_t count, class T>
-__device__ void rotate_elements(const T* from, T* to, int64_t apart, const Wide<T>* cos, const Wide<T>* sin,
-                                Wide<T> sign) {
-  Elements<T, count> low, high;
+__device__ void rotate_values(Elements<T, count>& low, Elements<T, count>& high, const Wide<T>* cos,
+                              const Wide<T>* sin, Wide<T> sign) {
   Elements<Wide<T>, count> across, turn;
-  low.read(from);
-  high.read(from + apart);
   across.read(cos);
   turn.read(sin);
   for (int64_t i = 0; i < count; ++i) {
@@ -21,6 +17,17 @@ __device__ void rotate_elements(const T* from, T* to, int64_t apart, const Wide<
     low.values[i] = x0 * across.values[i] - x1 * by;
     high.values[i] = x1 * across.values[i] + x0 * by;
   }
+}
+
+// Rotates `count` adjacent elements at `from` and their partners, `apart` elements later, to `to`, which may be
+// `from`.
+template <int64_t count, class T>
+__device__ void rotate_elements(const T* from, T* to, int64_t apart, const Wide<T>* cos, const Wide<T>* sin,
+                                Wide<T> sign) {
+  Elements<T, count> low, high;
+  low.read(from);
+  high.read(from + apart);
+  rotate_values(low, high, cos, sin, sign);
   low.write(to);
   high.write(to + apart);
 }

@@ -42,9 +42,12 @@ class RouterSegment final : public nn::Segment {
   const std::string& name() const override { return name_; }
 
   nn::Values forward(const nn::Values& in, nn::SegmentContext& context) override {
-    const nn::ResidualAndNorm x =
+    nn::ResidualAndNorm x =
         residual_.connect(nn::residual_and_norm(in.at(nn::kHiddenStates), &norm_, saving_, context.batch));
-    const Routing routing = router_.forward(x.normed, context);
+    // One pass adds the router's gradient to that of the experts.
+    const nn::ResidualAndNorm readers = nn::fork_sum(x.normed.x);
+    const Routing routing = router_.forward({readers.h, x.normed.recomputed}, context);
+    x.normed.x = readers.normed.x;
     return to_values({.residual = x.h, .input = x.normed, .routing = routing});
   }
 

@@ -62,8 +62,9 @@ at::Tensor Gating::forward(const nn::Input& in, const nn::Microbatch& batch) {
   if (!at::GradMode::is_enabled()) return logits;
   const nn::Saved saved = weight_.frozen ? nn::Saved() : saving_.keep(in);
   return nn::attach(logits, {x_sbh},
-                    [this, rows, saved, like = x_sbh.options(), sizes = x_sbh.sizes().vec()](const at::Tensor& dy)
-                        -> nn::Gradients { return {backward(dy, saved.get(), rows).view(sizes).to(like.dtype())}; });
+                    [this, rows, saved, sizes = x_sbh.sizes().vec()](const at::Tensor& dy) -> nn::Gradients {
+                      return {backward(dy, saved.get(), rows).view(sizes)};
+                    });
 }
 
 at::Tensor Gating::backward(const at::Tensor& dy, const at::Tensor& x, const nn::DropoutMask& rows) {

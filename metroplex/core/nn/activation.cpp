@@ -113,7 +113,7 @@ at::Tensor activation_backward(const at::Tensor& dy, const at::Tensor& saved, Pa
                    elements<T>(x), elements<T>(added), elements<T>(dx), elements<kernels::Wide<T>>(lines), shape);
   });
   if (trains && spec.gated) accumulate_bias_gradient(spec.target, *bias, dx);
-  if (lines.defined()) accumulate_line_sums(spec.target, *bias, lines);
+  if (lines.defined()) accumulate_line_sums(spec.target, {{bias, lines}});
   return dx;
 }
 

@@ -11,7 +11,6 @@
 #include "config/layer_parts.h"
 #include "nn/autograd_node.h"
 #include "nn/gated_delta_net.h"
-#include "nn/heads.h"
 #include "nn/kv_cache.h"
 #include "nn/latent_attention.h"
 #include "nn/lightning_attention.h"
@@ -129,11 +128,13 @@ struct SelfAttention::NormedSaved {
 };
 struct SelfAttention::AttentionSaved {
   NormedSaved q, k;
+  Saved fused;  // with fuses_norms_, instead of `raw` of q and k
   CoreSaved core;
   Saved gate;
 };
-struct SelfAttention::Projected : CoreInputs {
-  at::Tensor gate;  // [s, b, n, d]; undefined without attention_output_gate
+struct SelfAttention::Projected {
+  Input q, k;
+  at::Tensor v, gate;  // gate [s, b, n, d] or [s, b, g, n/g, d]; undefined without attention_output_gate
 };
 
 SelfAttention::SelfAttention(const AttentionSpec& spec, const config::Model& model, const LayerContext& context,
@@ -169,12 +170,14 @@ SelfAttention::SelfAttention(const AttentionSpec& spec, const config::Model& mod
     };
     q_norm_.emplace(norm(".q_layernorm", heads_.heads), context);
     k_norm_.emplace(norm(".k_layernorm", heads_.groups), context);
+    fuses_norms_ = !q_ && !norms_after_rope_ && q_norm_->is_head_norm(heads_.head_dim);
   }
 }
 
-// Angles of x if it is rotated before a norm, or without one.
+// Angles of x if split() or split_and_normalize() rotates it.
 RopeTable::Angles SelfAttention::angles_before_norm(const at::Tensor& x, const Positions& rows, Of what) const {
-  return rope_ && (!q_norm_ || norms_after_rope_) ? rope_->angles(x, rows, what) : RopeTable::Angles();
+  return rope_ && (!q_norm_ || norms_after_rope_ || fuses_norms_) ? rope_->angles(x, rows, what)
+                                                                  : RopeTable::Angles();
 }
 
 // Returns q, k and v, rotated unless a norm comes first. With one query head per group they are views of the fused
@@ -186,25 +189,71 @@ SelfAttention::Projected SelfAttention::split(const at::Tensor& fused, const at:
                           of_keys = angles_before_norm(fused, rows, Of::keys);
   if (query.defined() || (per_group == 1 && !has_gate_)) {
     const at::Tensor grouped = fused.view({s, b, heads_.groups, query.defined() ? 2 : 3, d});
-    const Projected out{{query.defined() ? query.view({s, b, heads_.heads, d}) : grouped.select(3, 0),
-                         grouped.select(3, grouped.size(3) - 2), grouped.select(3, grouped.size(3) - 1)},
+    const Projected out{query.defined() ? query.view({s, b, heads_.heads, d}) : grouped.select(3, 0),
+                        grouped.select(3, grouped.size(3) - 2),
+                        grouped.select(3, grouped.size(3) - 1),
                         {}};
-    if (of_queries.cos.defined()) rope_->rotate(out.q, of_queries, 1);
-    if (of_keys.cos.defined()) rope_->rotate(out.k, of_keys, 1);
+    if (of_queries.cos.defined()) rope_->rotate(out.q.x, of_queries, 1);
+    if (of_keys.cos.defined()) rope_->rotate(out.k.x, of_keys, 1);
     return out;
   }
   const auto make = [&](int64_t heads) { return at::empty({s, b, heads, d}, fused.options()); };
-  const Projected out{{make(heads_.heads), make(heads_.groups), make(heads_.groups)},
+  const Projected out{make(heads_.heads), make(heads_.groups), make(heads_.groups),
                       has_gate_ ? make(heads_.heads) : at::Tensor()};
-  std::vector<FusedHeads> heads{{out.q, of_queries}};
-  if (has_gate_) heads.push_back({out.gate, {}});
-  heads.insert(heads.end(), {{out.k, of_keys}, {out.v, {}}});
+  std::vector<FusedHeads> heads{{out.q.x, of_queries}};
+  if (has_gate_) heads.push_back({out.gate});
+  heads.insert(heads.end(), {{out.k.x, of_keys}, {out.v}});
   split_heads(target_, fused, heads_.groups, heads);
   return out;
 }
 
+// Heads of split_and_normalize(): undefined q or k, gates and values are skipped.
+std::vector<FusedHeads> SelfAttention::normed_heads(const at::Tensor& q, const at::Tensor& k,
+                                                    const Positions& rows) const {
+  const int64_t per_group = heads_.heads / heads_.groups;
+  const auto skip = [](int64_t heads) { return FusedHeads{.x = {}, .skipped = heads}; };
+  std::vector<FusedHeads> all;
+  all.push_back(q.defined() ? FusedHeads{q, angles_before_norm(q, rows, Of::queries), q_norm_->head_norm()}
+                            : skip(per_group));
+  if (has_gate_) all.push_back(skip(per_group));
+  all.push_back(k.defined() ? FusedHeads{k, angles_before_norm(k, rows, Of::keys), k_norm_->head_norm()} : skip(1));
+  all.push_back(skip(1));
+  return all;
+}
+
+// With fuses_norms_: returns normalized and rotated q and k, and v and gates as views of `fused`, which backward
+// needs anyway.
+SelfAttention::Projected SelfAttention::split_and_normalize(const at::Tensor& fused, const Positions& rows,
+                                                            AttentionSaved* saved) const {
+  const int64_t s = fused.size(0), b = fused.size(1), d = heads_.head_dim, per_group = heads_.heads / heads_.groups;
+  const at::Tensor grouped = fused.view({s, b, heads_.groups, -1, d});
+  const at::Tensor values = grouped.select(3, grouped.size(3) - 1),
+                   gate = has_gate_ ? grouped.narrow(3, per_group, per_group) : at::Tensor(),
+                   q = at::empty({s, b, heads_.heads, d}, fused.options()),
+                   k = at::empty({s, b, heads_.groups, d}, fused.options());
+  std::vector<FusedHeads> heads = normed_heads(q, k, rows);
+  HeadNorm &q_norm = heads.front().norm, &k_norm = heads[heads.size() - 2].norm;
+  if (saved != nullptr) {
+    const auto statistics = fused.options().dtype(acc_type(fused.scalar_type()));
+    saved->q.norm.rstd = q_norm.rstd = at::empty({s, b, heads_.heads}, statistics);
+    saved->k.norm.rstd = k_norm.rstd = at::empty({s, b, heads_.groups}, statistics);
+    saved->fused = saving_.keep(fused);
+  }
+  split_heads(target_, fused, heads_.groups, heads);
+  if (saved == nullptr) return {q, k, values, gate};
+  const auto recomputed = [this, rows, raw = saved->fused](bool queries, at::IntArrayRef sizes) {
+    return Saved::recomputed([this, rows, raw, queries, sizes = sizes.vec()] {
+      const at::Tensor fused = raw.get(), x = at::empty(sizes, fused.options());
+      split_heads(target_, fused, heads_.groups,
+                  normed_heads(queries ? x : at::Tensor(), queries ? at::Tensor() : x, rows));
+      return x;
+    });
+  };
+  return {{q, recomputed(true, q.sizes())}, {k, recomputed(false, k.sizes())}, values, gate};
+}
+
 static at::Tensor gated(const at::Tensor& core, const at::Tensor& gate) {
-  return at::mul(to_wide(core), to_wide(gate).sigmoid()).to(core.scalar_type());
+  return at::mul(to_wide(core), to_wide(gate).sigmoid().flatten(2)).to(core.scalar_type());
 }
 
 // The result of the core is saved in any case, so that the product is computed again from it.
@@ -250,16 +299,19 @@ Input SelfAttention::run_core(const at::Tensor& fused, const at::Tensor& query, 
   Input out = [&] {
     const at::NoGradGuard no_grad;
     const Positions rows = sequence_positions(batch);
-    const Projected raw = split(fused.detach(), query.defined() ? query.detach() : query, rows);
-    const Input q = normalize_saving(raw.q, q_norm_, rows, saved ? &saved->q : nullptr);
-    const Input k = normalize_saving(raw.k, k_norm_, rows, saved ? &saved->k : nullptr);
+    Projected in = fuses_norms_ ? split_and_normalize(fused.detach(), rows, saved.get())
+                                : split(fused.detach(), query.defined() ? query.detach() : query, rows);
+    if (!fuses_norms_) {
+      in.q = normalize_saving(in.q.x, q_norm_, rows, saved ? &saved->q : nullptr);
+      in.k = normalize_saving(in.k.x, k_norm_, rows, saved ? &saved->k : nullptr);
+    }
     CoreSaved* const core_saved = saved ? &saved->core : nullptr;
     const Input core = [&] {
-      if (batch.cache == nullptr) return core_.forward(q, k, raw.v, {rows, rows}, batch, core_saved);
-      const KvCache::Layer all = batch.cache->append(spec_.layer, k.x, raw.v);
-      return core_.forward(q, all.k, all.v, {rows, {}}, batch, core_saved);
+      if (batch.cache == nullptr) return core_.forward(in.q, in.k, in.v, {rows, rows}, batch, core_saved);
+      const KvCache::Layer all = batch.cache->append(spec_.layer, in.k.x, in.v);
+      return core_.forward(in.q, all.k, all.v, {rows, {}}, batch, core_saved);
     }();
-    return has_gate_ ? apply_gate(core, raw.gate.flatten(2), saved.get()) : core;
+    return has_gate_ ? apply_gate(core, in.gate, saved.get()) : core;
   }();
   if (!saved) return out;
   out.x = attach(out.x, {fused, query},
@@ -271,20 +323,30 @@ std::vector<at::Tensor> SelfAttention::run_core_backward(const at::Tensor& dout,
   const at::NoGradGuard no_grad;
   at::Tensor dcore = dout, dgate;
   if (has_gate_) {
-    const at::Tensor gate = to_wide(saved.gate.get()).sigmoid();
+    const at::Tensor gate = to_wide(saved.gate.get()).sigmoid().flatten(2);
     dgate = at::sigmoid_backward(at::mul(to_wide(dout), saved.core.out.get()), gate).to(dout.scalar_type());
     dcore = at::mul(to_wide(dout), gate).to(dout.scalar_type());
   }
   CoreInputs gradients = core_.backward(dcore, saved.core);
   const Positions& rows = saved.core.positions.queries;
-  gradients.q = backward_to_raw(gradients.q, q_norm_, rows, saved.q);
-  gradients.k = backward_to_raw(gradients.k, k_norm_, rows, saved.k);
+  if (!fuses_norms_) {
+    gradients.q = backward_to_raw(gradients.q, q_norm_, rows, saved.q);
+    gradients.k = backward_to_raw(gradients.k, k_norm_, rows, saved.k);
+  }
   const RopeTable::Angles of_queries = angles_before_norm(gradients.q, rows, Of::queries);
+  const auto head_norm = [this](const std::optional<Norm>& norm, const NormedSaved& of) {
+    if (!fuses_norms_) return HeadNorm();
+    HeadNorm out = norm->head_norm();
+    out.rstd = of.norm.rstd;
+    return out;
+  };
   std::vector<FusedHeads> heads;
-  if (!q_) heads.push_back({gradients.q, of_queries});
-  if (has_gate_) heads.push_back({dgate.view(gradients.q.sizes()), {}});
-  heads.insert(heads.end(), {{gradients.k, angles_before_norm(gradients.k, rows, Of::keys)}, {gradients.v, {}}});
-  const at::Tensor dfused = join_heads(target_, heads_.groups, heads);
+  if (!q_) heads.push_back({gradients.q, of_queries, head_norm(q_norm_, saved.q)});
+  if (has_gate_) heads.push_back({dgate.view(gradients.q.sizes())});
+  heads.push_back({gradients.k, angles_before_norm(gradients.k, rows, Of::keys), head_norm(k_norm_, saved.k)});
+  heads.push_back({gradients.v});
+  const auto [dfused, lines] = join_heads(target_, heads_.groups, heads, saved.fused.get());
+  if (fuses_norms_) accumulate_line_sums(target_, {q_norm_->weight_lines(lines[0]), k_norm_->weight_lines(lines[1])});
   if (!q_) return {dfused, at::Tensor()};
   if (of_queries.cos.defined()) rope_->rotate(gradients.q, of_queries, -1);
   return {dfused, gradients.q.flatten(2)};

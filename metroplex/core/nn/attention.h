@@ -14,6 +14,7 @@
 
 #include "config/model.h"
 #include "nn/core_attention.h"
+#include "nn/heads.h"
 #include "nn/linear.h"
 #include "nn/microbatch.h"
 #include "nn/norm.h"
@@ -69,6 +70,8 @@ class SelfAttention final : public Attention {
   std::vector<at::Tensor> run_core_backward(const at::Tensor& dout, AttentionSaved& saved);
   struct Projected;
   Projected split(const at::Tensor& fused, const at::Tensor& query, const Positions& rows) const;
+  std::vector<FusedHeads> normed_heads(const at::Tensor& q, const at::Tensor& k, const Positions& rows) const;
+  Projected split_and_normalize(const at::Tensor& fused, const Positions& rows, AttentionSaved* saved) const;
   RopeTable::Angles angles_before_norm(const at::Tensor& x, const Positions& rows, RopeTable::Of what) const;
   Input apply_gate(const Input& core, const at::Tensor& gate, AttentionSaved* saved) const;
   at::Tensor normalize(const at::Tensor& raw, Norm& norm, const Positions& rows, NormSaved* saved);
@@ -81,6 +84,7 @@ class SelfAttention final : public Attention {
   HeadCounts heads_;
   SavePolicy saving_;
   bool norms_after_rope_, has_gate_;
+  bool fuses_norms_ = false;  // split_heads and join_heads normalize and rotate
   std::shared_ptr<RopeTable> rope_;
   std::optional<Linear> q_;  // only with has_external_query
   Linear fused_;             // linear_qkv or linear_kv

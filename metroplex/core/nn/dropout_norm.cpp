@@ -77,6 +77,7 @@ ResidualAndNorm fork_sum(const at::Tensor& sum) {
         return {dy.defined() ? dy : dh};
       },
       MissingGradient::call);
+  keep_gradient_type(residual);
   return {residual, defer_gradient(sum.detach(), residual, stored_dy)};
 }
 

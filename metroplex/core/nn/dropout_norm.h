@@ -29,7 +29,8 @@ ResidualAndNorm bias_dropout_add_norm(const at::Tensor& x_sbh, const at::Tensor&
 // place for real tensors only. On the meta device it allocates a third tensor, so the memory prediction would not
 // match.
 ResidualAndNorm sum_and_norm(const at::Tensor& h, Norm& norm, const SavePolicy& saving);
-// The same without a norm.
+// The same without a norm. The gradient dh keeps its type, so that an fp32 gradient of a router is added without a
+// cast.
 ResidualAndNorm fork_sum(const at::Tensor& sum);
 
 }  // namespace metroplex::nn

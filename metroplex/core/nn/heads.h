@@ -10,17 +10,33 @@
 
 namespace metroplex::nn {
 
-// Heads of one kind.
-struct FusedHeads {
-  at::Tensor x;              // [s, b, heads, head_dim]; of split_heads with a last stride of 1
-  RopeTable::Angles angles;  // undefined: not rotated
+// An RMSNorm of each head, before the rotation.
+struct HeadNorm {
+  at::Tensor weight;  // [head_dim]; undefined: not normalized
+  double epsilon = 0;
+  bool one_plus = false;
+  at::Tensor rstd;  // [s, b, heads] in at least fp32; split_heads fills it if defined, join_heads reads it
 };
 
-// Overwrites all `to` with the heads of `fused` [s, b, width], in this order within each of `groups` groups, and
-// rotates them. Without autograd, as the next function.
+// Heads of one kind.
+struct FusedHeads {
+  at::Tensor x;                   // [s, b, heads, head_dim]; of split_heads with a last stride of 1
+  RopeTable::Angles angles = {};  // undefined: not rotated
+  HeadNorm norm = {};             // head_dim is at most kernels::kMostNormedHead
+  int64_t skipped = 0;            // heads per group that split_heads does not write; then x is undefined
+};
+
+// Overwrites all `to` with the heads of `fused` [s, b, width], in this order within each of `groups` groups, after
+// their norm and rotation. Without autograd, as the next function.
 void split_heads(const device::Target& target, const at::Tensor& fused, int64_t groups,
                  const std::vector<FusedHeads>& to);
-// Returns the fused tensor [s, b, width] of `from`, which are rotated backward: the gradient of split_heads.
-at::Tensor join_heads(const device::Target& target, int64_t groups, std::vector<FusedHeads> from);
+// The gradient of split_heads [s, b, width].
+struct JoinedHeads {
+  at::Tensor fused;
+  std::vector<at::Tensor> lines;  // of each normalized kind: partial sums of the weight's gradient [n, head_dim]
+};
+// `raw` is `fused` of split_heads; undefined without norms.
+JoinedHeads join_heads(const device::Target& target, int64_t groups, std::vector<FusedHeads> from,
+                       const at::Tensor& raw = {});
 
 }  // namespace metroplex::nn

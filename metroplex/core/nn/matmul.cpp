@@ -239,29 +239,67 @@ void put_linear_bias_gradient(const device::Target& target, at::Tensor& gradient
 }
 
 // gradient [width] += or = the sum of the lines [n, width].
-static void put_line_sums(const device::Target& target, const at::Tensor& gradient, const at::Tensor& lines,
-                          bool adds) {
-  const bool direct = gradient.scalar_type() == lines.scalar_type() && gradient.is_contiguous();
-  const at::Tensor out = direct ? gradient : at::empty({lines.size(1)}, lines.options());
-  dispatch_wide(lines, [&](auto zero) {
+struct PutLines {
+  at::Tensor gradient, lines;
+  bool adds = false;
+
+  // Whether the kernel can write the gradient itself.
+  bool is_direct() const { return gradient.scalar_type() == lines.scalar_type() && gradient.is_contiguous(); }
+};
+
+static void put_line_sums(const device::Target& target, const std::vector<PutLines>& all) {
+  std::vector<at::Tensor> sums;
+  std::vector<const at::Tensor*> reads, writes;
+  for (const PutLines& one : all)
+    sums.push_back(one.is_direct() ? one.gradient : at::empty({one.lines.size(1)}, one.lines.options()));
+  for (size_t i = 0; i < all.size(); ++i) {
+    reads.push_back(&all[i].lines);
+    if (all[i].adds && all[i].is_direct()) reads.push_back(&sums[i]);
+    writes.push_back(&sums[i]);
+  }
+  dispatch_wide(all.front().lines, [&](auto zero) {
     using T = decltype(zero);
-    const kernels::LineSums<T> sums{elements<T>(lines), lines.size(0),    lines.stride(0),
-                                    lines.size(1),      elements<T>(out), adds && direct};
-    device::launch(target, {"sum_lines", {&lines, sums.adds ? &out : nullptr}, {&out}, {{"adds", sums.adds}}},
-                   kernels::sum_lines<T>, kernels::sum_lines_cuda<T>, sums);
+    kernels::LineSumsTable<T> table;
+    MPX_ASSERT(all.size() <= table.all.size(), "sums of ", all.size(), " parameters in one launch");
+    for (size_t i = 0; i < all.size(); ++i) {
+      const at::Tensor& lines = all[i].lines;
+      table.all[i] = {elements<T>(lines), lines.size(0),        lines.stride(0),
+                      lines.size(1),      elements<T>(sums[i]), all[i].adds && all[i].is_direct()};
+    }
+    device::launch(target, {"sum_lines", reads, writes}, kernels::sum_lines<T>, kernels::sum_lines_cuda<T>, table);
   });
-  if (!direct) adds ? gradient.add_(out) : gradient.copy_(out);
+  for (size_t i = 0; i < all.size(); ++i) {
+    if (all[i].is_direct()) continue;
+    all[i].adds ? all[i].gradient.add_(sums[i]) : all[i].gradient.copy_(sums[i]);
+  }
 }
 
-void accumulate_line_sums(const device::Target& target, Param& param, at::Tensor lines) {
-  if (param.frozen) return;
-  if (param.deferred != nullptr && lines.size(0) > 1) {
-    const at::Tensor sum = at::empty({1, lines.size(1)}, lines.options());
-    put_line_sums(target, sum.select(0, 0), lines, false);
-    lines = sum;
+// Accumulates the gradients of all parameters in one launch, inside the innermost call of accumulate_or_write().
+static void put_all_line_sums(const device::Target& target, const std::vector<ParamLines>& all,
+                              const std::vector<PutLines>& gradients) {
+  if (gradients.size() == all.size()) return put_line_sums(target, gradients);
+  const ParamLines& next = all[gradients.size()];
+  next.param->accumulate_or_write([&](at::Tensor& main_grad, bool adds) {
+    std::vector<PutLines> more = gradients;
+    more.push_back({main_grad, next.lines, adds});
+    put_all_line_sums(target, all, more);
+  });
+}
+
+void accumulate_line_sums(const device::Target& target, std::vector<ParamLines> all) {
+  std::erase_if(all, [](const ParamLines& one) { return one.param->frozen; });
+  if (all.empty()) return;
+  if (all.front().param->deferred == nullptr) return put_all_line_sums(target, all, {});
+  std::vector<PutLines> sums;
+  for (const ParamLines& one : all)
+    sums.push_back({at::empty({one.lines.size(1)}, one.lines.options()), one.lines, false});
+  put_line_sums(target, sums);
+  for (size_t i = 0; i < all.size(); ++i) {
+    all[i].param->accumulate_or_write(
+        [target, sum = sums[i].gradient.unsqueeze(0)](at::Tensor& main_grad, bool adds) {
+          put_line_sums(target, {{main_grad, sum, adds}});
+        });
   }
-  param.accumulate_or_write(
-      [target, lines](at::Tensor& main_grad, bool adds) { put_line_sums(target, main_grad, lines, adds); });
 }
 
 }  // namespace metroplex::nn

@@ -4,6 +4,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <vector>
+
 #include "device/launch_point.h"
 #include "nn/param.h"
 
@@ -26,8 +28,13 @@ void put_product(const device::Target& target, const at::Tensor& gradient, const
 // gradient [out] += the sum of dy over all leading dimensions, in the precision of `gradient`; overwrites if `adds`
 // is false.
 void put_linear_bias_gradient(const device::Target& target, at::Tensor& gradient, const at::Tensor& dy, bool adds);
-// Accumulates the sum of the lines [n, width], partial sums in at least fp32, as the parameter's gradient. If
-// gradients are deferred, only the sum is kept until then.
-void accumulate_line_sums(const device::Target& target, Param& param, at::Tensor lines);
+// Lines [n, width] of partial sums in at least fp32, whose sum is the gradient of a parameter.
+struct ParamLines {
+  Param* param = nullptr;
+  at::Tensor lines;
+};
+// Accumulates the gradients of up to kernels::LineSumsTable::kMost parameters in one launch. If gradients are
+// deferred, only the sums are kept until then.
+void accumulate_line_sums(const device::Target& target, std::vector<ParamLines> all);
 
 }  // namespace metroplex::nn

@@ -3,12 +3,14 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 
+#include <utility>
+
 #include "base/error.h"
 #include "comm/collectives.h"
 #include "nn/autograd_node.h"
 #include "kernels/dropout_norm.h"
+#include "kernels/heads.h"
 #include "kernels/norm.h"
-#include "nn/matmul.h"
 #include "nn/param_init.h"
 #include "nn/wide.h"
 
@@ -84,6 +86,11 @@ struct Norm::Backward {
     });
   }
 };
+
+bool Norm::is_head_norm(int64_t head_dim) const {
+  return spec_.rms && spec_.has_weight && spec_.columns.size() == 1 && spec_.width == head_dim &&
+         head_dim <= kernels::kMostNormedHead;
+}
 
 kernels::NormShape Norm::norm_shape(const at::Tensor& x) const {
   return {x.numel() / spec_.width, spec_.width, spec_.epsilon, spec_.rms, spec_.one_plus};
@@ -185,8 +192,10 @@ Norm::Backward Norm::start_backward(const at::Tensor& dy, const NormSaved& saved
 
 void Norm::accumulate(const Backward& call) {
   const auto lines = [&](int64_t column) { return call.lines.narrow(1, column, spec_.width); };
-  if (spec_.has_weight) accumulate_line_sums(target_, weight_, lines(0));
-  if (spec_.has_bias()) accumulate_line_sums(target_, bias_, lines(spec_.width));
+  std::vector<ParamLines> all;
+  if (spec_.has_weight) all.push_back({&weight_, lines(0)});
+  if (spec_.has_bias()) all.push_back({&bias_, lines(spec_.width)});
+  accumulate_line_sums(target_, std::move(all));
 }
 
 at::Tensor Norm::backward(const at::Tensor& dy, const NormSaved& saved, const at::Tensor& add) {

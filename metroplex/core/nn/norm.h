@@ -12,7 +12,9 @@
 #include "comm/group.h"
 #include "kernels/norm.h"
 #include "nn/dropout.h"
+#include "nn/heads.h"
 #include "nn/layer_context.h"
+#include "nn/matmul.h"
 #include "nn/param.h"
 #include "nn/saved.h"
 
@@ -58,6 +60,12 @@ class Norm {
   };
   SumGradients backward(const at::Tensor& dy, const at::Tensor& dsum, const NormSaved& saved,
                         const BiasDropoutAddSaved& sum);
+  // Operands of the same norm in split_heads and join_heads (heads.h), which have it if it is an RMSNorm of each
+  // head.
+  bool is_head_norm(int64_t head_dim) const;
+  HeadNorm head_norm() const { return {weight_.data, spec_.epsilon, spec_.one_plus, {}}; }
+  // The weight's gradient from JoinedHeads::lines, for accumulate_line_sums().
+  ParamLines weight_lines(const at::Tensor& lines) { return {&weight_, lines}; }
   void collect_params(std::vector<Param*>& params);
 
  private:
