@@ -63,6 +63,7 @@ void check_heads(HeadsShape shape, const std::array<int64_t, 4>& heads, int64_t 
   std::vector<T> fused(static_cast<size_t>(kRows * 2 * shape.groups * fused_heads(plain) * shape.head_dim));
   join_heads<T>(fused.data(), plain, shape);
   split_heads<T>(fused.data(), plain, shape);
+  std::vector<Wide<T>> line(fused.size() / (2 * kRows));
   for (const int shifted : {0, 1, 2, 3}) {
     const auto at = [&](int array) { return shifted == array ? shift : 0; };
     const auto got = run_all_orders([&] {
@@ -74,7 +75,12 @@ void check_heads(HeadsShape shape, const std::array<int64_t, 4>& heads, int64_t 
       split_heads_cuda<T>(whole.data(), there, shape, nullptr);
       const auto split = std::tuple{q.values(), gate.values(), k.values(), v.values()};
       join_heads_cuda<T>(whole.data(), there, shape, nullptr);
-      return std::tuple_cat(split, std::tuple{whole.values()});
+      const auto joined = whole.values();
+      const DeviceArray<Wide<T>> lines(line, Use::both, "lines");
+      auto summing = there;
+      summing.sums = lines.data();
+      join_heads_cuda<T>(whole.data(), summing, shape, nullptr);
+      return std::tuple_cat(split, std::tuple{joined, whole.values(), lines.values()});
     });
     // a cos - c sin: of two products of at most 9, of joined ones 27.
     expect_close(std::get<0>(got), parts[0], "queries", std::vector<double>(parts[0].size(), 9.0 * 2));
@@ -82,8 +88,22 @@ void check_heads(HeadsShape shape, const std::array<int64_t, 4>& heads, int64_t 
     expect_close(std::get<2>(got), parts[2], "keys", std::vector<double>(parts[2].size(), 9.0 * 2));
     EXPECT_TRUE(same_bits(std::get<3>(got), parts[3])) << "values";
     std::vector<T> again(fused.size());
-    join_heads<T>(again.data(), plain, shape);
+    auto summing = plain;
+    summing.sums = line.data();
+    join_heads<T>(again.data(), summing, shape);
     expect_close(std::get<4>(got), again, "joined heads", std::vector<double>(again.size(), 27.0 * 4));
+    expect_close(std::get<5>(got), again, "joined heads with sums", std::vector<double>(again.size(), 27.0 * 4));
+    // Each line has at least 6 rows, so there is one: 5 additions in any order of numbers of at most 27 * 2.
+    for (size_t column = 0; column < line.size(); ++column) {
+      double sum = 0, sum_again = 0;
+      for (size_t row = 0; row < 2 * kRows; ++row) {
+        sum += load(std::get<5>(got)[row * line.size() + column]);
+        sum_again += load(again[row * line.size() + column]);
+      }
+      const double bound = 5 * 6 * 54 * (std::is_same_v<Wide<T>, double> ? 0x1p-53 : 0x1p-24);
+      ASSERT_NEAR(std::get<6>(got)[column], sum, bound) << "sum of column " << column;
+      ASSERT_NEAR(line[column], sum_again, bound) << "sum of column " << column << " on the CPU";
+    }
   }
 }
 

@@ -21,7 +21,7 @@ template <class In, class Out>
 struct Case {
   using T = Wide<In>;
   NormShape s;
-  bool with_add = true;
+  bool with_add = true, with_dx = true;
   double probability = 0;
   int shifted = kNone;
   int64_t n = s.rows * s.width;
@@ -92,56 +92,96 @@ std::vector<double> summand_sizes(const Case<In, Out>& test_case) {
   return sizes;
 }
 
-// Lines of a backward on the GPU, and their sums: dweight, then dbias, or zeros if there is no bias.
+// Sums of the columns of dx, and of their absolute values.
+template <class T, class Element>
+std::array<std::vector<T>, 2> column_totals(const std::vector<Element>& dx, int64_t width) {
+  std::array<std::vector<T>, 2> totals;
+  totals[0] = totals[1] = std::vector<T>(static_cast<size_t>(width));
+  for (size_t i = 0; i < dx.size(); ++i) {
+    const T value = load(dx[i]);
+    totals[0][i % totals[0].size()] += value, totals[1][i % totals[1].size()] += std::fabs(value);
+  }
+  return totals;
+}
+
+// Lines of a backward on the GPU, and their sums: dweight, then dbias, or zeros if there is no bias, then those of
+// dx.
 template <class T>
 class Lines {
  public:
-  Lines(const NormShape& shape, size_t shift)
+  Lines(const NormShape& shape, bool with_dx, size_t shift)
       : shape_(shape),
-        stride_((shape.rms ? 1 : 2) * shape.width),
+        with_dx_(with_dx),
+        stride_((1 + !shape.rms + with_dx) * shape.width),
         lines_(std::vector<T>(static_cast<size_t>(norm_lines(shape) * stride_)), Use::both, "lines", shift) {}
   T* data() const { return lines_.data(); }
   std::vector<T> sums() const {
-    const DeviceArray<T> out(std::vector<T>(static_cast<size_t>(2 * shape_.width)), Use::both, "sums");
-    for (const bool bias : {false, true}) {
-      if (bias && shape_.rms) break;
-      const int64_t column = bias ? shape_.width : 0;
-      sum_lines_cuda<T>(
-          {lines_.data() + column, norm_lines(shape_), stride_, shape_.width, out.data() + column, bias}, nullptr);
-    }
+    const DeviceArray<T> out(std::vector<T>(static_cast<size_t>(3 * shape_.width)), Use::both, "sums");
+    const auto sums = [&](int64_t from, int64_t to, bool adds) {
+      return LineSums<T>{lines_.data() + from * shape_.width,
+                         norm_lines(shape_),
+                         stride_,
+                         shape_.width,
+                         out.data() + to * shape_.width,
+                         adds};
+    };
+    LineSumsTable<T> table{{sums(0, 0, false)}};
+    size_t count = 1;
+    if (!shape_.rms) table.all[count++] = sums(1, 1, true);
+    if (with_dx_) table.all[count] = sums(stride_ / std::max<int64_t>(1, shape_.width) - 1, 2, false);
+    sum_lines_cuda<T>(table, nullptr);
     return out.values();
   }
 
  private:
   NormShape shape_;
+  bool with_dx_;
   int64_t stride_;
   DeviceArray<T> lines_;
 };
+
+// Compares the sums of a GPU's lines with the CPU's line, and the sums of dx with those of the stored dx.
+template <class In, class Out, class Element, class T = Wide<In>>
+void expect_line_sums(const Case<In, Out>& test_case, const std::vector<T>& got, const std::vector<T>& line,
+                      const std::vector<Element>& got_dx, const std::vector<Element>& dx) {
+  const auto width = static_cast<std::ptrdiff_t>(test_case.s.width), norms = (test_case.s.rms ? 1 : 2) * width;
+  std::vector<T> weights(line.begin(), line.begin() + norms);
+  weights.resize(static_cast<size_t>(2 * width));
+  expect_sums({got.begin(), got.begin() + 2 * width}, weights, "gradients of weight and bias", test_case.s.rows,
+              summand_sizes(test_case));
+  if (!test_case.with_dx) return;
+  const auto check = [&](const std::vector<T>& sums, const std::vector<Element>& of) {
+    const auto [totals, sizes] = column_totals<T>(of, test_case.s.width);
+    expect_sums(sums, totals, "sums of dx", test_case.s.rows, {sizes.begin(), sizes.end()});
+  };
+  check({got.begin() + 2 * width, got.end()}, got_dx);
+  check({line.begin() + norms, line.begin() + norms + width}, dx);
+}
 
 template <class In, class Out>
 void check_backward(const Case<In, Out>& test_case) {
   using T = Wide<In>;
   std::vector<In> dx(test_case.x.size());
-  std::vector<T> sums(2 * test_case.weight.size());
-  norm_backward<In, Out>(
-      {test_case.dy.data(), test_case.x.data(), test_case.weight.data(), test_case.mean.data(), test_case.rstd.data(),
-       test_case.with_add ? test_case.add.data() : nullptr, dx.data(), sums.data(), !test_case.s.rms},
-      test_case.s);
+  std::vector<T> sums(3 * test_case.weight.size());
+  norm_backward<In, Out>({test_case.dy.data(), test_case.x.data(), test_case.weight.data(), test_case.mean.data(),
+                          test_case.rstd.data(), test_case.with_add ? test_case.add.data() : nullptr, dx.data(),
+                          sums.data(), !test_case.s.rms, test_case.with_dx},
+                         test_case.s);
   const auto got = run_all_orders([&] {
     const DeviceArray<In> x(test_case.x, Use::in, "x", test_case.shift(0)),
         add(test_case.add, Use::in, "add", test_case.shift(4)), to(dx, Use::out, "dx", test_case.shift(5));
     const DeviceArray<Out> dy(test_case.dy, Use::in, "dy", test_case.shift(6)),
         weight(test_case.weight, Use::in, "weight", test_case.shift(1));
     const DeviceArray<T> mean(test_case.mean, Use::in, "mean"), rstd(test_case.rstd, Use::in, "rstd");
-    const Lines<T> lines(test_case.s, test_case.shift(7));
+    const Lines<T> lines(test_case.s, test_case.with_dx, test_case.shift(7));
     norm_backward_cuda<In, Out>(
         {dy.data(), x.data(), weight.data(), mean.data(), rstd.data(), test_case.with_add ? add.data() : nullptr,
-         to.data(), lines.data(), !test_case.s.rms},
+         to.data(), lines.data(), !test_case.s.rms, test_case.with_dx},
         test_case.s, nullptr);
     return std::tuple{to.values(), lines.sums()};
   });
   expect_close(std::get<0>(got), dx, "dx of the norm", weight_products(test_case, dx));
-  expect_sums(std::get<1>(got), sums, "gradients of weight and bias", test_case.s.rows, summand_sizes(test_case));
+  expect_line_sums(test_case, std::get<1>(got), sums, std::get<0>(got), dx);
 }
 
 template <class In, class Out>
@@ -180,10 +220,10 @@ void check_sum_backward(const Case<In, Out>& test_case) {
   using T = Wide<In>;
   std::vector<In> dx(test_case.x.size());
   std::vector<Out> drawn(test_case.x.size());
-  std::vector<T> sums(2 * test_case.weight.size());
+  std::vector<T> sums(3 * test_case.weight.size());
   dropout_norm_backward<In, Out>(
       {test_case.dy.data(), test_case.x.data(), test_case.weight.data(), test_case.mean.data(), test_case.rstd.data(),
-       test_case.add.data(), dx.data(), sums.data(), !test_case.s.rms},
+       test_case.add.data(), dx.data(), sums.data(), !test_case.s.rms, test_case.with_dx},
       drawn.data(), test_case.shape(test_case.counters.data()));
   const auto got = run_all_orders([&] {
     const DeviceArray<In> x(test_case.x, Use::in, "x", test_case.shift(0)),
@@ -193,15 +233,15 @@ void check_sum_backward(const Case<In, Out>& test_case) {
         gdrawn(drawn, Use::out, "dx", test_case.shift(11)),
         weight(test_case.weight, Use::in, "weight", test_case.shift(1));
     const DeviceArray<T> mean(test_case.mean, Use::in, "mean"), rstd(test_case.rstd, Use::in, "rstd");
-    const Lines<T> lines(test_case.s, test_case.shift(7));
+    const Lines<T> lines(test_case.s, test_case.with_dx, test_case.shift(7));
     const DeviceArray<int64_t> counters(test_case.counters, Use::in, "counters");
     dropout_norm_backward_cuda<In, Out>({dy.data(), x.data(), weight.data(), mean.data(), rstd.data(), add.data(),
-                                         gdx.data(), lines.data(), !test_case.s.rms},
+                                         gdx.data(), lines.data(), !test_case.s.rms, test_case.with_dx},
                                         gdrawn.data(), test_case.shape(counters.data()), nullptr);
     return std::tuple{gdx.values(), lines.sums(), gdrawn.values()};
   });
   expect_close(std::get<0>(got), dx, "the sum's gradient", weight_products(test_case, dx));
-  expect_sums(std::get<1>(got), sums, "gradients of weight and bias", test_case.s.rows, summand_sizes(test_case));
+  expect_line_sums(test_case, std::get<1>(got), sums, std::get<2>(got), drawn);
   const T scale = static_cast<T>(1 / (1 - test_case.probability));
   for (size_t i = 0; i < drawn.size(); ++i) {
     const bool kept = load(drawn[i]) != 0 || test_case.probability == 0;
@@ -214,9 +254,12 @@ template <class In, class Out>
 void check(const NormShape& shape, double probability, int shifted) {
   SCOPED_TRACE(testing::Message() << shape.rows << " x " << shape.width << " rms " << shape.rms << " one plus "
                                   << shape.one_plus << " p " << probability << " shifted " << shifted);
-  Case<In, Out> test_case{shape, probability > 0, probability, shifted};
+  Case<In, Out> test_case{shape, probability > 0, true, probability, shifted};
   check_forward(test_case);
   check_backward(test_case);
+  test_case.with_dx = false;
+  check_backward(test_case);
+  test_case.with_dx = true;
   check_sum(test_case);
   check_sum_backward(test_case);
 }

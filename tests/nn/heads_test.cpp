@@ -63,7 +63,7 @@ void check(const Case& one, at::ScalarType dtype, bool strided) {
     if (rotated) rope.rotate(wanted, rows, 1);
     expect_rotated(split[which].x, wanted, rotated);
   }
-  const at::Tensor joined = nn::join_heads(device::Target(), kGroups, split).fused;
+  const at::Tensor joined = nn::join_heads(device::Target(), {kGroups}, split).fused;
   for (size_t which = 0; which < one.heads.size(); ++which) {
     const at::Tensor wanted = split[which].x.clone();
     const bool rotated = split[which].angles.cos.defined();
@@ -136,7 +136,7 @@ class NormedHeads {
   void check_join() {
     std::vector<nn::FusedHeads> gradients = heads_;
     for (nn::FusedHeads& part : gradients) part.x.copy_(at::randn(part.x.sizes(), at::kDouble));
-    const nn::JoinedHeads joined = nn::join_heads(device::Target(), kGroups, gradients, fused_);
+    const nn::JoinedHeads joined = nn::join_heads(device::Target(), {kGroups, fused_}, gradients);
     ASSERT_EQ(joined.lines.size(), 2U);
     for (size_t which = 0, line = 0; which < gradients.size(); ++which) {
       const at::Tensor dy = gradients[which].x.clone(), got = region(joined.fused, one_, which);
@@ -208,7 +208,7 @@ TEST(NormedHeads, EqualNormsAndRotations) {
 TEST(Heads, JoinsGradientsOfAnyStrides) {
   const at::Tensor q = at::randn({kRows, kSamples, 4, kGroups}, at::kDouble).transpose(2, 3),
                    k = at::randn({kRows, kSamples, kGroups, 4}, at::kDouble);
-  const at::Tensor joined = nn::join_heads(device::Target(), kGroups, {{q}, {k}}).fused;
+  const at::Tensor joined = nn::join_heads(device::Target(), {kGroups}, {{q}, {k}}).fused;
   EXPECT_TRUE(at::equal(joined.view({kRows, kSamples, kGroups, 2, 4}), at::stack({q, k}, 3)));
 }
 

@@ -56,11 +56,17 @@ __global__ void __launch_bounds__(kThreads, kNormBlocks<Plan, In, Out>)
                           for (int64_t i = 0; i < Plan::kCount; ++i) dx.values[i] = load(store<In>(dh.values[i]));
                           drop_elements(dx.values, shape.dropout, factor, row, column);
                           dx.write(backward.dx + begin + column);
+                          columns.add_dx(column, dx);
                         }
                       });
     if constexpr (Plan::kPacks == 0) {
       __syncthreads();  // threads of drop_row read values written by other threads
       drop_row(drop, shape.dropout, factor, row);
+      for_columns<Plan>(shape.norm, [&](int, int64_t column) {
+        Elements<Out, Plan::kCount> dx;
+        dx.read(backward.dx + begin + column);
+        columns.add_dx(column, dx);
+      });
     }
   });
 }
@@ -85,10 +91,10 @@ void dropout_norm_backward_cuda(const NormBackward<In, Out>& norm, Out* dx, cons
   if (shape.norm.rows == 0) return;
   const bool whole_packs = in_packs(norm, shape.norm) && aligned_for_packs(dx);
   with_row_plan<In, Out>(whole_packs, shape.norm, [&]<class Plan>(Plan) {
-    const unsigned room = norm_room_bytes<Plan, Wide<In>>(shape.norm, norm.with_bias);
+    const unsigned room = norm_room_bytes<Plan>(shape.norm, norm);
     launch_kernel("dropout_norm_backward", backward_kernel<Plan, In, Out>,
                   Grid{static_cast<unsigned>(norm_lines(shape.norm)), kThreads, room, stream},
-                  Backward<In, Out>{norm, dx, {norm.lines, room > 0, norm.with_bias}}, shape,
+                  Backward<In, Out>{norm, dx, {norm.lines, room > 0, norm.with_bias, norm.with_dx}}, shape,
                   DropoutFactor<Wide<In>>(shape.dropout.probability));
   });
 }

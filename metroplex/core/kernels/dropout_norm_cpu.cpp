@@ -38,6 +38,7 @@ void dropout_norm_backward(const NormBackward<In, Out>& norm, Out* dx, const Dro
     for (int64_t block = begin; block < end; ++block) run(block);
   });
   blocks.sum(norm.lines);
+  sum_dx(norm, dx, shape.norm);
 }
 
 #define MPX_INSTANTIATE(Out, In)                                                                            \

@@ -1,3 +1,4 @@
+#include "kernels/column_sums_device.h"
 #include "kernels/heads.h"
 #include "kernels/launch.h"
 #include "kernels/rope_device.h"
@@ -67,6 +68,39 @@ __global__ void __launch_bounds__(kThreads)
                      turns ? region.cos + angle : nullptr, turns ? region.sin + angle : nullptr,
                      Wide<T>(splits ? 1 : -1), shape.interleaved ? 1 : half);
   }
+}
+
+// join_heads with sums. Each thread reads both elements of a pair and joins one of them.
+template <int64_t count, class T>
+__global__ void __launch_bounds__(kThreads, kColumnBlocks)
+    join_sums_kernel(T* fused, HeadRegions<T> all, HeadsShape shape, ColumnSumsShape sums) {
+  const int64_t fused_row_heads = fused_heads(all), half = shape.rotary / 2, apart = shape.interleaved ? 1 : half;
+  sum_line<count, T>(all.sums, sums, [&](int64_t row, int64_t column) {
+    const Divided of_heads = divided(column, shape.head_dim), of_groups = divided(of_heads.quotient, fused_row_heads),
+                  at = divided(row, shape.batch);
+    int64_t head = of_groups.remainder;
+    int which = 0;
+    for (; head >= all.regions[which].heads; ++which) head -= all.regions[which].heads;
+    const HeadRegion<T>& region = all.regions[which];
+    const T* const own = region.x + at.quotient * region.stride_s + at.remainder * region.stride_b +
+                         (of_groups.quotient * region.heads + head) * region.stride_head;
+    const int64_t inside = of_heads.remainder;
+    Elements<T, count> low, high;
+    if (region.cos == nullptr || inside >= shape.rotary) {
+      low.read(own + inside);
+    } else {
+      const bool upper = shape.interleaved ? inside % 2 == 1 : inside >= half;
+      const int64_t first = upper ? inside - apart : inside,
+                    angle = at.quotient * half + (shape.interleaved ? first / 2 : first);
+      low.read(own + first);
+      high.read(own + first + apart);
+      rotate_values(low, high, region.cos + angle, region.sin + angle, Wide<T>(-1));
+      if (upper) low = high;
+      for (Wide<T>& value : low.values) value = load(store<T>(value));
+    }
+    low.write(fused + row * sums.width + column);
+    return low;
+  });
 }
 
 template <class T>
@@ -253,8 +287,8 @@ bool packs_fit(const T* fused, const HeadRegions<T>& all, const HeadsShape& shap
 
 template <bool splits, class T>
 void launch(const char* name, T* fused, const HeadRegions<T>& all, const HeadsShape& shape, CUstream_st* stream) {
-  const int64_t heads = fused_heads(all),
-                elements = shape.sequence * shape.batch * shape.groups * heads * shape.head_dim;
+  const int64_t heads = fused_heads(all), row = shape.groups * heads * shape.head_dim,
+                elements = shape.sequence * shape.batch * row;
   if (elements == 0) return;
   bool has_norm = false;
   int64_t lines = 0;
@@ -263,7 +297,11 @@ void launch(const char* name, T* fused, const HeadRegions<T>& all, const HeadsSh
     lines += region_lines(region, shape);
   }
   const auto start = [&]<int64_t count>() {
-    if (has_norm) {
+    const ColumnSumsShape sums{shape.sequence * shape.batch, row, row};
+    if (all.sums != nullptr) {
+      launch_kernel(name, join_sums_kernel<count, T>, Grid{line_blocks<count, T>(sums), kThreads, 0, stream}, fused,
+                    all, shape, sums);
+    } else if (has_norm) {
       launch_kernel(splits ? "split_normed_heads" : "join_normed_heads", normed_heads_kernel<splits, count, T>,
                     Grid{static_cast<unsigned>(lines), kThreads, 0, stream}, fused, all, shape, heads);
     } else {

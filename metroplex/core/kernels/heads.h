@@ -42,6 +42,9 @@ struct HeadRegions {
   static constexpr int kMost = 4;
   std::array<HeadRegion<T>, kMost> regions;  // the last ones may have no heads
   const T* raw = nullptr;                    // of join_heads with norms: `fused` of split_heads
+  // join_heads without norms: null, or overwritten with partial sums of the rows of `fused`, for sum_lines
+  // (column_sums.h). The CPU writes one line, a GPU column_lines.
+  Wide<T>* sums = nullptr;
 };
 
 struct HeadsShape {

@@ -5,6 +5,7 @@
 #include <optional>
 #include <vector>
 
+#include "kernels/column_sums.h"
 #include "kernels/heads.h"
 #include "kernels/norm_rows.h"
 #include "kernels/rope_rows.h"
@@ -162,7 +163,10 @@ void split_heads(const T* fused, const HeadRegions<T>& to, const HeadsShape& sha
 template <class T>
 void join_heads(T* fused, const HeadRegions<T>& from, const HeadsShape& shape) {
   const Operands<T> operands{fused, from, fused_heads(from), false};
-  has_norm(from) ? join_normed(operands, shape) : run(operands, shape);
+  if (has_norm(from)) return join_normed(operands, shape);
+  run(operands, shape);
+  const int64_t width = shape.groups * operands.heads * shape.head_dim;
+  if (from.sums != nullptr) column_sums<T>(from.sums, fused, {shape.sequence * shape.batch, width, width});
 }
 
 #define MPX_INSTANTIATE(T)                                                          \

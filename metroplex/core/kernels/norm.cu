@@ -19,6 +19,7 @@ __global__ void __launch_bounds__(kThreads, kNormBlocks<Plan, In, Out>)
   norm_line<Plan>(lines, shape, [&](int64_t row, NormColumns<Wide<In>, Plan>& columns) {
     norm_backward_row(backward, shape, row, columns, turn, [&](int64_t column, const Elements<In, Plan::kCount>& dx) {
       dx.write(backward.dx + row * shape.width + column);
+      columns.add_dx(column, dx);
     });
   });
 }
@@ -38,10 +39,10 @@ template <class In, class Out>
 void norm_backward_cuda(const NormBackward<In, Out>& operands, const NormShape& shape, CUstream_st* stream) {
   if (shape.rows == 0) return;
   with_row_plan<In, Out>(in_packs(operands, shape), shape, [&]<class Plan>(Plan) {
-    const unsigned room = norm_room_bytes<Plan, Wide<In>>(shape, operands.with_bias);
+    const unsigned room = norm_room_bytes<Plan>(shape, operands);
     launch_kernel("norm_backward", backward_kernel<Plan, In, Out>,
                   Grid{static_cast<unsigned>(norm_lines(shape)), kThreads, room, stream}, operands,
-                  NormLines<Wide<In>>{operands.lines, room > 0, operands.with_bias}, shape);
+                  NormLines<Wide<In>>{operands.lines, room > 0, operands.with_bias, operands.with_dx}, shape);
   });
 }
 

@@ -38,10 +38,13 @@ struct NormBackward {
   const Wide<In>*mean = nullptr, *rstd = nullptr;
   const In* add = nullptr;  // [rows, width] or null: gradient of x from its other readers
   In* dx = nullptr;
-  // Overwritten: partial sums of the weight's gradient and, with_bias, then of the bias' gradient, [width] each per
-  // line. The CPU writes one line, a GPU norm_lines(shape). sum_lines (column_sums.h) sums them.
+  // Overwritten: partial sums of the weight's gradient, with_bias of the bias' gradient, and with_dx of dx, in this
+  // order, [width] each per line. The CPU writes one line, a GPU norm_lines(shape). sum_lines (column_sums.h) sums
+  // them. dropout_norm_backward sums its own dx.
   Wide<In>* lines = nullptr;
-  bool with_bias = false;
+  bool with_bias = false, with_dx = false;
+
+  constexpr int64_t sums() const { return 1 + with_bias + with_dx; }  // per line
 };
 // Weight gradients are summed in fixed blocks of rows, so they have the same bits for any number of threads.
 template <class In, class Out>

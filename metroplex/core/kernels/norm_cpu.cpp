@@ -96,6 +96,7 @@ void norm_backward(const NormBackward<In, Out>& operands, const NormShape& shape
     }
   });
   blocks.sum(operands.lines);
+  sum_dx(operands, operands.dx, shape);
 }
 
 #define MPX_INSTANTIATE(Out, In)                                                      \

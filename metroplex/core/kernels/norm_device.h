@@ -163,10 +163,34 @@ __device__ void norm_forward_row(const NormForward<In, Out>& forward, const RowE
   }
 }
 
+// Adds to `count` adjacent sums.
+template <class T, int64_t count>
+__device__ void add_to_sums(T* sums, const T (&terms)[count]) {
+  Elements<T, count> all;
+  all.read(sums);
+  for (int64_t l = 0; l < count; ++l) all.values[l] += terms[l];
+  all.write(sums);
+}
+
+// Sums of dx, in shared memory or in the block's line. Each column belongs to one thread. Null if not required.
+template <class T>
+struct DxColumns {
+  T* dx = nullptr;
+
+  // Adds `values` as they are stored.
+  template <class Element, int64_t count>
+  __device__ void add_dx(int64_t column, const Elements<Element, count>& values) {
+    if (dx == nullptr) return;
+    T terms[count];
+    for (int64_t l = 0; l < count; ++l) terms[l] = load(store<Element>(values.values[l]));
+    add_to_sums(dx + column, terms);
+  }
+};
+
 // Weight gradients of the rows of one team. Each column belongs to one thread. Its sums are in registers; without
 // packs, they are in shared memory if they fit, otherwise in the block's line. dbias is null if not required.
 template <class T, class Plan, bool held = (Plan::kPacks > 0)>
-struct NormColumns {
+struct NormColumns : DxColumns<T> {
   static constexpr int64_t kCount = Plan::kCount;
   Elements<T, kCount> dweight[Plan::kPacks], dbias[Plan::kPacks];
 
@@ -176,19 +200,13 @@ struct NormColumns {
   }
 };
 template <class T, class Plan>
-struct NormColumns<T, Plan, false> {
+struct NormColumns<T, Plan, false> : DxColumns<T> {
   static constexpr int64_t kCount = Plan::kCount;
   T *dweight, *dbias;
 
   __device__ void add(int /*i*/, int64_t column, const T (&to_dweight)[kCount], const T (&to_dbias)[kCount]) {
-    add_to(dweight + column, to_dweight);
-    if (dbias != nullptr) add_to(dbias + column, to_dbias);
-  }
-  static __device__ void add_to(T* sums, const T (&terms)[kCount]) {
-    Elements<T, kCount> all;
-    all.read(sums);
-    for (int64_t l = 0; l < kCount; ++l) all.values[l] += terms[l];
-    all.write(sums);
+    add_to_sums(dweight + column, to_dweight);
+    if (dbias != nullptr) add_to_sums(dbias + column, to_dbias);
   }
 };
 
@@ -241,11 +259,25 @@ __device__ void norm_backward_row(const NormBackward<In, Out>& backward, const N
 template <class T>
 struct NormLines {
   T* lines;
-  bool shared;     // sums are in dynamic shared memory of norm_room_bytes
-  bool with_bias;  // dbias is required
+  bool shared;              // sums are in dynamic shared memory of norm_room_bytes
+  bool with_bias, with_dx;  // as in NormBackward
+
+  __device__ int64_t sums() const { return 1 + with_bias + with_dx; }
 };
 
-// Writes the sums of the block's teams, which are in registers, to `line` [width], in the order of the teams.
+// Writes the sums of the block's teams, in shared memory [teams, width], to `line` [width], in the order of the
+// teams.
+template <class Plan, class T>
+__device__ void sum_teams(const T* all, T* line, const NormShape& shape) {
+  __syncthreads();
+  for (int64_t column = threadIdx.x; column < shape.width; column += kThreads) {
+    T sum = all[column];
+    for (unsigned team = 1; team < Plan::kTeams; ++team) sum += all[team * shape.width + column];
+    line[column] = sum;
+  }
+}
+
+// The same for sums in registers.
 template <class Plan, class T>
 __device__ void write_team_sums(const Elements<T, Plan::kCount> (&sums)[Plan::kPacks], T* line,
                                 const NormShape& shape) {
@@ -256,12 +288,7 @@ __device__ void write_team_sums(const Elements<T, Plan::kCount> (&sums)[Plan::kP
     __syncthreads();                                        // waits until the previous sums have been read
     for_columns<Plan>(shape,
                       [&](int i, int64_t column) { sums[i].write(all + Plan::team() * shape.width + column); });
-    __syncthreads();
-    for (int64_t column = threadIdx.x; column < shape.width; column += kThreads) {
-      T sum = all[column];
-      for (unsigned team = 1; team < Plan::kTeams; ++team) sum += all[team * shape.width + column];
-      line[column] = sum;
-    }
+    sum_teams<Plan>(all, line, shape);
   }
 }
 
@@ -269,31 +296,36 @@ __device__ void write_team_sums(const Elements<T, Plan::kCount> (&sums)[Plan::kP
 // and writes their weight gradients to the line.
 template <class Plan, class T, class Row>
 __device__ void norm_line(const NormLines<T>& to, const NormShape& shape, const Row& each_row) {
-  T *line = to.lines + int64_t{blockIdx.x} * (to.with_bias ? 2 : 1) * shape.width, *sums = line;
+  constexpr Elements<T, Plan::kCount> kZeros{};
+  T *const line = to.lines + int64_t{blockIdx.x} * to.sums() * shape.width, *sums = line;
+  const int64_t of_dx = (to.sums() - 1) * shape.width;
   NormColumns<T, Plan> columns{};
   if constexpr (Plan::kPacks == 0) {
     if (to.shared) sums = reinterpret_cast<T*>(dynamic_shared());
-    columns = {sums, to.with_bias ? sums + shape.width : nullptr};
+    columns.dweight = sums;
+    columns.dbias = to.with_bias ? sums + shape.width : nullptr;
+    columns.dx = to.with_dx ? sums + of_dx : nullptr;
     for_columns<Plan>(shape, [&](int, int64_t column) {
-      constexpr Elements<T, Plan::kCount> kZeros{};
-      kZeros.write(columns.dweight + column);
-      if (to.with_bias) kZeros.write(columns.dbias + column);
+      for (int64_t i = 0; i < to.sums(); ++i) kZeros.write(sums + i * shape.width + column);
     });
+  } else if (to.with_dx) {
+    columns.dx = reinterpret_cast<T*>(dynamic_shared()) + Plan::team() * shape.width;
+    for_columns<Plan>(shape, [&](int, int64_t column) { kZeros.write(columns.dx + column); });
   }
   const int64_t begin = blockIdx.x * norm_rows_per_line(shape), most = begin + norm_rows_per_line(shape);
   const int64_t end = most < shape.rows ? most : shape.rows;
   for (int64_t row = begin + Plan::team(); row < end; row += Plan::kTeams) each_row(row, columns);
   if constexpr (Plan::kPacks > 0) {
+    if (to.with_dx) sum_teams<Plan>(reinterpret_cast<const T*>(dynamic_shared()), line + of_dx, shape);
     write_team_sums<Plan>(columns.dweight, line, shape);
     if (to.with_bias) write_team_sums<Plan>(columns.dbias, line + shape.width, shape);
   } else if (to.shared) {
     for_columns<Plan>(shape, [&](int, int64_t column) {
       Elements<T, Plan::kCount> sum;
-      sum.read(columns.dweight + column);
-      sum.write(line + column);
-      if (!to.with_bias) return;
-      sum.read(columns.dbias + column);
-      sum.write(line + shape.width + column);
+      for (int64_t i = 0; i < to.sums(); ++i) {
+        sum.read(sums + i * shape.width + column);
+        sum.write(line + i * shape.width + column);
+      }
     });
   }
 }
@@ -314,15 +346,15 @@ void with_row_plan(bool in_packs, const NormShape& shape, const Call& call) {
   else call(RowPlan<kPack, 0, kThreads>());
 }
 
-// Bytes of shared memory for the sums: of the teams, or without packs of the block. 0 if registers hold them, or if
-// they exceed the default limit of every GPU.
-template <class Plan, class T>
-unsigned norm_room_bytes(const NormShape& shape, bool with_bias) {
+// Bytes of shared memory for the sums: of the teams, of dx, or without packs all of the block. 0 if registers hold
+// them, or if they exceed the default limit of every GPU.
+template <class Plan, class In, class Out>
+unsigned norm_room_bytes(const NormShape& shape, const NormBackward<In, Out>& backward) {
   constexpr int64_t kMost = 40 * 1024;  // leaves space for block_reduce
-  const int64_t row = shape.width * static_cast<int64_t>(sizeof(T));
+  const int64_t row = shape.width * static_cast<int64_t>(sizeof(Wide<In>));
   if (Plan::kTeams > 1) return static_cast<unsigned>(Plan::kTeams * row);
-  const int64_t bytes = (with_bias ? 2 : 1) * row;
-  return Plan::kPacks == 0 && bytes <= kMost ? static_cast<unsigned>(bytes) : 0;
+  const int64_t bytes = (Plan::kPacks == 0 ? backward.sums() : backward.with_dx) * row;
+  return bytes <= kMost ? static_cast<unsigned>(bytes) : 0;
 }
 
 }  // namespace metroplex::kernels

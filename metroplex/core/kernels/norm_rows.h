@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "kernels/column_sums.h"
 #include "kernels/norm.h"
 #include "kernels/wide_row.h"
 
@@ -16,8 +17,8 @@ NormForward<In, Out, Wide<In>> widened(const NormForward<In, Out>& forward, cons
 }
 template <class In, class Out>
 NormBackward<In, Out, Wide<In>> widened(const NormBackward<In, Out>& backward, const WideRow<Out>& weight) {
-  return {backward.dy,  backward.x,  weight.data(),  backward.mean,     backward.rstd,
-          backward.add, backward.dx, backward.lines, backward.with_bias};
+  return {backward.dy,  backward.x,  weight.data(),  backward.mean,      backward.rstd,
+          backward.add, backward.dx, backward.lines, backward.with_bias, backward.with_dx};
 }
 
 // Process rows [begin, end) of norm_forward and norm_backward. The latter adds weight gradients to dweight and dbias
@@ -29,6 +30,13 @@ NormBackward<In, Out, Wide<In>> widened(const NormBackward<In, Out>& backward, c
                           int64_t end, Wide<In>* dweight, Wide<In>* dbias)
 MPX_FOR_ELEMENT_PAIRS(MPX_ROWS);
 #undef MPX_ROWS
+
+// Sums of dx for NormBackward::with_dx, with the bits of column_sums.
+template <class In, class Out, class T>
+void sum_dx(const NormBackward<In, Out>& backward, const T* dx, const NormShape& shape) {
+  if (backward.with_dx)
+    column_sums<T>(backward.lines + (backward.sums() - 1) * shape.width, dx, {shape.rows, shape.width, shape.width});
+}
 
 // Weight gradients of each block of rows, and their sum in block order.
 template <class T>

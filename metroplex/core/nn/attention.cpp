@@ -42,6 +42,7 @@ LinearSpec fused_spec(const AttentionSpec& spec, const config::Model& model) {
     add("v", d);
   }
   out.adapters = config::qkv_boxes(model, !spec.has_external_query);
+  out.skip_bias_gradient = true;
   return out;
 }
 
@@ -345,7 +346,11 @@ std::vector<at::Tensor> SelfAttention::run_core_backward(const at::Tensor& dout,
   if (has_gate_) heads.push_back({dgate.view(gradients.q.sizes())});
   heads.push_back({gradients.k, angles_before_norm(gradients.k, rows, Of::keys), head_norm(k_norm_, saved.k)});
   heads.push_back({gradients.v});
-  const auto [dfused, lines] = join_heads(target_, heads_.groups, heads, saved.fused.get());
+  Param* const bias = fused_.bias();
+  const bool sums_bias = bias != nullptr && !bias->frozen && !fuses_norms_;
+  const auto [dfused, lines] = join_heads(target_, {heads_.groups, saved.fused.get(), sums_bias}, heads);
+  if (sums_bias) accumulate_line_sums(target_, {{bias, lines.front()}});
+  else if (bias != nullptr) accumulate_bias_gradient(target_, *bias, dfused);
   if (fuses_norms_) accumulate_line_sums(target_, {q_norm_->weight_lines(lines[0]), k_norm_->weight_lines(lines[1])});
   if (!q_) return {dfused, at::Tensor()};
   if (of_queries.cos.defined()) rope_->rotate(gradients.q, of_queries, -1);

@@ -6,7 +6,6 @@
 #include <memory>
 
 #include "nn/autograd_node.h"
-#include "nn/linear.h"
 
 namespace metroplex::nn {
 namespace {
@@ -41,7 +40,6 @@ Gradients backward(const SumNormSaved& saved, const at::Tensor& dy, const at::Te
   NormSaved norm = saved.statistics;
   norm.x = saved.h.get();
   const Norm::SumGradients gradients = saved.norm->backward(dy, dh, norm, saved.sum);
-  if (saved.sum.bias != nullptr) accumulate_bias_gradient(saved.sum.target, *saved.sum.bias, gradients.dx);
   return {gradients.dx, gradients.dresidual};
 }
 

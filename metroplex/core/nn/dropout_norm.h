@@ -21,7 +21,8 @@ struct BiasDropoutAddNorm {
   const SavePolicy& saving;
 };
 
-// Gives the same bits as bias_dropout_add (dropout.h) and normalize (norm.h), forward and backward. Overwrites x.
+// Gives the same bits as bias_dropout_add (dropout.h) and normalize (norm.h), forward and backward, except that a GPU
+// sums the bias gradient in another order. Overwrites x.
 ResidualAndNorm bias_dropout_add_norm(const at::Tensor& x_sbh, const at::Tensor& residual,
                                       const BiasDropoutAddNorm& how, const Microbatch& batch);
 

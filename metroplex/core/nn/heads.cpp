@@ -3,6 +3,7 @@
 #include <ATen/ops/empty.h>
 
 #include "base/error.h"
+#include "kernels/column_sums.h"
 #include "kernels/heads.h"
 #include "nn/wide.h"
 
@@ -70,6 +71,15 @@ std::vector<at::Tensor> make_lines(const device::Target& target, const std::vect
   return lines;
 }
 
+at::Tensor make_row_lines(const device::Target& target, const at::Tensor& fused) {
+  const int64_t width = fused.size(2);
+  int64_t count = 1;
+  dispatch_element(fused.scalar_type(), [&](auto zero) {
+    if (target.gpu()) count = kernels::column_lines<decltype(zero)>({fused.size(0) * fused.size(1), width, width});
+  });
+  return at::empty({count, width}, fused.options().dtype(acc_type(fused.scalar_type())));
+}
+
 }  // namespace
 
 void split_heads(const device::Target& target, const at::Tensor& fused, int64_t groups,
@@ -85,26 +95,28 @@ void split_heads(const device::Target& target, const at::Tensor& fused, int64_t 
   });
 }
 
-JoinedHeads join_heads(const device::Target& target, int64_t groups, std::vector<FusedHeads> from,
-                       const at::Tensor& raw) {
+JoinedHeads join_heads(const device::Target& target, const JoinHeads& how, std::vector<FusedHeads> from) {
   int64_t heads = 0;
   for (FusedHeads& part : from) {
     heads += part.x.size(2);
     if (part.x.stride(3) != 1) part.x = part.x.contiguous();
   }
-  const at::Tensor &first = from.front().x, before = raw.defined() ? raw.contiguous() : raw;
-  const JoinedHeads out{at::empty({first.size(0), first.size(1), heads * first.size(3)}, first.options()),
-                        make_lines(target, from)};
-  Tensors reads{&before}, writes{&out.fused};
+  const at::Tensor &first = from.front().x, raw = how.raw.defined() ? how.raw.contiguous() : how.raw;
+  JoinedHeads out{at::empty({first.size(0), first.size(1), heads * first.size(3)}, first.options()),
+                  make_lines(target, from)};
+  MPX_ASSERT(!how.sums_rows || out.lines.empty(), "join_heads sums rows of heads without norms only");
+  if (how.sums_rows) out.lines.push_back(make_row_lines(target, out.fused));
+  Tensors reads{&raw}, writes{&out.fused};
   add_operands(from, reads);
   for (const FusedHeads& part : from) reads.insert(reads.end(), {&part.x, &part.norm.rstd});
   for (const at::Tensor& lines : out.lines) writes.push_back(&lines);
   dispatch_element(first.scalar_type(), [&](auto zero) {
     using T = decltype(zero);
-    kernels::HeadRegions<T> regions = head_regions<T>(groups, from, out.lines);
-    regions.raw = elements<T>(before);
+    kernels::HeadRegions<T> regions = head_regions<T>(how.groups, from, out.lines);
+    regions.raw = elements<T>(raw);
+    if (how.sums_rows) regions.sums = elements<kernels::Wide<T>>(out.lines.front());
     device::launch(target, {"join_heads", reads, writes}, kernels::join_heads<T>, kernels::join_heads_cuda<T>,
-                   elements<T>(out.fused), regions, heads_shape(groups, from));
+                   elements<T>(out.fused), regions, heads_shape(how.groups, from));
   });
   return out;
 }

@@ -33,10 +33,15 @@ void split_heads(const device::Target& target, const at::Tensor& fused, int64_t 
 // The gradient of split_heads [s, b, width].
 struct JoinedHeads {
   at::Tensor fused;
-  std::vector<at::Tensor> lines;  // of each normalized kind: partial sums of the weight's gradient [n, head_dim]
+  // Partial sums for accumulate_line_sums(): of the weight's gradient of each normalized kind [n, head_dim], and
+  // without norms, if requested, of the rows of `fused` [n, width].
+  std::vector<at::Tensor> lines;
 };
-// `raw` is `fused` of split_heads; undefined without norms.
-JoinedHeads join_heads(const device::Target& target, int64_t groups, std::vector<FusedHeads> from,
-                       const at::Tensor& raw = {});
+struct JoinHeads {
+  int64_t groups = 1;
+  at::Tensor raw = {};     // with norms: `fused` of split_heads
+  bool sums_rows = false;  // not with norms
+};
+JoinedHeads join_heads(const device::Target& target, const JoinHeads& how, std::vector<FusedHeads> from);
 
 }  // namespace metroplex::nn

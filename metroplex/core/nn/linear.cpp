@@ -109,6 +109,7 @@ Linear::Linear(const LinearSpec& spec, LinearSplit split, const LayerContext& co
       target_(context.target),
       saving_(context.saving),
       skip_bias_add_(spec.skip_bias_add),
+      skip_bias_gradient_(spec.skip_bias_gradient),
       rounding_(make_rounding(spec.name, split, context)),
       adapters_({spec.name, spec.in_features, spec.adapters, split}, context) {
   using topology::Role;
@@ -248,7 +249,8 @@ at::Tensor Linear::forward(const Input& in, const LinearRows& rows) {
     PendingTensor reduced = gathers ? start_reduce(dx, sp_, tp_reduce_) : PendingTensor{dx, {}, {}};
     if (gathers_again) gather_and_accumulate(x_local, dy_local, rows.gradients);
     else if (!weight_->frozen) accumulate(dy, x, rows.gradients);
-    if (Param* const bias = added_bias()) accumulate_bias_gradient(target_, *bias, dy_local);
+    if (Param* const bias = added_bias(); bias != nullptr && !skip_bias_gradient_)
+      accumulate_bias_gradient(target_, *bias, dy_local);
     adapters_.accumulate({dy, x, adapters_saved, dhidden}, rows.adapters);
     return {reduced.wait()};
   });

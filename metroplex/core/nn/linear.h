@@ -31,6 +31,7 @@ struct LinearSpec {
   std::vector<int64_t> sections = {};             // column only: consecutive output features, each split over tp
   std::vector<topology::Region> regions = {};     // named regions of the output features, for weight and bias
   std::vector<config::AdapterBox> adapters = {};  // candidates for peft.lora_target_modules
+  bool skip_bias_gradient = false;                // the caller accumulates the gradient of bias()
 };
 
 inline LinearSpec linear_spec(const std::string& name, int64_t in, int64_t out, bool bias) {
@@ -86,7 +87,7 @@ class Linear {
   comm::Group sp_, tp_reduce_;
   device::Target target_;
   SavePolicy saving_;
-  bool skip_bias_add_ = false;
+  bool skip_bias_add_ = false, skip_bias_gradient_ = false;
   OperandRounding rounding_;
   bool wide_output_ = false;  // precision.output_logit_dtype: fp32
   std::shared_ptr<Param> weight_, bias_;

@@ -110,10 +110,9 @@ void put_rounded_product(const device::Target& target, const at::Tensor& gradien
   }
 }
 
-// True if our kernel sums the rows. On the CPU it does so for half types, which libtorch would widen first.
-bool can_sum_rows(const device::Target& target, const at::Tensor& gradient, const at::Tensor& rows) {
-  return (target.gpu() || is_half(rows)) && gradient.is_contiguous() &&
-         gradient.scalar_type() == acc_type(rows.scalar_type());
+// True if our kernel sums the rows.
+bool can_sum_rows(const at::Tensor& gradient, const at::Tensor& rows) {
+  return gradient.is_contiguous() && gradient.scalar_type() == acc_type(rows.scalar_type());
 }
 
 void own_bias_gradient(const device::Target& target, const at::Tensor& gradient, const at::Tensor& rows, bool adds) {
@@ -230,7 +229,7 @@ void put_linear_weight_gradient(const device::Target& target, at::Tensor& gradie
 
 void put_linear_bias_gradient(const device::Target& target, at::Tensor& gradient, const at::Tensor& dy, bool adds) {
   const at::Tensor rows = flatten_rows(dy);
-  if (can_sum_rows(target, gradient, rows)) {
+  if (can_sum_rows(gradient, rows)) {
     own_bias_gradient(target, gradient, rows.stride(1) == 1 ? rows : rows.contiguous(), adds);
   } else {
     if (adds) gradient.add_(at::sum(rows, {0}, false, gradient.scalar_type()));

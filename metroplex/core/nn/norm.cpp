@@ -68,13 +68,14 @@ struct Norm::Backward {
   at::Tensor lines;  // partial sums of the gradients of weight and bias, see kernels::NormBackward
   kernels::NormShape shape;
   bool with_bias = false;
+  Param* sum_bias = nullptr;  // its gradient is the sum of dx; null if not required
   device::Target target;
 
   template <class In, class Out>
   kernels::NormBackward<In, Out> operands() const {
     using T = kernels::Wide<In>;
     return {elements<Out>(dy), elements<In>(x),  elements<Out>(weight), elements<T>(mean), elements<T>(rstd),
-            elements<In>(add), elements<In>(dx), elements<T>(lines),    with_bias};
+            elements<In>(add), elements<In>(dx), elements<T>(lines),    with_bias,         sum_bias != nullptr};
   }
   void run() const {
     dispatch_pair(x.scalar_type(), dy.scalar_type(), [&](auto in, auto narrow) {
@@ -173,7 +174,7 @@ at::Tensor Norm::apply(const BiasDropoutAddOperands& sum, const DropoutMask& mas
   return call.finish(saved);
 }
 
-Norm::Backward Norm::start_backward(const at::Tensor& dy, const NormSaved& saved) const {
+Norm::Backward Norm::start_backward(const at::Tensor& dy, const NormSaved& saved, Param* sum_bias) const {
   Backward call;
   call.target = target_;
   call.x = saved.x.contiguous();
@@ -184,9 +185,10 @@ Norm::Backward Norm::start_backward(const at::Tensor& dy, const NormSaved& saved
   call.dx = at::empty_like(call.x);
   call.shape = norm_shape(call.x);
   call.with_bias = spec_.has_bias();
+  call.sum_bias = sum_bias != nullptr && !sum_bias->frozen ? sum_bias : nullptr;
+  const int64_t sums = 1 + (call.with_bias ? 1 : 0) + (call.sum_bias != nullptr ? 1 : 0);
   call.lines =
-      at::empty({target_.gpu() ? kernels::norm_lines(call.shape) : 1, (call.with_bias ? 2 : 1) * spec_.width},
-                call.rstd.options());
+      at::empty({target_.gpu() ? kernels::norm_lines(call.shape) : 1, sums * spec_.width}, call.rstd.options());
   return call;
 }
 
@@ -195,6 +197,7 @@ void Norm::accumulate(const Backward& call) {
   std::vector<ParamLines> all;
   if (spec_.has_weight) all.push_back({&weight_, lines(0)});
   if (spec_.has_bias()) all.push_back({&bias_, lines(spec_.width)});
+  if (call.sum_bias != nullptr) all.push_back({call.sum_bias, lines(call.lines.size(1) - spec_.width)});
   accumulate_line_sums(target_, std::move(all));
 }
 
@@ -214,7 +217,7 @@ at::Tensor Norm::backward(const at::Tensor& dy, const NormSaved& saved, const at
 Norm::SumGradients Norm::backward(const at::Tensor& dy, const at::Tensor& dsum, const NormSaved& saved,
                                   const BiasDropoutAddSaved& sum) {
   const at::NoGradGuard no_grad;
-  Backward call = start_backward(dy, saved);
+  Backward call = start_backward(dy, saved, sum.bias);
   if (dsum.defined()) call.add = dsum.contiguous();
   const bool drops = sum.mask.shape.probability > 0;
   SumGradients gradients{call.dx, call.dx};

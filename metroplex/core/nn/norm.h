@@ -54,7 +54,7 @@ class Norm {
   // Returns norm(sum.out). The same pass over memory computes sum.out = sum.residual + dropout(sum.x + sum.bias).
   at::Tensor apply(const BiasDropoutAddOperands& sum, const DropoutMask& mask, NormSaved* saved) const;
   // Backward of the fused pass. dy: gradient of the norm; dsum: gradient of sum.out from its other readers, may be
-  // undefined. Without dropout and cast, `dresidual` and `dx` are the same tensor.
+  // undefined. Without dropout and cast, `dresidual` and `dx` are the same tensor. Adds the gradient of sum.bias.
   struct SumGradients {
     at::Tensor dresidual, dx;
   };
@@ -76,7 +76,7 @@ class Norm {
   at::Tensor scale() const;
   kernels::NormShape norm_shape(const at::Tensor& x) const;
   Forward start_forward(const at::Tensor& x) const;
-  Backward start_backward(const at::Tensor& dy, const NormSaved& saved) const;
+  Backward start_backward(const at::Tensor& dy, const NormSaved& saved, Param* sum_bias = nullptr) const;
   void accumulate(const Backward& call);
 
   NormSpec spec_;
