@@ -308,14 +308,15 @@ part_golden_graphs() {
   part "golden runs from graphs" "" 40 0 together captured "${commands[@]}"
 }
 
-# Paths that have not run on a GPU: activations on the host, and products of codes by at::_scaled_mm.
+# Paths that have not run on a GPU: activations on the host, and products of codes by libtorch, also of experts.
 part_untested_paths() {
   local recipe commands=("$bin/metroplex_parity $golden/gpt_1.json --device cuda --set memory.offload_activations=host")
   local short="$train --train.train_iters=20 --checkpoint.save= --checkpoint.save_interval=0 --precision.params_dtype=bf16 --precision.fp8_format=hybrid"
-  for recipe in delayed tensorwise; do
+  for recipe in delayed tensorwise blockwise; do
     commands+=("$short --precision.fp8_recipe=$recipe | tail -n 1" "$short --precision.fp8_recipe=$recipe --precision.fp8_products=library | tail -n 1")
   done
-  part "host activations, and products of fp8 codes" "" 60 12 each "$learn" "${commands[@]}"
+  commands+=("$short --precision.fp8_format=e4m3 --precision.fp8_recipe=tensorwise --precision.fp8_products=library --model.num_moe_experts=4 --model.moe_grouped_gemm=true | tail -n 1")
+  part "host activations, and products of fp8 codes" "" 90 12 each "$learn" "${commands[@]}"
 }
 
 part_verify() {
