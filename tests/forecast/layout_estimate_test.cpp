@@ -54,6 +54,8 @@ const Settings kDeltaNet{"model.experimental_attention_variant=gated_delta_net",
 const Settings kHybrid{"model.hybrid_layer_pattern=M-M-M*M-", "model.position_embedding_type=none",
                        "model.mamba_num_groups=4"};
 
+const Settings kGathersCodes{"precision.fp8_param_gather=true", "precision.fp8_format=hybrid",
+                             "precision.fp8_recipe=tensorwise", "parallel.data_parallel_sharding_strategy=optim"};
 const Settings kMultiToken{"model.mtp_num_layers=1", "model.position_embedding_type=rope"};
 
 Settings with(Settings all, const Settings& more) {
@@ -93,6 +95,8 @@ TEST(LayoutEstimate, BytesAreALowerBound) {
       with(kExperts, {"model.moe_layer_freq=[0]*2+[1]*6", "model.moe_ffn_hidden_size=8192"}),
       with(kExperts, {"model.moe_layer_freq=[1]*6+[0]*2", "model.moe_ffn_hidden_size=1024"}),
       {"precision.fp8_format=hybrid", "precision.fp8_recipe=tensorwise", "precision.first_last_layers_bf16=true"},
+      kGathersCodes,
+      with(kGathersCodes, {"precision.fp8_products=library"}),
       {"precision.main_grads_dtype=params", "optim.exp_avg_dtype=8bit", "optim.exp_avg_sq_dtype=bf16"},
       {"optim.main_params_dtype=bf16"},
       {"optim.optimizer=lion"},
@@ -165,15 +169,16 @@ TEST(LayoutEstimate, WaitsForMessagesOfEveryMicrobatch) {
   EXPECT_LT(ratio(config::Schedule::zb_h1), 1);
 }
 
-// The estimate is that of the first rank.
-TEST(LayoutEstimate, OnlyTheLastStageHoldsTheHead) {
-  const auto bytes = [](const Settings& settings, int64_t pp) {
+// The estimate is that of the first rank, which has the loss without pipeline and with a V schedule.
+TEST(LayoutEstimate, OnlyTheStageOfTheLossHoldsTheHead) {
+  const auto bytes = [](const Settings& settings, const Layout& layout) {
     const forecast::PlanRequest one = request(model(with(settings, {"model.vocab_size=20000"})), 2);
-    return forecast::LayoutEstimator(one).estimate({.pp = pp}).bytes;
+    return forecast::LayoutEstimator(one).estimate(layout).bytes;
   };
   const Settings untied{"model.untie_embeddings_and_output_weights=true"};
-  EXPECT_EQ(bytes(untied, 2), bytes({}, 2));
-  EXPECT_GT(bytes(untied, 1), bytes({}, 1));
+  EXPECT_EQ(bytes(untied, {.pp = 2}), bytes({}, {.pp = 2}));
+  for (const Layout& layout : {Layout{}, Layout{.pp = 2, .vpp = 2, .schedule = config::Schedule::zb_v}})
+    EXPECT_GT(bytes(untied, layout), bytes({}, layout)) << layout.pp;
 }
 
 TEST(Search, EqualsExhaustiveSearchOfHybrids) {

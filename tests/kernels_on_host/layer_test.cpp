@@ -93,7 +93,7 @@ void check_heads(HeadsShape shape, const std::array<int64_t, 4>& heads, int64_t 
     join_heads<T>(again.data(), summing, shape);
     expect_close(std::get<4>(got), again, "joined heads", std::vector<double>(again.size(), 27.0 * 4));
     expect_close(std::get<5>(got), again, "joined heads with sums", std::vector<double>(again.size(), 27.0 * 4));
-    // Each line has at least 6 rows, so there is one: 5 additions in any order of numbers of at most 27 * 2.
+    // All 6 rows are in one line: 5 additions in any order of numbers of at most 27 * 2.
     for (size_t column = 0; column < line.size(); ++column) {
       double sum = 0, sum_again = 0;
       for (size_t row = 0; row < 2 * kRows; ++row) {

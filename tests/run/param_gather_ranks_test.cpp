@@ -120,6 +120,11 @@ TEST(ParamGather, EqualsGatherOfValuesInAnyProduct) {
     expect_same(kDense, join(recipe(name), {zero(1), kEveryUse}), 2);
     expect_same(kDense, join(recipe(name), {zero(1), kEveryUse, kLibrary}), 2);
   }
+  for (const char* const format : {"e4m3", "hybrid"}) {
+    const Settings experts = join(recipe("tensorwise"), {std::string("precision.fp8_format=") + format, kLibrary});
+    for (const int stage : {1, 3}) expect_same(kExperts, join(experts, {zero(stage)}), 2);
+    expect_same(kExperts, join(experts, {zero(1), kEveryUse}), 2);
+  }
   expect_same(kDense, join(recipe("tensorwise"), {zero(1), "precision.fp8_output_proj=true"}), 2);
   expect_same(kDense, join(recipe("mxfp8"), {zero(1), "precision.recipe_pattern=linear_fc2=tensorwise"}), 2);
   expect_same(kDense,

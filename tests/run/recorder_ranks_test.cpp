@@ -53,8 +53,10 @@ TEST(RecorderRanks, IsToldOfEveryKernelAndEachRunsOnNothingButItsReads) {
   bf16.optim.store_param_remainders = true;
   eight.optim.exp_avg_dtype = eight.optim.exp_avg_sq_dtype = "8bit";
   config::Config llama = with(small_llama(), "lion", "fp64");
+  llama.model.qk_layernorm = true;  // heads are split, normalized and rotated at once
   config::Config muon = with(small_llama(), "muon", "bf16");
-  muon.model.qk_layernorm = true;                           // heads are rotated after their norm
+  muon.model.qk_layernorm = true;  // heads are rotated after their norm
+  muon.model.normalization = config::Normalization::LayerNorm;
   config::Config large = with(small_gpt(), "sgd", "fp32");  // matmuls that use oneDNN
   large.model.hidden_size = 128;
   large.model.num_layers = 1;

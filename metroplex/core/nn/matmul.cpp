@@ -288,6 +288,9 @@ static void put_all_line_sums(const device::Target& target, const std::vector<Pa
 void accumulate_line_sums(const device::Target& target, std::vector<ParamLines> all) {
   std::erase_if(all, [](const ParamLines& one) { return one.param->frozen; });
   if (all.empty()) return;
+  for (const ParamLines& one : all)
+    MPX_ASSERT((one.param->deferred == nullptr) == (all.front().param->deferred == nullptr), one.param->name, " and ",
+               all.front().param->name, " put off their gradients differently");
   if (all.front().param->deferred == nullptr) return put_all_line_sums(target, all, {});
   std::vector<PutLines> sums;
   for (const ParamLines& one : all)

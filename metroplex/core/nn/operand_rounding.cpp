@@ -268,9 +268,10 @@ at::Tensor OperandRounding::round(const at::Tensor& given, Operand operand, SumO
   return out;
 }
 
-// libtorch's product of groups has no version for E5M2.
+// libtorch's product of groups has no version for E5M2, and its results are bf16.
 bool OperandRounding::encodes_groups(Operand operand) const {
-  return encodes() && multiplies_grouped_codes(recipe_, target_.capability()) &&
+  return encodes() && precision_.params_dtype == config::ParamsDtype::bf16 &&
+         multiplies_grouped_codes(recipe_, target_.capability()) &&
          shape(operand, SumOver::columns).number == SmallNumber::e4m3;
 }
 

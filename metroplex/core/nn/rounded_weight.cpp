@@ -19,6 +19,11 @@ const RoundedWeight& updated_values(const Param& weight) {
   return *weight.rounded;
 }
 
+const Codes& updated_codes(const Param& weight, SumOver sum) {
+  const RoundedWeight& kept = updated_values(weight);
+  return sum == SumOver::rows && kept.row_codes.codes.defined() ? kept.row_codes : kept.column_codes;
+}
+
 }  // namespace
 
 int64_t count_matrices(const Param& weight) { return weight.local_shape.size() > 2 ? weight.local_shape[0] : 1; }
@@ -90,15 +95,14 @@ at::Tensor round_weight(const OperandRounding& rounding, const Param& weight, Su
     return sum == SumOver::columns ? kept.columns : kept.rows;
   }
   if (weight.rounded && weight.rounded->column_codes.codes.defined())
-    return updated_values(weight).column_codes.values().view(weight.local_shape);
+    return updated_codes(weight, sum).values().view(weight.local_shape);
   return rounding.round(weight_values(weight), Operand::weight, sum, weight_options(weight, counts));
 }
 
 Codes encode_weight(const OperandRounding& rounding, const Param& weight, SumOver sum, bool counts) {
   if (!weight.rounded || !weight.rounded->column_codes.codes.defined())
     return rounding.encode(weight_values(weight), Operand::weight, sum, weight_options(weight, counts));
-  const RoundedWeight& kept = updated_values(weight);
-  return sum == SumOver::rows && kept.row_codes.codes.defined() ? kept.row_codes : kept.column_codes;
+  return updated_codes(weight, sum);
 }
 
 void WeightRounder::before(const RegionEvent& event) {

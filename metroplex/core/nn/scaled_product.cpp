@@ -146,10 +146,11 @@ at::Tensor scaled_grouped_product(const device::Target& target, const GroupedCod
                                   double fill, const std::string& layer) {
   const int64_t m = operands.rows.size(0), k = operands.rows.size(1), n = operands.matrices.size(2);
   check_sizes(layer, {n, k});
-  at::Tensor out = at::empty({m, n}, operands.rows.options().dtype(at::kBFloat16));
-  if (!target.meta && m > 0)
-    out = at::_scaled_grouped_mm(operands.rows, operands.matrices, operands.row_factors, operands.column_factors,
-                                 ends, {}, {}, at::kBFloat16, false);
+  const bool computes = !target.meta && m > 0;
+  const at::Tensor out = computes
+                             ? at::_scaled_grouped_mm(operands.rows, operands.matrices, operands.row_factors,
+                                                      operands.column_factors, ends, {}, {}, at::kBFloat16, false)
+                             : at::empty({m, n}, operands.rows.options().dtype(at::kBFloat16));
   const double flops = 2.0 * fill * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k);
   device::issued(target, {"scaled_grouped_mm", {&operands.rows, &operands.matrices}, {&out}, {}, flops});
   return out;

@@ -19,7 +19,7 @@ struct Codes {
   at::Tensor counts = {};                     // [groups] int64: rows of each; undefined: equal numbers
   bool has_blocks() const { return block_columns > 0; }
   Codes transposed() const;  // of one group
-  // [rows] fp32, without blocks. Rows after the last group have the last factor.
+  // [rows], without blocks. Rows after the last group have the last factor.
   at::Tensor row_factors() const;
   // [rows, columns] in the dtype of `decode`, in `out` if it is defined. Exact unless decode * code has more
   // significant bits than the dtype.

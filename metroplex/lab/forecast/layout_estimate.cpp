@@ -28,10 +28,11 @@ struct LayoutEstimator::Run {
 
   bool sharded() const { return layout.sharding != config::ShardingStrategy::no_shard; }
   bool splits_backward() const { return config::splits_backward(layout.schedule); }
+  bool first_has_loss = true;
   // Dense elements on a rank in the mean, and on the first rank.
   double mean_params() const { return mean.params + (costs.embedding_params + costs.head_params) / (pp > 1 ? 2 : 1); }
   double first_params(const LayerCosts& layers) const {
-    return layers.params + costs.embedding_params + (pp > 1 ? 0 : costs.head_params);
+    return layers.params + costs.embedding_params + (first_has_loss ? costs.head_params : 0);
   }
   // Elements that a rank updates.
   double updated() const {
@@ -80,10 +81,24 @@ double memory_s(const price::Machine& machine, double bytes) {
   return machine.memory_bytes_per_s > 0 ? bytes / (0.8 * machine.memory_bytes_per_s) : 0;
 }
 
+// Bytes of a gathered parameter.
+double gathered_bytes(const config::Config& config) {
+  return config.precision.fp8_param_gather ? 1 : param_bytes(config);
+}
+
+// Gathered codes come on top of the values of the rank's shard. With library products, they are the kept weights.
+double value_bytes(const config::Config& config, double shards) {
+  const config::Precision& precision = config.precision;
+  const double parts = config.parallel.sharding().parameters ? shards : 1;
+  if (!precision.fp8_param_gather) return param_bytes(config) / parts;
+  const bool kept = precision.fp8_products == config::Fp8Products::library && precision.keep_rounded_weights;
+  return param_bytes(config) / shards + (kept ? 0 : 1) / parts;
+}
+
 // Device memory of a parameter, its gradient and its optimizer state.
 double bytes_per_param(const config::Config& config, double shards) {
   const config::Sharding sharding = config.parallel.sharding();
-  const double value = param_bytes(config) / (sharding.parameters ? shards : 1);
+  const double value = value_bytes(config, shards);
   if (!trains_all(config)) return value;
   const double state = config.optim.optimizer_cpu_offload ? 0 : state_bytes(config);
   return value + gradient_bytes(config) / (sharding.gradients ? shards : 1) + state / (sharding.any() ? shards : 1);
@@ -189,6 +204,7 @@ LayoutEstimator::Run LayoutEstimator::describe(const Layout& layout) {
   Counts all(forms_.count());
   for (const size_t form : forms_.of_layer) ++all[form];
   run.mean = sum_layers(run.costs, scale(all, 1 / run.pp));
+  run.first_has_loss = stages.last == 0;
   const double later = trains_all(run.config) ? 1 - 1 / run.microbatches : 0;
   for (size_t rank = 0; rank < stages.ranks.size(); ++rank) {
     const LayerCosts layers = sum_layers(run.costs, sum_chunks(stages.ranks[rank]));
@@ -239,7 +255,7 @@ double LayoutEstimator::exposed_traffic_s(const Run& run) {
   using config::ShardingStrategy;
   const price::CollectiveCost reduction = traffic(run, run.sharded() ? "reduce_scatter" : "all_reduce",
                                                   gradient_bytes(run.config)),
-                              gathering = traffic(run, "all_gather", run.sharded() ? param_bytes(run.config) : 0);
+                              gathering = traffic(run, "all_gather", run.sharded() ? gathered_bytes(run.config) : 0);
   const double reduce = reduction.seconds(), gather = run.sharded() ? gathering.seconds() : 0;
   const double forward = run.mean.forward_s, backward = run.mean.backward_s, both = run.mean.seconds();
   // The chunks of a rank end one after another: pp microbatches of each pass between them.

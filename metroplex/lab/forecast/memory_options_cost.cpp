@@ -47,7 +47,7 @@ Traffic traffic(const FitRequest& request, const RankFigures& figures, double sa
   Traffic out;
   out.memory = 3 * values * steps;  // a forward and both GEMMs of backward read the weights
   out.link = (sharding.transient_gradients() ? steps : 1) * gradients;
-  out.link += (sharding.gathers_units() ? 2 * steps : 1) * values;
+  out.link += (sharding.gathers_units() ? 2 * steps : 1) * (config.precision.fp8_param_gather ? params : values);
   if (config.optim.optimizer_cpu_offload)
     out.link +=
         (values + gradients) /

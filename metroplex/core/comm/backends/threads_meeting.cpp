@@ -185,6 +185,7 @@ std::shared_ptr<Message> Meeting::post(int index, const P2pOp& op) {
     // The tensor is freed before its rank continues, so that the rank's memory use does not depend on scheduling.
     const device::UnmeteredMemory unmetered;
     other->tensor.reset();
+    mine->tensor.reset();  // a copy, if the receive was posted during the copy
   }
   other->done = true;
   if (num_sleeping_ > 0) wake();
