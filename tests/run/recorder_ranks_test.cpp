@@ -57,6 +57,7 @@ TEST(RecorderRanks, IsToldOfEveryKernelAndEachRunsOnNothingButItsReads) {
   config::Config muon = with(small_llama(), "muon", "bf16");
   muon.model.qk_layernorm = true;  // heads are rotated after their norm
   muon.model.normalization = config::Normalization::LayerNorm;
+  muon.model.family = "gpt";
   config::Config large = with(small_gpt(), "sgd", "fp32");  // matmuls that use oneDNN
   large.model.hidden_size = 128;
   large.model.num_layers = 1;
