@@ -128,6 +128,20 @@ TEST(LayoutEstimate, CountsKeptRoundedWeights) {
   EXPECT_EQ(difference({.sharding = config::ShardingStrategy::optim_grads_params}), 0);
 }
 
+// ZeRO-1 on 8 ranks: codes and an eighth of the values replace the values of a parameter, 2 bytes.
+TEST(LayoutEstimate, CountsGatheredCodes) {
+  const Layout layout{.sharding = config::ShardingStrategy::optim};
+  const auto bytes = [&](const Settings& settings) {
+    return forecast::LayoutEstimator(request(model(settings), 8)).estimate(layout).bytes;
+  };
+  Settings values = kGathersCodes;
+  values[0] = "precision.fp8_param_gather=false";
+  forecast::PlanRequest one = request(model(kGathersCodes), 8);
+  const auto costs = forecast::measure_layers(one, forecast::find_layer_forms(one.run.config), layout);
+  const double params = 8 * costs.layers[0].params + costs.embedding_params + costs.head_params;
+  EXPECT_NEAR(bytes(values) - bytes(kGathersCodes), params * (2 - 1 - 2.0 / 8), 1e-6 * params);
+}
+
 // One rank has no communication: the step is the sum of layers, ends and update. The update has a coarse formula, but
 // takes at most 1 % of 64 microbatches. With one form, or without multi-token prediction, the estimates would be off
 // by more than 10 %.
