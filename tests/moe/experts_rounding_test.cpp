@@ -41,7 +41,10 @@ config::Precision precision_keys(const Recipe& recipe) {
   }
   precision.fp8_format = recipe.hybrid ? config::Fp8Format::hybrid : config::Fp8Format::e4m3;
   precision.fp8_recipe = config::Choice<config::Fp8Recipe>(recipe.name);
-  if (recipe.library) precision.fp8_products = config::Fp8Products::library;
+  if (recipe.library) {
+    precision.fp8_products = config::Fp8Products::library;
+    precision.params_dtype = config::ParamsDtype::bf16;
+  }
   return precision;
 }
 
@@ -253,12 +256,17 @@ struct ProductNames final : device::Recorder {
   void issued(const device::Operation& product) override { names.push_back(product.name); }
 };
 
-// Without values: sm_90 multiplies both products of rows with e4m3, and the forward ones with hybrid.
+// Without values: in bf16, sm_90 multiplies both products of rows with e4m3, and the forward ones with hybrid.
 TEST(ExpertsRounding, Sm90MultipliesCodes) {
-  for (const auto& [capability, hybrid, expected] : {std::tuple{90, false, 4}, {90, true, 2}, {100, false, 0}}) {
+  using config::ParamsDtype;
+  for (const auto& [capability, hybrid, dtype, expected] : {std::tuple{90, false, ParamsDtype::bf16, 4},
+                                                            {90, true, ParamsDtype::bf16, 2},
+                                                            {90, false, ParamsDtype::fp32, 0},
+                                                            {100, false, ParamsDtype::bf16, 0}}) {
     ProductNames seen;
     nn::LayerContext context = test::layer_context({}, false, at::kBFloat16);
     context.precision = precision_keys({"tensorwise", hybrid, true});
+    context.precision.params_dtype = dtype;
     context.target.device = at::Device(at::kCUDA, 0);
     context.target.meta = true, context.target.meta_capability = capability;
     context.target.recorder = &seen;
