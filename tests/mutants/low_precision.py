@@ -33,7 +33,7 @@ MUTANTS = [
     ("blocks_of_experts_along_the_features", "moe/experts.cpp", "rounding.round(dy, nn::Operand::gradient, nn::SumOver::rows, of_rows)", "rounding.round(dy, nn::Operand::gradient, nn::SumOver::columns, of_rows)", "moe_test ExpertsRounding*"),
     ("gradients_of_experts_in_e4m3", "moe/experts.cpp", "const nn::Operand operand = forward ? nn::Operand::input : nn::Operand::gradient;", "const nn::Operand operand = nn::Operand::input;", "moe_test ExpertsRounding*"),
     ("codes_of_experts_in_fp32", "nn/operand_rounding.cpp", "encodes() && precision_.params_dtype == config::ParamsDtype::bf16 &&", "encodes() &&", "moe_test ExpertsRounding.Sm90*"),
-    ("experts_share_blocks_of_weights", "nn/rounded_weight.cpp", "{.groups = {count_matrices(weight), {}}", "{.groups = {1, {}}", "moe_test ExpertsRounding*"),
+    ("experts_share_blocks_of_weights", "nn/rounded_weight.cpp", "{.groups = {count_matrices(weight), {}}", "{.groups = {0 * count_matrices(weight) + 1, {}}", "moe_test ExpertsRounding*"),
     ("histories_are_written_to_megatron", "mcore/write.cpp", "if (config::is_operand_history(tensor.name)) continue;", "static_cast<void>(0);", "app_low_precision_test", "stmt"),
     ("experts_without_shards", "moe/context.cpp", "config.precision.has_tensor_factors() || config.peft.stores_codes()", "config.peft.stores_codes()", "run_test LowPrecision.TensorwiseOfExperts*", "expr"),
     ("random_rounding_is_nearest", "kernels/small_number.h", "uniform < steps - below", "W(0.5) < steps - below", "kernels_test SmallNumber.Random*; nn_test OperandRounding.Gradients*", "expr"),
