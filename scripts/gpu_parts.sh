@@ -276,7 +276,7 @@ pack() {
 # The parts. Each function is called by one or more scripts.
 
 part_machine() {
-  part "machine" "" 20 12 each "nvidia-smi -L" "nvidia-smi topo -m" "git log -1 --format=%h || true" "ldd $bin/metroplex-torch | sed -n /cuda/p"
+  part "machine" "" 20 12 each "nvidia-smi -L" "nvidia-smi topo -m" "git log -1 --format=%h || echo no commit" "ldd $bin/metroplex-torch | sed -n /cuda/p"
 }
 
 part_programs() {

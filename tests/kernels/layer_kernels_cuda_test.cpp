@@ -107,6 +107,39 @@ void check_heads(int64_t dim) {
   join_heads<T>(data<T>(fused), regions(parts, cos, sin), shape);
   join_heads_cuda<T>(data<T>(gfused), regions(on_device, gcos, gsin), shape, device::current_stream());
   expect_twins<T>(gfused, fused, "joined heads");
+  const ColumnSumsShape columns{kRows * 2, fused.numel() / (kRows * 2), fused.numel() / (kRows * 2)};
+  const at::Tensor lines = on_gpu(at::zeros({column_lines<T>(columns), columns.width}, cos.options()));
+  HeadRegions<T> summed = regions(on_device, gcos, gsin);
+  summed.sums = data<Wide<T>>(lines);
+  join_heads_cuda<T>(data<T>(gfused), summed, shape, device::current_stream());
+  expect_twins<T>(gfused, fused, "joined heads with sums");
+  const at::Tensor rows = gfused.cpu().to(at::kDouble).view({kRows * 2, columns.width});
+  expect_twins<Wide<T>>(lines.sum(0), rows.sum(0), "sums of joined heads", rows.abs().sum(0).max().item<double>());
+  if constexpr (!kIsHalf<T>) {  // a half value may round to its neighbor before its rotation
+    const at::Tensor raw = values<T>(fused.sizes().vec(), 0.9), graw = on_gpu(raw), weight = values<T>({dim}, 0.2),
+                     gweight = on_gpu(weight), rstd = at::zeros({kRows * 2 * kGroups * kQueries}, cos.options()),
+                     grstd = on_gpu(rstd);
+    const int64_t heads = kRows * 2 * kGroups * kQueries;
+    const at::Tensor line = at::zeros({1, dim}, cos.options()),
+                     glines = on_gpu(at::zeros({head_lines(heads), dim}, cos.options()));
+    const auto normed = [&](HeadRegions<T> all, const at::Tensor& product, const at::Tensor& weights,
+                            const at::Tensor& statistics, const at::Tensor& sums) {
+      all.raw = data<T>(product);
+      all.regions[0].norm = {data<T>(weights), 1e-5, true, data<Wide<T>>(statistics), data<Wide<T>>(sums)};
+      return all;
+    };
+    const HeadRegions<T> here = normed(regions(parts, cos, sin), raw, weight, rstd, line),
+                         there = normed(regions(on_device, gcos, gsin), graw, gweight, grstd, glines);
+    split_heads<T>(data<T>(raw), here, shape);
+    split_heads_cuda<T>(data<T>(graw), there, shape, device::current_stream());
+    for (size_t which = 0; which < parts.size(); ++which)
+      expect_twins<T>(on_device[which], parts[which], "normalized heads");
+    join_heads<T>(data<T>(fused), here, shape);
+    join_heads_cuda<T>(data<T>(gfused), there, shape, device::current_stream());
+    expect_twins<T>(gfused, fused, "joined normalized heads");
+    const double sizes = parts[0].abs().sum().item<double>() * 3;  // of a normal value of at most sqrt(dim)
+    expect_twins<T>(glines.sum(0), line[0], "gradient of the heads' norm", sizes);
+  }
 }
 
 template <class T>

@@ -28,7 +28,7 @@ struct Tensors {
         dy(values<Out>({shape.rows, shape.width}, 0.3)),
         add(values<In>({shape.rows, shape.width}, 0.11)),
         dx(at::zeros_like(x)),
-        lines(at::zeros({norm_lines(shape), (shape.rms ? 1 : 2) * shape.width}, mean.options())),
+        lines(at::zeros({norm_lines(shape), count_norm_sums(!shape.rms, true) * shape.width}, mean.options())),
         raw(values<Out>({shape.rows, shape.width}, 0.5)),
         added(values<Out>({shape.width}, 0.4)),
         residual(values<In>({shape.rows, shape.width}, 0.6)),
@@ -44,9 +44,10 @@ struct Tensors {
     return {data<In>(x), data<Out>(weight), data<Out>(bias), data<Out>(out), data<T>(mean), data<T>(rstd)};
   }
   NormBackward<In, Out> backward(bool with_add) const {
-    return {data<Out>(dy), data<In>(x),    data<Out>(weight),
-            data<T>(mean), data<T>(rstd),  with_add ? data<In>(add) : nullptr,
-            data<In>(dx),  data<T>(lines), bias.defined()};
+    return {data<Out>(dy),   data<In>(x),    data<Out>(weight),
+            data<T>(mean),   data<T>(rstd),  with_add ? data<In>(add) : nullptr,
+            data<In>(dx),    data<T>(lines), bias.defined(),
+            /*with_dx=*/true};
   }
   DropoutOperands<Out, In> sum() const { return {data<Out>(raw), data<Out>(added), data<In>(residual), data<In>(x)}; }
   DropoutNormShape shape(const NormShape& shape, double probability) const {
@@ -82,6 +83,15 @@ void expect_gradients(const Tensors<In, Out>& gpu, const Tensors<In, Out>& cpu, 
     expect_twins<Wide<In>>(gradient(gpu.lines, width), gradient(cpu.lines, width), "dbias of norm", largest_sum(dy));
 }
 
+// The last lines hold the sums of the gradient that the GPU wrote.
+template <class T>
+void expect_sums(const at::Tensor& lines, const at::Tensor& written) {
+  const int64_t width = written.size(1);
+  const at::Tensor rows = written.cpu().to(at::kDouble);
+  expect_twins<T>(lines.narrow(1, lines.size(1) - width, width).sum(0), rows.sum(0), "sums of dx",
+                  rows.abs().sum(0).max().template item<double>());
+}
+
 template <class In, class Out>
 void check_norm(const NormShape& shape, bool with_add) {
   Tensors<In, Out> cpu(shape), gpu(shape);
@@ -92,6 +102,7 @@ void check_norm(const NormShape& shape, bool with_add) {
   norm_backward(cpu.backward(with_add), shape);
   norm_backward_cuda(gpu.backward(with_add), shape, device::current_stream());
   expect_gradients(gpu, cpu, with_add);
+  expect_sums<Wide<In>>(gpu.lines, gpu.dx);
 }
 
 // With probability 1/2 the retained values are multiplied by 2, which is exact: a fused multiply-add gives the bits
@@ -108,6 +119,7 @@ void check_sum(const NormShape& norm_shape, double probability) {
   dropout_norm_backward(cpu.backward(true), data<Out>(cpu.draw), shape);
   dropout_norm_backward_cuda(gpu.backward(true), data<Out>(gpu.draw), on_device, device::current_stream());
   expect_gradients(gpu, cpu, true);
+  expect_sums<Wide<In>>(gpu.lines, gpu.draw);
   const at::Tensor mask = cpu.draw.ne(0);
   EXPECT_TRUE(at::equal(gpu.draw.to(at::kCPU).ne(0), mask)) << "mask";
   const at::Tensor drawn = gpu.dx.to(at::kCPU, at::kDouble) * mask / (1 - probability);

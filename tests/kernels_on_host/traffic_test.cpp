@@ -82,6 +82,17 @@ void run_gradient_sums(const Buffers& buffer) {
       nullptr);
 }
 
+// 2 query heads, a key head and a value head of 64.
+HeadRegions<Bf16> make_fused_heads(const Buffers& buffer) {
+  HeadRegions<Bf16> heads;
+  for (size_t which = 0; which < 3; ++which) {
+    const int64_t of = which == 0 ? 2 : 1;
+    heads.regions[which] = {buffer.y.data() + 64 * kRows * (which == 0 ? 0 : which + 1), of, of * 64, of * 64, 64};
+    if (which < 2) heads.regions[which].cos = buffer.f.data(), heads.regions[which].sin = buffer.g.data();
+  }
+  return heads;
+}
+
 void run_layers(const Buffers& buffer) {
   const ActivationShape gelu{kRows, kWidth, Activation::gelu, false};
   activation_forward_cuda<Bf16>(buffer.x.data(), buffer.half_row.data(), buffer.y.data(), gelu, nullptr);
@@ -90,12 +101,7 @@ void run_layers(const Buffers& buffer) {
   run_column_sums(buffer);
   add_elements_cuda<Bf16>(buffer.f.data(), buffer.x.data(), kCount, true, nullptr);
   rope_cuda<Bf16>(buffer.x.data(), buffer.f.data(), buffer.g.data(), 1, {16, 1, 8, 128, 1024, 1024, 128}, nullptr);
-  HeadRegions<Bf16> heads;  // 2 query heads, a key head and a value head of 64
-  for (size_t which = 0; which < 3; ++which) {
-    const int64_t of = which == 0 ? 2 : 1;
-    heads.regions[which] = {buffer.y.data() + 64 * kRows * (which == 0 ? 0 : which + 1), of, of * 64, of * 64, 64};
-    if (which < 2) heads.regions[which].cos = buffer.f.data(), heads.regions[which].sin = buffer.g.data();
-  }
+  HeadRegions<Bf16> heads = make_fused_heads(buffer);
   const HeadsShape fused{kRows, 1, 1, 64, 64};
   split_heads_cuda<Bf16>(buffer.x.data(), heads, fused, nullptr);
   join_heads_cuda<Bf16>(buffer.x.data(), heads, fused, nullptr);
@@ -328,6 +334,44 @@ TEST(TrafficOnHost, TheTableOfTheDocsIsWhatTheKernelsMove) {
   std::stringstream docs;
   docs << in.rdbuf();
   EXPECT_NE(docs.str().find(table), std::string::npos) << "docs/kernels.md must hold\n" << table;
+}
+
+// The pass that writes a gradient also sums it, and writes only lines. column_sums would read the gradient.
+TEST(TrafficOnHost, SumsOfWrittenGradientsMoveOnlyTheirLines) {
+  const Buffers buffer;
+  set_order({});
+  if (!watches()) return;
+  const auto bytes = [](const char* name, const auto& run) {
+    traffic().clear();
+    run();
+    return static_cast<int64_t>(traffic().at(name).bytes);
+  };
+  const auto norm = [&](bool with_dx) {
+    return bytes("norm_backward", [&] {
+      const NormShape shape{kRows, kWidth, 1e-5, false};
+      norm_backward_cuda<Bf16, Bf16>({buffer.y.data(), buffer.x.data(), buffer.half_row.data(), buffer.mean.data(),
+                                      buffer.rstd.data(), nullptr, buffer.z.data(), buffer.f.data(), true, with_dx},
+                                     shape, nullptr);
+    });
+  };
+  constexpr int64_t kOfFloats = sizeof(float);
+  EXPECT_EQ(norm(true) - norm(false), norm_lines({kRows, kWidth}) * kWidth * kOfFloats);
+  const HeadsShape shape{kRows, 1, 1, 64, 64};
+  const ColumnSumsShape sums{kRows, kWidth, kWidth};
+  const auto heads = [&](bool rotates, bool with_sums) {
+    return bytes("join_heads", [&] {
+      HeadRegions<Bf16> all = make_fused_heads(buffer);
+      for (HeadRegion<Bf16>& region : all.regions)
+        if (!rotates) region.cos = region.sin = nullptr;
+      if (with_sums) all.sums = buffer.f.data() + kCount / 2;
+      join_heads_cuda<Bf16>(buffer.x.data(), all, shape, nullptr);
+    });
+  };
+  const int64_t lines = column_lines<Bf16>(sums) * kWidth * kOfFloats;
+  EXPECT_EQ(heads(false, true) - heads(false, false), lines);
+  // Threads of both elements of a pair read both, of 3 of 4 heads, and both angles in fp32 instead of one thread.
+  constexpr int64_t kRotated = kCount / 4 * 3;
+  EXPECT_EQ(heads(true, true) - heads(true, false), lines + kRotated * (int64_t{sizeof(Bf16)} + kOfFloats));
 }
 
 // forecast/step_budget.cpp counts the launches of these operators.

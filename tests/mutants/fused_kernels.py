@@ -11,6 +11,7 @@ MUTANTS = [
     ("gradients_of_heads_keep_their_mean", "kernels/heads.cu", "gradient = rstd * (gradient - value * dot);", "gradient = rstd * gradient;", "kernels_on_host NormedHeads*", "stmt"),
     ("lines_of_the_first_warp_of_heads", "kernels/heads.cu", "for (unsigned warp = 1; warp < kWarps; ++warp) sum += parts[warp][column];", "", "kernels_on_host NormedHeads*", "stmt"),
     ("lines_of_one_head_per_warp", "kernels/heads.cu", "for (unsigned offset = team.lanes; offset < kWarp; offset *= 2)", "for (unsigned offset = kWarp; offset < kWarp; offset *= 2)", "kernels_on_host NormedHeads*"),
+    ("sums_read_unrotated_heads_twice", "kernels/heads.cu", "low.read(own + inside);", "low.read(own + inside); high.read(own + inside);", "kernels_on_host TrafficOnHost.Sums*", "stmt"),
     ("heads_share_statistics", "kernels/heads_cpu.cpp", "region.norm.rstd + index : &unused", "region.norm.rstd + 0 * index : &unused", "nn_test NormedHeads*"),
     ("gradients_of_heads_before_rotation", "kernels/heads_cpu.cpp", "rotate_one(own, dy.data(), region, shape, place, Wide<T>(-1))", "rotate_one(own, dy.data(), region, shape, place, Wide<T>(1))", "nn_test NormedHeads*", "expr"),
     ("gradients_of_routers_are_cast_first", "nn/dropout_norm.cpp", "  keep_gradient_type(residual);\n", "", "forecast_test StepBudget.Layers*", "stmt"),

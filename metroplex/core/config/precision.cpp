@@ -22,9 +22,9 @@ int64_t operand_block(Recipe recipe) {
   return 0;
 }
 
-bool has_tensor_factor(Recipe recipe) {
-  return recipe == Recipe::delayed || recipe == Recipe::tensorwise || recipe == Recipe::nvfp4;
-}
+bool has_one_factor(Recipe recipe) { return recipe == Recipe::delayed || recipe == Recipe::tensorwise; }
+
+bool has_tensor_factor(Recipe recipe) { return has_one_factor(recipe) || recipe == Recipe::nvfp4; }
 
 std::string to_setting(Recipe recipe) {
   return recipe == Recipe::nvfp4 ? "precision.fp4_format = e2m1"

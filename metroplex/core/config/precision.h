@@ -53,7 +53,9 @@ inline constexpr Word<Recipe> kWords<Recipe>[] = {
     {Recipe::blockwise, "blockwise"}, {Recipe::mxfp8, "mxfp8"},     {Recipe::nvfp4, "nvfp4"}};
 // Values of a block along a sum; 0: blocks are whole tensors.
 int64_t operand_block(Recipe recipe);
-// Whether an operand has one factor for the whole tensor.
+// Whether a matrix has one factor and no blocks.
+bool has_one_factor(Recipe recipe);
+// Whether an operand has a factor for the whole tensor.
 bool has_tensor_factor(Recipe recipe);
 // "precision.fp8_recipe = mxfp8"
 std::string to_setting(Recipe recipe);

@@ -79,11 +79,11 @@ void check_excluded_layers(Rules& rules) {
 void check_param_gather(Rules& rules) {
   const Precision& precision = rules.config.precision;
   if (!precision.fp8_param_gather) return;
-  rules.require(precision.has_recipe(Recipe::delayed) || precision.has_recipe(Recipe::tensorwise), kParamGather,
-                "true",
+  const std::vector<Recipe> recipes = precision.recipes();
+  rules.require(std::any_of(recipes.begin(), recipes.end(), has_one_factor), kParamGather, "true",
                 concat("a rank can encode its shard of a weight only with one factor for the matrix, but shards end "
                        "inside the blocks of ",
-                       to_setting(precision.recipes().front())),
+                       to_setting(recipes.front())),
                 concat("use ", kRecipe, " = delayed or tensorwise, or turn it off"));
   rules.require_effect(rules.config.parallel.sharding().any(), kParamGather, "true",
                        "has no effect without sharding, because no parameters are gathered",

@@ -97,11 +97,13 @@ void ParamBuffer::adopt_codes() {
 // `bucket_data`: the parameter's bucket, or undefined after the bucket was freed.
 void ParamBuffer::set_gathered(size_t i, const at::Tensor& bucket_data) const {
   nn::Param& param = *layout_->params()[i];
-  const at::Tensor view = bucket_data.defined() ? layout_->param_view(bucket_data, i) : at::Tensor();
-  if (!gathers_codes()) param.data = view;
-  else
-    param.rounded->column_codes.codes =
-        view.defined() ? view.view({-1, view.size(-1)}).view(at::kFloat8_e4m3fn) : view;
+  at::Tensor view = bucket_data.defined() ? layout_->param_view(bucket_data, i) : at::Tensor();
+  if (!gathers_codes()) {
+    param.data = view;
+    return;
+  }
+  if (view.defined()) view = view.view({-1, view.size(-1)}).view(at::kFloat8_e4m3fn);
+  param.rounded->column_codes.codes = view;
 }
 
 // Every matrix needs the largest magnitude of all its shards, except with delayed scales.

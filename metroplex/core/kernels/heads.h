@@ -43,7 +43,7 @@ struct HeadRegions {
   std::array<HeadRegion<T>, kMost> regions;  // the last ones may have no heads
   const T* raw = nullptr;                    // of join_heads with norms: `fused` of split_heads
   // join_heads without norms: null, or overwritten with partial sums of the rows of `fused`, for sum_lines
-  // (column_sums.h). The CPU writes one line, a GPU column_lines.
+  // (column_sums.h). The CPU writes one line, a GPU column_lines. Then a GPU reads rotated elements and angles twice.
   Wide<T>* sums = nullptr;
 };
 

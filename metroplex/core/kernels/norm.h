@@ -29,6 +29,8 @@ struct NormForward {
 template <class In, class Out>
 void norm_forward(const NormForward<In, Out>& operands, const NormShape& shape);
 
+constexpr int64_t count_norm_sums(bool with_bias, bool with_dx) { return 1 + with_bias + with_dx; }
+
 // dx is rounded to In before `add` is added, as if a separate kernel added it.
 template <class In, class Out, class Weight = Out>
 struct NormBackward {
@@ -44,7 +46,7 @@ struct NormBackward {
   Wide<In>* lines = nullptr;
   bool with_bias = false, with_dx = false;
 
-  constexpr int64_t sums() const { return 1 + with_bias + with_dx; }  // per line
+  constexpr int64_t sums() const { return count_norm_sums(with_bias, with_dx); }  // per line
 };
 // Weight gradients are summed in fixed blocks of rows, so they have the same bits for any number of threads.
 template <class In, class Out>

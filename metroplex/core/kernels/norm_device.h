@@ -262,7 +262,7 @@ struct NormLines {
   bool shared;              // sums are in dynamic shared memory of norm_room_bytes
   bool with_bias, with_dx;  // as in NormBackward
 
-  __device__ int64_t sums() const { return 1 + with_bias + with_dx; }
+  __device__ int64_t sums() const { return count_norm_sums(with_bias, with_dx); }
 };
 
 // Writes the sums of the block's teams, in shared memory [teams, width], to `line` [width], in the order of the

@@ -32,7 +32,7 @@ void dispatch_rounding(at::ScalarType x, at::ScalarType result, const Body& body
   dispatch_element(x, [&](auto zero) { body(zero, Wide<decltype(zero)>{}); });
 }
 
-// Writes the codes of x, whose values share the factor of the magnitude `largest` [1], and the factor.
+// Writes codes and factors, see kernels::encode_values.
 template <class T>
 void write_codes(const device::Target& target, const Codes& out, const at::Tensor& x, const at::Tensor& largest,
                  const at::Tensor& counts, const RoundShape& shape) {
@@ -305,7 +305,7 @@ Codes OperandRounding::encode(const at::Tensor& given, Operand operand, SumOver 
 }
 
 bool OperandRounding::encodes_shards() const {
-  return precision_.fp8_param_gather && (recipe_ == config::Recipe::delayed || recipe_ == config::Recipe::tensorwise);
+  return precision_.fp8_param_gather && config::has_one_factor(recipe_);
 }
 
 RoundShape OperandRounding::range_shape(int64_t size) const {
@@ -350,7 +350,7 @@ void OperandRounding::count(const WeightShard& shard, const at::Tensor& magnitud
   for_matrices(shard, decode.numel(), [&](int64_t matrix, const at::Tensor& x, const at::Tensor& codes) {
     if (x.numel() == 0) return;
     const at::Tensor rounded =
-        codes.view(at::kFloat8_e4m3fn).to(decode.scalar_type()).mul_(decode.narrow(0, matrix, 1));
+        Codes{codes.view(at::kFloat8_e4m3fn).unsqueeze(0), decode.narrow(0, matrix, 1)}.values();
     dispatch_element(x.scalar_type(), [&](auto zero) {
       measure<decltype(zero)>(Operand::weight, {x, rounded, used.narrow(0, matrix, 1), {}, range_shape(x.numel())});
     });

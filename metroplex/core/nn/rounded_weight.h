@@ -20,6 +20,7 @@
 
 namespace metroplex::nn {
 
+// Experts with fp8_format = hybrid and fp8_products = library decode their codes for each input gradient.
 struct RoundedWeight {
   OperandRounding rounding;
   // Operands of forward and of input gradients; the same tensor if their blocks are the same.

@@ -288,9 +288,9 @@ void Translator::param_gather() {
   static constexpr const char* kFlag = "--fp8-param-gather";
   if (!later("fp8_param_gather")) return;
   const config::Config config = draft();
-  const bool one_factor =
-      config.precision.has_recipe(config::Recipe::delayed) || config.precision.has_recipe(config::Recipe::tensorwise);
-  if (whole_ && !one_factor) return ignore(kFlag, "without --fp8-recipe delayed or tensorwise");
+  const std::vector<config::Recipe> recipes = config.precision.recipes();
+  const bool has_one_factor = std::any_of(recipes.begin(), recipes.end(), config::has_one_factor);
+  if (whole_ && !has_one_factor) return ignore(kFlag, "without --fp8-recipe delayed or tensorwise");
   if (whole_ && !config.parallel.sharding().any()) return ignore(kFlag, "without --use-distributed-optimizer");
   if (whole_ && config.model.moe_enable_echo) return ignore(kFlag, "with --moe-enable-echo");
   derive("precision.fp8_param_gather=true", "", kFlag);
