@@ -102,8 +102,8 @@ void expect_all_stop(const std::string& name, const std::string& cause, const st
   const auto result = test::run_processes(
       4, {.tp = 2, .dp = 2},
       [&](const World& world) {
-        barrier(world.groups().world);
         try {
+          barrier(world.groups().world);
           if (world.rank() == 3) {
             std::this_thread::sleep_for(100ms);
             notes.write(3, "failed");
@@ -152,8 +152,8 @@ void expect_all_stop_relaying(int victim) {
                                                              rows = at::ones({1, 64}), slots = at::zeros({1, 64});
                                             const Group& tp = world.groups().tp;
                                             fetch_rows_async(slots, rows, owners, tp).wait();
-                                            barrier(world.groups().world);
                                             try {
+                                              barrier(world.groups().world);
                                               if (world.rank() == victim) {
                                                 std::this_thread::sleep_for(100ms);
                                                 ::raise(SIGKILL);
@@ -185,12 +185,12 @@ TEST(GlooFailure, TheRankThatHoldsTheStoreMayDieToo) {
   const Notes notes("rank0");
   const auto result = test::run_processes(2, {.dp = 2},
                                           [&](const World& world) {
-                                            barrier(world.groups().world);
-                                            if (world.rank() == 0) {
-                                              notes.write(0, "failed");
-                                              ::raise(SIGKILL);
-                                            }
                                             try {
+                                              barrier(world.groups().world);
+                                              if (world.rank() == 0) {
+                                                notes.write(0, "failed");
+                                                ::raise(SIGKILL);
+                                              }
                                               while (true) barrier(world.groups().world);
                                             } catch (const PeerFailure& failure) {
                                               notes.write(1, failure.what());
