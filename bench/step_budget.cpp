@@ -1,9 +1,9 @@
-// step_budget [MODEL...] [--copy-gb-per-s 4212] [--matmul-tflops 794] [--kernels FILE... [--start FILE...] --steps
-// N]: work of a step of gpu_step by kernel class, with the code paths of sm_90, as Markdown. Traces the real step on
-// the meta device, without a GPU. The bound of a class is the sum over its operators: the longer of bytes at the copy
-// rate and FLOPs at the matmul rate. --kernels: CSV of nsys or ncu of a run of gpu_step (docs/gpu.md); it adds
-// measured time and loss. --start: the same of a run with N fewer steps, which is subtracted. An unknown kernel is a
-// class.
+// step_budget [MODEL...] [--copy-gb-per-s 4212] [--matmul-tflops 794] [--set KEY=VALUE...] [--kernels FILE...
+// [--start FILE...] --steps N]: work of a step of gpu_step by kernel class, with the code paths of sm_90, as
+// Markdown. Traces the real step on the meta device, without a GPU. The bound of a class is the sum over its
+// operators: the longer of bytes at the copy rate and FLOPs at the matmul rate. --kernels: CSV of nsys or ncu of a
+// run of gpu_step (docs/gpu.md); it adds measured time and loss. --start: the same of a run with N fewer steps, which
+// is subtracted. An unknown kernel is a class.
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
@@ -20,7 +20,7 @@ using namespace metroplex;
 using forecast::Work;
 
 struct Arguments {
-  std::vector<std::string> models, kernel_files, start_files;
+  std::vector<std::string> models, settings, kernel_files, start_files;
   forecast::BudgetRates rates;
   int64_t steps = 1;
   bool small = false;
@@ -112,7 +112,7 @@ void print_launches(const replay::StepTrace& trace) {
 void run(const Arguments& arguments) {
   for (const std::string& model : arguments.models) {
     const replay::StepTrace trace =
-        forecast::trace_step(bench::gpu_request({model, "cuda", "none", arguments.small}));
+        forecast::trace_step(bench::gpu_request({model, "cuda", "none", arguments.small, arguments.settings}));
     std::printf("\n### %s\n\n", model.c_str());
     print_classes(trace, arguments);
     print_products(trace, arguments);
@@ -129,6 +129,7 @@ int main(int argc, char** argv) {
   app.add_option("models", arguments.models, "default: all of gpu_step");
   app.add_option("--copy-gb-per-s", copy_gb_per_s)->check(CLI::PositiveNumber);
   app.add_option("--matmul-tflops", matmul_tflops)->check(CLI::PositiveNumber);
+  app.add_option("--set", arguments.settings, "keys of the configuration, as precision.main_grads_dtype=params");
   app.add_option("--kernels", arguments.kernel_files, "CSV of nsys or ncu; requires one model");
   app.add_option("--start", arguments.start_files, "CSV of a run with fewer steps")->needs("--kernels");
   app.add_option("--steps", arguments.steps, "steps of --kernels less those of --start")->check(CLI::PositiveNumber);

@@ -108,7 +108,8 @@ inline nn::Microbatch make_batch(const config::Config& config, const comm::World
 // A model of gpu_step and step_budget: one rank, bf16.
 struct GpuCase {
   std::string model = "gpt2", device = "cuda", graphs = "none";
-  bool small = false;  // tests a program without a GPU
+  bool small = false;                      // tests a program without a GPU
+  std::vector<std::string> settings = {};  // as in Case
 };
 
 struct GpuSizes {
@@ -198,6 +199,7 @@ inline config::Config gpu_config(const GpuCase& one) {
   config.optim.clip_grad = 0;
   config.data.mock_data = true;
   config.run.device = one.device;
+  config = config::parse(config::dump(config), one.settings);
   config::check(config, 1);
   return config::resolved(config, 1);
 }

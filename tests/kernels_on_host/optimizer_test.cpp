@@ -224,7 +224,7 @@ TEST(OptimizerOnHost, SumsOfManyRangesAreThoseOfEach) {
   std::vector<GradientRange> ranges, here;
   std::vector<Bytes> values;
   int64_t blocks = 0, elements = 0;
-  for (int64_t i = 0; i < 199; ++i) {
+  for (int64_t i = 0; i < 2 * kSumsOfLaunch + 7; ++i) {
     const Number number = kNumbers[i % 4];
     const int64_t n = i == 77 ? 40003 : i % 9 == 4 ? 0 : i * 37 % 301;
     values.push_back(numbers(number, n, 0.7 + 0.01 * static_cast<double>(i), false));

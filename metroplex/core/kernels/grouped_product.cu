@@ -1,6 +1,8 @@
 // One launch for all groups. A thread block computes one tile of one group's result: 128 x 128 for half types by
 // tensor cores, 64 x 64 for other types by plain multiply-adds. The grid covers all possible counts; blocks after the
 // last tile return at once.
+#include <cuda_pipeline_primitives.h>
+
 #include <algorithm>
 
 #include "kernels/group_walk.h"
@@ -177,10 +179,13 @@ __device__ void plain_tile(const Problem<T>& problem, int64_t m, int64_t n) {
 }
 
 // Half types. A step multiplies kStep values of k from one of two stages in shared memory, while the next step's data
-// is loaded from global memory into registers. A warp computes 64 x 32 of the tile, in fragments of kSide x kSide.
+// is copied into the other (cp.async). A warp computes 64 x 64 of the tile, in fragments of kSide x kSide: per
+// product, it reads a third less from shared memory than with 64 x 32.
 constexpr int kHalfTile = kTile<Bf16>, kStep = 32, kSide = 16, kPack = 8;
-constexpr int kHigh = 4, kAcross = 2, kWarpsAcross = kHalfTile / (kAcross * kSide);
-static_assert(kWarps * kHigh * kAcross * kSide * kSide == kHalfTile * kHalfTile);
+constexpr int kHigh = 4, kAcross = 4, kWarpsAcross = kHalfTile / (kAcross * kSide);
+constexpr int kHalfThreads = kHalfTile * kHalfTile / (kHigh * kAcross * kSide * kSide) * static_cast<int>(kWarp);
+template <class T>
+constexpr int kTileThreads = kIsHalf<T> ? kHalfThreads : static_cast<int>(kThreads);
 
 // An operand's data for one step, in the line order of global memory: [own][k] if `by_own`, else [k][own]. The pitch
 // aligns fragments to 32 bytes and places eight lines of a fragment in different banks.
@@ -188,12 +193,12 @@ template <bool by_own>
 struct Slab {
   static constexpr int kLines = by_own ? kHalfTile : kStep, kWidth = by_own ? kStep : kHalfTile;
   static constexpr int kPitch = kWidth + kPack, kHalves = kLines * kPitch;
-  static constexpr int kOfLine = kWidth / kPack, kApart = static_cast<int>(kThreads) / kOfLine;
+  static constexpr int kOfLine = kWidth / kPack, kApart = kHalfThreads / kOfLine;
   static constexpr int kOfThread = kLines / kApart;  // packs, in lines kApart apart
   static __device__ constexpr int at(int own, int k) { return by_own ? own * kPitch + k : k * kPitch + own; }
 };
 
-// Loads the packs of an operand that belong to one thread, step by step.
+// Copies the packs of an operand that belong to one thread, step by step.
 template <class T, bool by_own>
 class Reader {
   using Of = Slab<by_own>;
@@ -207,32 +212,26 @@ class Reader {
         const int64_t own_line = own + line() + i * Of::kApart;
         next_[i] = source + (own_line < own_end ? own_line : own_end - 1) * ld + column();
       }
-      ahead_ = kStep, inside_ = kPack;
+      ahead_ = kStep;
     } else {
       const int64_t inside = own_end - own - column();
-      inside_ = static_cast<int>(inside < 0 ? 0 : inside < kPack ? inside : kPack);
+      inside_ = inside < kPack ? static_cast<int>(inside) : kPack;
       for (int i = 0; i < Of::kOfThread; ++i) next_[i] = source + (line() + i * Of::kApart) * ld + own + column();
       ahead_ = kStep * ld;
     }
   }
 
-  // `left`: remaining values of k, including this step. Whole packs are loaded into registers, overlapping with the
-  // products of the current step. put() reads the few partial packs from global memory, because their elements
-  // would take up scarce registers.
-  __device__ void fetch(int64_t left) {
-#pragma unroll
-    for (int i = 0; i < Of::kOfThread; ++i) {
-      if (whole(i, left)) packs_[i] = __builtin_bit_cast(uint4, load_pack(next_[i]));
-    }
-  }
-  __device__ void put(T* slab, int64_t left) {
+  // Starts the copies of the next step into `slab`. `left`: remaining values of k, including this step.
+  __device__ void fetch(T* slab, int64_t left) {
+    const int most = left < kStep ? static_cast<int>(left) : kStep;
 #pragma unroll
     for (int i = 0; i < Of::kOfThread; ++i) {
       T* const to = slab + line() * Of::kPitch + column() + i * Of::kApart * Of::kPitch;
-      if (whole(i, left)) {
-        *reinterpret_cast<uint4*>(to) = packs_[i];
+      const int inside = by_own ? most - column() : line() + i * Of::kApart < most ? inside_ : 0;
+      const int count = inside < 0 ? 0 : inside < kPack ? inside : kPack;  // the other elements are zeros
+      if (wide_) {
+        __pipeline_memcpy_async(to, next_[i], kWideBytes, (kPack - count) * sizeof(T));
       } else {
-        const int count = count_left(i, left);
 #pragma unroll 1
         for (int e = 0; e < kPack; ++e) to[e] = e < count ? next_[i][e] : T{};
       }
@@ -243,18 +242,10 @@ class Reader {
  private:
   static __device__ int line() { return static_cast<int>(threadIdx.x) / Of::kOfLine; }
   static __device__ int column() { return static_cast<int>(threadIdx.x) % Of::kOfLine * kPack; }
-  // Number of valid elements of pack i; the others are zeros.
-  __device__ int count_left(int i, int64_t left) const {
-    const int most = left < kStep ? static_cast<int>(left) : kStep;
-    if (by_own) return most - column();
-    return line() + i * Of::kApart < most ? inside_ : 0;
-  }
-  __device__ bool whole(int i, int64_t left) const { return wide_ && count_left(i, left) >= kPack; }
 
   const T* next_[Of::kOfThread];
-  uint4 packs_[Of::kOfThread];
   int64_t ahead_;
-  int inside_;
+  int inside_ = kPack;
   bool wide_;
 };
 
@@ -299,7 +290,7 @@ __device__ void half_tile(const int64_t* arguments, const GroupedShape& shape, c
   using LayoutA = std::conditional_t<kAByM<op>, wmma::row_major, wmma::col_major>;
   using LayoutB = std::conditional_t<kBByN<op>, wmma::col_major, wmma::row_major>;
   constexpr int kStage = A::kHalves + B::kHalves, kPatch = kSide * kPatchPitch;
-  static_assert(kWarps * kPatch * sizeof(float) <= 2 * kStage * sizeof(T));
+  static_assert(kHalfThreads / kWarp * kPatch * sizeof(float) <= 2 * kStage * sizeof(T));
   __shared__ __align__(32) T room[2 * kStage];
   const int warp = static_cast<int>(threadIdx.x / kWarp);
   const int row = warp / kWarpsAcross * kHigh * kSide, column = warp % kWarpsAcross * kAcross * kSide;
@@ -312,14 +303,19 @@ __device__ void half_tile(const int64_t* arguments, const GroupedShape& shape, c
   }
   const Problem<T> problem = make_problem<T, op>(arguments, shape, place.group);
   const bool outside = m + row >= problem.m || n + column >= problem.n;
-  Reader<T, kAByM<op>> reader(problem.a, problem.lda, m, problem.m);
-  Reader<T, kBByN<op>> b(problem.b, problem.ldb, n, problem.n);
-  if (problem.k > 0) reader.fetch(problem.k), b.fetch(problem.k);
+  Reader<T, kAByM<op>> reader_a(problem.a, problem.lda, m, problem.m);
+  Reader<T, kBByN<op>> reader_b(problem.b, problem.ldb, n, problem.n);
+  const auto fetch = [&](T* stage, int64_t left) {
+    if (left > 0) reader_a.fetch(stage, left), reader_b.fetch(stage + A::kHalves, left);
+    __pipeline_commit();
+  };
+  fetch(room, problem.k);
   T* stage = room;
   for (int64_t left = problem.k; left > 0; left -= kStep) {
-    reader.put(stage, left), b.put(stage + A::kHalves, left);
+    T* const other = stage == room ? room + kStage : room;
+    __pipeline_wait_prior(0);
     __syncthreads();  // the stage is full, and the other stage is no longer read
-    if (left > kStep) reader.fetch(left - kStep), b.fetch(left - kStep);
+    fetch(other, left - kStep);
     const auto* const slab_a = reinterpret_cast<const Native*>(stage);
     const Native* const slab_b = slab_a + A::kHalves;
 #pragma unroll
@@ -336,7 +332,7 @@ __device__ void half_tile(const int64_t* arguments, const GroupedShape& shape, c
         for (int j = 0; j < kAcross; ++j) wmma::mma_sync(sums[i][j], above, right[j], sums[i][j]);
       }
     }
-    stage = stage == room ? room + kStage : room;
+    stage = other;
   }
   __syncthreads();  // before patches overwrite the stages
   if (outside) return;
@@ -358,9 +354,9 @@ __device__ void half_tile(const int64_t* arguments, const GroupedShape& shape, c
   }
 }
 
-// At most 128 registers per thread, so that an SM can run two blocks.
+// An SM must be able to run two blocks.
 template <class T, GroupedOp op>
-__global__ void __launch_bounds__(kThreads, 2) product_kernel(const int64_t* arguments, GroupedShape shape) {
+__global__ void __launch_bounds__(kTileThreads<T>, 2) product_kernel(const int64_t* arguments, GroupedShape shape) {
   const Place place = find_place<op>(arguments, shape, kTile<T>);
   if (place.group < 0) return;
   if constexpr (kIsHalf<T>) {
@@ -379,7 +375,7 @@ void launch_product(const int64_t* arguments, const GroupedShape& shape, CUstrea
   const int64_t blocks = high * tiles(result_columns(op, shape), kTile<T>);
   if (blocks == 0) return;
   launch_kernel("grouped_product", product_kernel<T, op>,
-                Grid{dim3(static_cast<unsigned>(blocks)), kThreads, 0, stream}, arguments, shape);
+                Grid{dim3(static_cast<unsigned>(blocks)), kTileThreads<T>, 0, stream}, arguments, shape);
 }
 
 }  // namespace

@@ -31,6 +31,20 @@ __device__ inline unsigned char* dynamic_shared() {
 #endif
 }
 
+// Bytes that a table of ranges in the arguments of a launch may have: 32,764 for all arguments, since CUDA 12.1. A
+// kernel declares the table as const __grid_constant__, so no thread copies it.
+constexpr size_t kTableBytes = 32000;
+
+// Returns the range of a thread block: first[range] <= block < first[range + 1]. `first` [count + 1] ascends.
+__device__ inline int find_range(const int64_t* first, int count, int64_t block) {
+  int low = 0, high = count;
+  while (high - low > 1) {
+    const int middle = low + (high - low) / 2;
+    (first[middle] <= block ? low : high) = middle;
+  }
+  return low;
+}
+
 struct Grid {
   dim3 blocks;
   unsigned threads = kThreads;    // per block

@@ -1,6 +1,7 @@
 #include <vector>
 
 #include "kernels/block8_store.h"
+#include "kernels/launch.h"
 #include "kernels/optimizer_math.h"
 #include "kernels/stored_numbers.h"
 
@@ -132,18 +133,18 @@ struct RangeTable {
   bool packs[kRangesOfLaunch];         // kAtOnce elements per thread, else one
   int count;
 };
-static_assert(sizeof(RangeTable) <= 4000, "the arguments of a launch take 4096 bytes at most");
+static_assert(sizeof(RangeTable) <= kTableBytes);
 
 template <class Update, class Hyper>
-__global__ void __launch_bounds__(kThreads) step_kernel(RangeTable table, Hyper hyper, const StepValues* values) {
+__global__ void __launch_bounds__(kThreads)
+    step_kernel(const __grid_constant__ RangeTable table, Hyper hyper, const StepValues* values) {
   if (values->updates == 0) return;
   int of = 0;
   Update update(hyper, *values, *table.rates[0]);
   for (int64_t block = blockIdx.x; block < table.first[table.count]; block += gridDim.x) {
-    if (block >= table.first[of + 1]) {
-      while (block >= table.first[of + 1]) ++of;
-      update = Update(hyper, *values, *table.rates[of]);
-    }
+    const int next = find_range(table.first, table.count, block);
+    if (next != of) update = Update(hyper, *values, *table.rates[next]);
+    of = next;
     const OptimizerRange& range = table.ranges[of];
     const uint64_t key = step_key(range.noise_key, values->number);
     const NoiseKeys keys{mixed_key(key), mixed_key(~key)};

@@ -66,7 +66,7 @@ struct RatedRange {
   OptimizerRange range;
   const GroupRates* rates = nullptr;  // for its parameter group
 };
-constexpr int kRangesOfLaunch = 24;
+constexpr int kRangesOfLaunch = 192;
 void adam_step_cuda(const std::vector<RatedRange>& ranges, const AdamHyper& hyper, const StepValues* values,
                     CUstream_st* stream);
 void sgd_step_cuda(const std::vector<RatedRange>& ranges, const SgdHyper& hyper, const StepValues* values,
@@ -99,9 +99,10 @@ struct GradientSumsPlace {
 };
 void add_gradient_sums(const std::vector<GradientRange>& ranges, const GradientSumsPlace& place);
 
-// GPU version, enqueued on `stream`, in two launches for up to 96 ranges, whose arguments contain them. All pointers
-// are device pointers. The order of addition is fixed, but differs from the CPU's. Throws base::Error("cuda", ...) if
-// the launch fails.
+// GPU version, enqueued on `stream`, in two launches for up to kSumsOfLaunch ranges, whose arguments contain them.
+// All pointers are device pointers. The order of addition is fixed, but differs from the CPU's. Throws
+// base::Error("cuda", ...) if the launch fails.
+constexpr int kSumsOfLaunch = 768;
 constexpr int64_t kSumsBlock = 16384;
 constexpr int64_t gradient_sums_blocks(int64_t n) { return (n + kSumsBlock - 1) / kSumsBlock; }
 void gradient_sums_cuda(const std::vector<GradientRange>& ranges, const GradientSumsPlace& place,

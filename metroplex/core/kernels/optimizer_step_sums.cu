@@ -18,14 +18,13 @@ __device__ GradientSums block_sum(const GradientSums& mine) {
 }
 
 // Blocks of kSumsBlock elements of all ranges, in range order.
-constexpr int kSumsOfLaunch = 96;
 struct SumsTable {
   GradientRange ranges[kSumsOfLaunch];
   int64_t first[kSumsOfLaunch + 1];  // first block of each range, then the number of blocks
   bool packs[kSumsOfLaunch];         // kAtOnce elements per thread, else one
   int count;
 };
-static_assert(sizeof(SumsTable) <= 4000, "the arguments of a launch take 4096 bytes at most");
+static_assert(sizeof(SumsTable) <= kTableBytes);
 
 template <int64_t count>
 __device__ void add_elements(GradientSums& sums, const GradientRange& range, int64_t i) {
@@ -34,10 +33,10 @@ __device__ void add_elements(GradientSums& sums, const GradientRange& range, int
   for (int64_t l = 0; l < count; ++l) add(sums, {x[l] * x[l], x[l] - x[l] != 0, x[l] == 0});
 }
 
-__global__ void __launch_bounds__(kThreads) partial_sums_kernel(SumsTable table, GradientSums* partial) {
-  int of = 0;
+__global__ void __launch_bounds__(kThreads)
+    partial_sums_kernel(const __grid_constant__ SumsTable table, GradientSums* partial) {
   for (int64_t block = blockIdx.x; block < table.first[table.count]; block += gridDim.x) {
-    while (block >= table.first[of + 1]) ++of;
+    const int of = find_range(table.first, table.count, block);
     const GradientRange& range = table.ranges[of];
     const int64_t begin = (block - table.first[of]) * kSumsBlock, left = range.n - begin,
                   n = left < kSumsBlock ? left : kSumsBlock, whole = table.packs[of] ? n / kAtOnce * kAtOnce : 0;

@@ -74,7 +74,8 @@ void GroupedProduct::run(kernels::GroupedOp op, const GroupedWeights& of_a, cons
   const bool gradient = op == kernels::GroupedOp::weight_gradient;
   const GroupedWeights& stack = gradient ? of_c : of_b;
   check_stack(stack, groups);
-  if (gradient && by_library(b, of_c, false)) {
+  // The library's weight gradients are bf16. An fp32 gradient would need another pass, which rounds it first.
+  if (gradient && sum == type && by_library(b, of_c, false)) {
     constexpr int kWritesAll = 100;  // below sm_100 the library also zeroes groups without rows
     return put_library_weight_gradient(target_, {of_c, adds, capability_ >= kWritesAll, fill_}, a, b, group_counts);
   }

@@ -12,6 +12,7 @@
 #include "kernels_on_host/machine/machine.h"
 
 #define __global__
+#define __grid_constant__
 #define __device__
 #define __host__
 #define __shared__ static

@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "kernels_on_host/machine/fiber.h"
+#include "kernels_on_host/machine/copies.h"
 #include "kernels_on_host/machine/watch.h"
 
 #ifdef __SANITIZE_ADDRESS__
@@ -112,6 +113,8 @@ class Machine {
     if (launch.grid.x > 0x7FFFFFFFU || launch.grid.y > 65535 || launch.grid.z > 65535)
       return "a grid that is too large";
     if (threads > kMaxThreads) return "more than 1024 threads in a block";
+    constexpr size_t kArgumentBytes = 32764;
+    if (launch.packet_bytes - sizeof(void*) > kArgumentBytes) return "arguments of more than 32,764 bytes";
     if (launch.dynamic_bytes > kSharedBytes) return "more shared memory than a GPU gives by default";
     return "";
   }
@@ -137,6 +140,7 @@ class Machine {
     block_index_ = {static_cast<unsigned>(block % grid.x), static_cast<unsigned>(block / grid.x % grid.y),
                     static_cast<unsigned>(block / grid.x / grid.y)};
     watch_block(block);
+    forget_copies();
     warps_.assign((num_threads_ + kWarp - 1) / kWarp, Warp{});
     turn_.resize(num_threads_);
     std::iota(turn_.begin(), turn_.end(), 0U);
