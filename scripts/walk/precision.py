@@ -16,7 +16,7 @@ class LowPrecision:
         recipes = ("delayed", "tensorwise") if self.tp > 1 else ("delayed", "tensorwise", "blockwise", "mxfp8")
         recipe = self.one(*recipes)
         self.put("precision.fp8_recipe", recipe)
-        if recipe in ("delayed", "tensorwise") and self.sharding != "no_shard" and "model.moe_enable_echo" not in self.keys:
+        if recipe != "mxfp8" and self.sharding != "no_shard" and "model.moe_enable_echo" not in self.keys:
             self.maybe("precision.fp8_param_gather", "true", odds=0.5)
         if recipe == "delayed":
             self.maybe("precision.fp8_margin", 1, odds=0.3)

@@ -11,6 +11,7 @@
 #include "kernels/balance.h"
 #include "kernels/random_rows.h"
 #include "kernels/route.h"
+#include "kernels/shard_codes.h"
 #include "kernels/sinkhorn.h"
 #include "kernels/attention_scores.h"
 #include "kernels/block8.h"
@@ -266,6 +267,10 @@ void run_rounding(const Buffers& buffer) {
   largest_magnitudes_cuda<Bf16>(buffer.g.data(), buffer.g.data() + kWidth, buffer.x.data(), nullptr, shape, nullptr);
   round_blocks_cuda<Bf16, float>(buffer.f.data(), buffer.x.data(), nullptr, nullptr, shape, {}, nullptr);
   encode_values_cuda<Bf16>(buffer.codes.data(), buffer.g.data(), buffer.x.data(), nullptr, nullptr, shape, nullptr);
+  const ShardShape shard{
+      .size = kRows * kWidth, .rows = kRows, .columns = kWidth, .block_rows = 32, .block_columns = 32};
+  shard_magnitudes_cuda<Bf16>(buffer.g.data(), buffer.x.data(), shard, nullptr);
+  encode_shard_cuda<Bf16>(buffer.codes.data(), buffer.f.data(), buffer.x.data(), buffer.g.data(), shard, nullptr);
   rotate_rows_cuda<Bf16>(buffer.y.data(), buffer.x.data(), nullptr, shape, nullptr);
   RoundingFigures* const figures = reinterpret_cast<RoundingFigures*>(buffer.d.data());
   rounding_errors_cuda<Bf16>(figures, figures + 1, {buffer.x.data(), buffer.f.data(), nullptr, nullptr, shape},

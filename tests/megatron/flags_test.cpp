@@ -169,6 +169,8 @@ TEST(MegatronFlags, OfPrecisionOptimizerShardingAndMemory) {
        "parallel.reduce_scatter_with_fp32_accumulation", "false"},
       {"--bf16 --fp8-format hybrid --use-distributed-optimizer --fp8-param-gather", "precision.fp8_param_gather",
        "true"},
+      {"--bf16 --fp8-format e4m3 --fp8-recipe blockwise --use-distributed-optimizer --fp8-param-gather",
+       "precision.fp8_param_gather", "true"},
       {"--bf16 --fp8-format hybrid --fp8-param-gather", "precision.fp8_param_gather", "false"},
       {"--bf16 --fp8-format e4m3 --fp8-recipe mxfp8 --use-distributed-optimizer --fp8-param-gather",
        "precision.fp8_param_gather", "false"},

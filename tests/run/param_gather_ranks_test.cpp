@@ -94,7 +94,7 @@ const std::string kTp2 = "parallel.tensor_model_parallel_size=2", kSp = "paralle
                   kEveryUse = "precision.keep_rounded_weights=false", kLibrary = "precision.fp8_products=library";
 
 TEST(ParamGather, EqualsGatherOfValues) {
-  for (const char* const name : {"delayed", "tensorwise"})
+  for (const char* const name : {"delayed", "tensorwise", "blockwise"})
     for (const int stage : {1, 2, 3}) expect_same(kDense, join(recipe(name), {zero(stage)}), 2);
 }
 
@@ -109,13 +109,22 @@ TEST(ParamGather, EqualsGatherOfValuesOnAnyLayout) {
     expect_same(kExperts, join(recipe(name), {kEp2, "parallel.expert_tensor_parallel_size=2", kTp2, kSp, zero(3)}),
                 8);
   }
+  // Shards end inside blocks.
+  expect_same(kWide, join(recipe("blockwise"), {kTp2, kSp, zero(1), "model.num_layers=3"}), 8);
+  expect_same(kExperts, join(recipe("blockwise"), {zero(3)}), 2);
+  const Settings whole_blocks{"model.hidden_size=128", "model.ffn_hidden_size=128", "model.num_layers=1",
+                              "model.gated_linear_unit=true", "train.micro_batch_size=1"};
+  for (const int stage : {1, 3})
+    expect_same(kExperts, join(join(recipe("blockwise"), whole_blocks), {zero(stage), kEp2}), 8);
+  expect_same(kWide,
+              join(recipe("blockwise"), {kTp2, kSp, zero(1), "precision.recipe_pattern=linear_fc2=tensorwise"}), 4);
   expect_same(kDense, join(recipe("tensorwise"), {zero(1), "parallel.overlap_param_gather=false"}), 2);
   expect_same(kDense, join(recipe("tensorwise"), {zero(1), "parallel.num_distributed_optimizer_instances=2"}), 4);
   expect_same(kDense, join(recipe("tensorwise"), {"parallel.context_parallel_size=2", zero(2)}), 2);
 }
 
 TEST(ParamGather, EqualsGatherOfValuesInAnyProduct) {
-  for (const char* const name : {"delayed", "tensorwise"}) {
+  for (const char* const name : {"delayed", "tensorwise", "blockwise"}) {
     for (const int stage : {1, 3}) expect_same(kDense, join(recipe(name), {zero(stage), kLibrary}), 2);
     expect_same(kDense, join(recipe(name), {zero(1), kEveryUse}), 2);
     expect_same(kDense, join(recipe(name), {zero(1), kEveryUse, kLibrary}), 2);
@@ -141,7 +150,7 @@ TEST(ParamGather, EqualsGatherOfValuesInAnyProduct) {
 
 TEST(ParamGather, EqualsGatherOfValuesInGraphs) {
   const Settings graphs{"train.cuda_graph_impl=full_iteration", "train.cuda_graph_warmup_steps=1"};
-  for (const char* const name : {"delayed", "tensorwise"}) {
+  for (const char* const name : {"delayed", "tensorwise", "blockwise"}) {
     for (const int stage : {1, 3}) expect_same(kDense, join(join(recipe(name), {kPp2, zero(stage)}), graphs), 4);
     expect_same(kDense, join(recipe(name), {zero(1), "train.cuda_graph_impl=local", graphs[1]}), 2);
   }
@@ -177,19 +186,19 @@ Bytes count_bytes(const Settings& settings, bool as_codes) {
   return {bytes.gathered / kRanks, bytes.reduced / kRanks};
 }
 
-// Linear layers of kDense have 4 x (256 x 128 + 3 x 128 x 128) values in 16 matrices.
+// Linear layers of kDense have 4 x (256 x 128 + 3 x 128 x 128) values in 16 matrices and 20 blocks.
 TEST(ParamGather, MovesOneBytePerWeight) {
-  constexpr int64_t kValues = int64_t{4} * (256 * 128 + 3 * 128 * 128), kMatrices = 16;
+  constexpr int64_t kValues = int64_t{4} * (256 * 128 + 3 * 128 * 128), kMatrices = 16, kBlocks = 20;
   for (const int stage : {1, 2, 3}) {
     // ZeRO-3 gathers in forward and in backward of 4 samples / (2 ranks x 2 samples) microbatches.
     const int64_t gathers = stage == 3 ? 4 : 1;
-    for (const char* const name : {"delayed", "tensorwise"}) {
+    for (const std::string name : {"delayed", "tensorwise", "blockwise"}) {
       const Settings settings = join(recipe(name), {zero(stage)});
       const Bytes codes = count_bytes(settings, true), values = count_bytes(settings, false);
       EXPECT_EQ(values.gathered - codes.gathered, gathers * kValues) << name << " ZeRO-" << stage;
       // Weights are a family of their own, with its own norm, zero count, and overflow count.
       constexpr int64_t kNumbers = 3 * 8;
-      const int64_t magnitudes = name == std::string("delayed") ? 0 : kMatrices * 4;
+      const int64_t magnitudes = name == "delayed" ? 0 : (name == "blockwise" ? kBlocks : kMatrices) * 4;
       EXPECT_EQ(codes.reduced - values.reduced, kNumbers + magnitudes) << name << " ZeRO-" << stage;
     }
   }
@@ -213,6 +222,7 @@ TEST(ParamGather, StoresOwnValuesOnly) {
   const Settings tensorwise = recipe("tensorwise");
   EXPECT_EQ(difference(join(tensorwise, {zero(1)})), kValues + 2 * kValues / 2 - 2 * kValues + kFactors);
   EXPECT_EQ(difference(join(tensorwise, {zero(3)})), kValues / 2 + kFactors);
+  EXPECT_EQ(difference(join(recipe("blockwise"), {zero(3)})), kValues / 2 + 20 * 2 * 4);
   // Products of codes read the gathered ones, which replace kept codes with 4 bytes for each factor.
   EXPECT_EQ(difference(join(tensorwise, {zero(1), kLibrary})), -kValues + kFactors - 16 * 4);
 }
@@ -244,9 +254,27 @@ TEST(ParamGather, FrozenWeightsAreGatheredAsValues) {
   });
 }
 
+// A block of 128 rows would contain rows of two experts, which have 64 rows each.
+TEST(ParamGather, ExpertsWithoutWholeBlocksAreGatheredAsValues) {
+  const config::Config config = make_config(kExperts, join(recipe("blockwise"), {zero(1)}), 2, true);
+  test::run_sharded(config, {.dp = 2}, [&](const comm::World& world) {
+    const auto assembly = step::assemble(config, world, kVocab);
+    int64_t stacks = 0;
+    for (const nn::Param* param : assembly->model.params) {
+      if (!param->rounded) continue;
+      const bool is_stack = param->local_shape.size() == 3;
+      EXPECT_EQ(param->rounded->shard.has_value(), !is_stack) << param->name;
+      stacks += is_stack ? 1 : 0;
+    }
+    EXPECT_EQ(stacks, 4);
+  });
+}
+
 TEST(ParamGather, WeightsAreMeasured) {
-  const auto figures = [](bool as_codes) {
-    const config::Config config = make_config(kDense, join(recipe("tensorwise"), {zero(1)}), 2, as_codes);
+  const auto figures = [](const char* name, bool as_codes) {
+    // The shards of the ranks meet inside a block.
+    const config::Config config =
+        make_config(kDense, join(recipe(name), {zero(1), "model.num_layers=3"}), 2, as_codes);
     at::Tensor sums;
     test::run_sharded(config, {.dp = 2}, [&](const comm::World& world) {
       const auto assembly = step::assemble(config, world, kVocab);
@@ -258,11 +286,17 @@ TEST(ParamGather, WeightsAreMeasured) {
       comm::all_reduce(mine, world.groups().world);
       if (world.rank() == 0) sums = mine;
     });
-    constexpr int64_t kCounts = 4;  // elements, not finite, saturated and flushed ones
-    return sums.narrow(1, 0, kCounts);
+    return sums;
   };
   // Without codes, each of the two ranks measures every element.
-  EXPECT_TRUE(figures(true).mul(2).equal(figures(false))) << figures(true) << figures(false);
+  for (const char* const name : {"tensorwise", "blockwise"}) {
+    const at::Tensor codes = figures(name, true), values = figures(name, false);
+    constexpr int64_t kCounts = 4;  // elements, not finite, saturated and flushed ones; then two sums of squares
+    EXPECT_TRUE(codes.narrow(1, 0, kCounts).mul(2).equal(values.narrow(1, 0, kCounts))) << name << codes << values;
+    // Two sums of up to 2 x 256 x 128 positive numbers.
+    const double tolerance = 2.0 * 2 * 256 * 128 * 0x1p-53;
+    EXPECT_TRUE(at::allclose(codes.narrow(1, kCounts, 2).mul(2), values.narrow(1, kCounts, 2), tolerance, 0)) << name;
+  }
 }
 
 }  // namespace

@@ -24,6 +24,8 @@ int64_t operand_block(Recipe recipe) {
 
 bool has_one_factor(Recipe recipe) { return recipe == Recipe::delayed || recipe == Recipe::tensorwise; }
 
+bool gathers_codes(Recipe recipe) { return has_one_factor(recipe) || recipe == Recipe::blockwise; }
+
 bool has_tensor_factor(Recipe recipe) { return has_one_factor(recipe) || recipe == Recipe::nvfp4; }
 
 std::string to_setting(Recipe recipe) {

@@ -55,6 +55,8 @@ inline constexpr Word<Recipe> kWords<Recipe>[] = {
 int64_t operand_block(Recipe recipe);
 // Whether a matrix has one factor and no blocks.
 bool has_one_factor(Recipe recipe);
+// Whether ranks can encode their shards of a weight, whose codes serve both of its products.
+bool gathers_codes(Recipe recipe);
 // Whether an operand has a factor for the whole tensor.
 bool has_tensor_factor(Recipe recipe);
 // "precision.fp8_recipe = mxfp8"

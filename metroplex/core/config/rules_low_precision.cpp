@@ -80,11 +80,10 @@ void check_param_gather(Rules& rules) {
   const Precision& precision = rules.config.precision;
   if (!precision.fp8_param_gather) return;
   const std::vector<Recipe> recipes = precision.recipes();
-  rules.require(std::any_of(recipes.begin(), recipes.end(), has_one_factor), kParamGather, "true",
-                concat("a rank can encode its shard of a weight only with one factor for the matrix, but shards end "
-                       "inside the blocks of ",
+  rules.require(std::any_of(recipes.begin(), recipes.end(), gathers_codes), kParamGather, "true",
+                concat("the two products of a weight must read the same 8-bit codes, but they do not with ",
                        to_setting(recipes.front())),
-                concat("use ", kRecipe, " = delayed or tensorwise, or turn it off"));
+                concat("use ", kRecipe, " = delayed, tensorwise or blockwise, or turn it off"));
   rules.require_effect(rules.config.parallel.sharding().any(), kParamGather, "true",
                        "has no effect without sharding, because no parameters are gathered",
                        "set parallel.data_parallel_sharding_strategy to optim, or turn it off");

@@ -74,23 +74,34 @@ void ParamBuffer::adopt_codes() {
   const auto bytes = options_.tensor.dtype(at::kByte),
              wide = options_.tensor.dtype(nn::acc_type(options_.tensor.dtype().toScalarType()));
   codes_ = at::zeros({options_.sharding.parameters ? layout_->own_numel() : layout_->numel()}, bytes);
-  int64_t matrices = 0;
-  for (const nn::Param* param : layout_->params()) matrices += nn::count_matrices(*param);
-  magnitudes_ = at::zeros({matrices}, wide), decode_ = at::ones({matrices}, wide);
-  matrices = 0;
-  for (size_t i = 0; i < layout_->params().size(); ++i) {
-    nn::Param& param = *layout_->params()[i];
-    nn::RoundedWeight& rounded = *param.rounded;
-    const int64_t count = nn::count_matrices(param);
-    rounded.shard = nn::WeightShard{at::empty({0}, options_.tensor), at::empty({0}, bytes), 0, param.numel() / count};
-    rounded.magnitudes = magnitudes_.narrow(0, matrices, count);
-    rounded.column_codes = {{}, decode_.narrow(0, matrices, count)};
-    matrices += count;
-    if (!options_.sharding.parameters) set_gathered(i, layout_->bucket(codes_, layout_->bucket_index(i)));
-    for (const comm::Group& group : rounded.rounding.shards(nn::Operand::weight)) {
-      const auto same = [&](const comm::Group& other) { return other.ranks() == group.ranks(); };
-      if (std::none_of(weight_shards_.begin(), weight_shards_.end(), same)) weight_shards_.push_back(group);
-    }
+  const auto& params = layout_->params();
+  std::vector<size_t> with_blocks;
+  std::vector<int64_t> first(params.size());
+  int64_t factors = 0;
+  const auto place = [&](size_t i) {
+    nn::RoundedWeight& rounded = *params[i]->rounded;
+    rounded.shard = nn::make_shard(*params[i], at::empty({0}, options_.tensor), at::empty({0}, bytes));
+    first[i] = factors;
+    factors += rounded.rounding.count_factors(*rounded.shard);
+  };
+  for (size_t i = 0; i < params.size(); ++i)
+    params[i]->rounded->rounding.has_blocks() ? with_blocks.push_back(i) : place(i);
+  matrix_factors_ = factors;
+  for (const size_t i : with_blocks) place(i);
+  magnitudes_ = at::zeros({factors}, wide), decode_ = at::ones({factors}, wide);
+  for (size_t i = 0; i < params.size(); ++i) adopt_factors(i, first[i]);
+}
+
+void ParamBuffer::adopt_factors(size_t i, int64_t first) {
+  nn::RoundedWeight& rounded = *layout_->params()[i]->rounded;
+  const int64_t count = rounded.rounding.count_factors(*rounded.shard);
+  rounded.magnitudes = magnitudes_.narrow(0, first, count);
+  rounded.column_codes = rounded.rounding.gathered_codes(*rounded.shard, {}, decode_.narrow(0, first, count));
+  if (!options_.sharding.parameters) set_gathered(i, layout_->bucket(codes_, layout_->bucket_index(i)));
+  if (rounded.rounding.has_blocks()) return;  // no block is sharded
+  for (const comm::Group& group : rounded.rounding.shards(nn::Operand::weight)) {
+    const auto same = [&](const comm::Group& other) { return other.ranks() == group.ranks(); };
+    if (std::none_of(weight_shards_.begin(), weight_shards_.end(), same)) weight_shards_.push_back(group);
   }
 }
 
@@ -106,7 +117,7 @@ void ParamBuffer::set_gathered(size_t i, const at::Tensor& bucket_data) const {
   param.rounded->column_codes.codes = view;
 }
 
-// Every matrix needs the largest magnitude of all its shards, except with delayed scales.
+// Every factor needs the largest magnitude of all its shards, except with delayed scales.
 void ParamBuffer::encode_own() {
   const at::NoGradGuard no_grad;
   bool delays = true;
@@ -118,11 +129,12 @@ void ParamBuffer::encode_own() {
   }
   if (!delays) {
     comm::all_reduce(magnitudes_, shard_, comm::ReduceOp::max);
-    for (const comm::Group& group : weight_shards_) comm::all_reduce(magnitudes_, group, comm::ReduceOp::max);
+    const at::Tensor of_matrices = magnitudes_.narrow(0, 0, matrix_factors_);
+    for (const comm::Group& group : weight_shards_) comm::all_reduce(of_matrices, group, comm::ReduceOp::max);
   }
   for (const nn::Param* param : layout_->params()) {
     const nn::RoundedWeight& rounded = *param->rounded;
-    rounded.rounding.encode(*rounded.shard, rounded.magnitudes, rounded.column_codes.decode);
+    rounded.rounding.encode(*rounded.shard, rounded.magnitudes, rounded.column_codes.decode.view(-1));
   }
 }
 

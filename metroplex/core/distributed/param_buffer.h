@@ -79,6 +79,7 @@ class ParamBuffer {
   at::Tensor own_view(const at::Tensor& storage, bool of_shards, size_t param, const OwnRange& range) const;
   void adopt_values();
   void adopt_codes();
+  void adopt_factors(size_t param, int64_t first);
   void set_gathered(size_t param, const at::Tensor& bucket_data) const;
   void encode_own();
   void start(size_t bucket);
@@ -87,9 +88,10 @@ class ParamBuffer {
   std::shared_ptr<const FlatLayout> layout_;
   comm::Group shard_;
   ParamBufferOptions options_;
-  at::Tensor storage_;                      // all buckets, or the own shards
-  at::Tensor codes_;                        // bytes: ZeRO-1 and 2: all buckets; ZeRO-3: the own shards
-  at::Tensor magnitudes_, decode_;          // of all parameters' matrices
+  at::Tensor storage_;              // all buckets, or the own shards
+  at::Tensor codes_;                // bytes: ZeRO-1 and 2: all buckets; ZeRO-3: the own shards
+  at::Tensor magnitudes_, decode_;  // for all factors of all parameters, first those of whole matrices
+  int64_t matrix_factors_ = 0;
   std::vector<comm::Group> weight_shards_;  // groups whose ranks hold other shards of the same matrices
   std::vector<Bucket> buckets_;
   std::vector<at::Tensor> own_values_;

@@ -6,6 +6,7 @@
 #include "kernels/balance.h"
 #include "kernels/random_rows.h"
 #include "kernels/route.h"
+#include "kernels/shard_codes.h"
 #include "kernels/sinkhorn.h"
 #include "kernels/attention_scores.h"
 #include "kernels/compiled.h"
@@ -119,6 +120,10 @@ MPX_NO_KERNEL(round_blocks, Out*, const T*, const Wide<T>*, const int64_t*, cons
 template <class T>
 MPX_NO_KERNEL(encode_values, uint8_t*, Wide<T>*, const T*, const Wide<T>*, const int64_t*, const RoundShape&)
 template <class T>
+MPX_NO_KERNEL(shard_magnitudes, Wide<T>*, const T*, const ShardShape&)
+template <class T>
+MPX_NO_KERNEL(encode_shard, uint8_t*, Wide<T>*, const T*, const Wide<T>*, const ShardShape&)
+template <class T>
 MPX_NO_KERNEL(rotate_rows, T*, const T*, const int64_t*, const RoundShape&)
 template <class T>
 MPX_NO_KERNEL(rounding_errors, RoundingFigures*, RoundingFigures*, const RoundedOperand<T>&)
@@ -197,6 +202,8 @@ const Function OfElement<T>::kAll[] = {Function(&activation_forward_cuda<T>),
                                        Function(&rope_cuda<T>),
                                        Function(&largest_magnitudes_cuda<T>),
                                        Function(&encode_values_cuda<T>),
+                                       Function(&shard_magnitudes_cuda<T>),
+                                       Function(&encode_shard_cuda<T>),
                                        Function(&rotate_rows_cuda<T>),
                                        Function(&rounding_errors_cuda<T>),
                                        Function(&encode_e4m3_cuda<T>),

@@ -47,15 +47,19 @@ void write_codes(const device::Target& target, const Codes& out, const at::Tenso
                  counts_pointer(counts), shape);
 }
 
-// Calls body(matrix, values, codes) with the shard's elements of each matrix; some matrices may have none.
+struct Range {
+  int64_t first, size;
+};
+
+// Calls body(matrix, range) with the shard's elements of each matrix; some matrices may have none.
 template <class Body>
-void for_matrices(const WeightShard& shard, int64_t matrices, const Body& body) {
-  for (int64_t matrix = 0; matrix < matrices; ++matrix) {
+void for_matrices(const WeightShard& shard, const Body& body) {
+  for (int64_t matrix = 0; matrix < shard.matrices; ++matrix) {
     const auto local = [&](int64_t element) {
       return std::clamp<int64_t>(element - shard.begin, 0, shard.values.numel());
     };
-    const int64_t first = local(matrix * shard.matrix_size), size = local((matrix + 1) * shard.matrix_size) - first;
-    body(matrix, shard.values.narrow(0, first, size), shard.codes.narrow(0, first, size));
+    const int64_t first = local(matrix * shard.matrix_size());
+    body(matrix, Range{first, local((matrix + 1) * shard.matrix_size()) - first});
   }
 }
 
@@ -304,8 +308,27 @@ Codes OperandRounding::encode(const at::Tensor& given, Operand operand, SumOver 
   return out;
 }
 
-bool OperandRounding::encodes_shards() const {
-  return precision_.fp8_param_gather && config::has_one_factor(recipe_);
+bool OperandRounding::encodes_shards(at::IntArrayRef sizes) const {
+  const int64_t block = config::operand_block(recipe_);
+  const bool fits = block == 0 || sizes.size() == 2 || sizes[sizes.size() - 2] % block == 0;
+  return precision_.fp8_param_gather && config::gathers_codes(recipe_) && fits;
+}
+
+kernels::ShardShape OperandRounding::block_shape(const WeightShard& shard) const {
+  const RoundShape blocks = shape(Operand::weight, SumOver::columns);
+  return {shard.begin,       shard.values.numel(), shard.matrices, shard.rows,   shard.columns,
+          blocks.block_rows, blocks.block_columns, blocks.number,  blocks.factor};
+}
+
+int64_t OperandRounding::count_factors(const WeightShard& shard) const {
+  return !has_blocks() ? shard.matrices : block_shape(shard).blocks();
+}
+
+Codes OperandRounding::gathered_codes(const WeightShard& shard, const at::Tensor& codes,
+                                      const at::Tensor& decode) const {
+  if (!has_blocks()) return {codes, decode};
+  const kernels::ShardShape blocks = block_shape(shard);
+  return {codes, decode.view({-1, blocks.column_blocks()}), blocks.block_rows, blocks.block_columns};
 }
 
 RoundShape OperandRounding::range_shape(int64_t size) const {
@@ -315,9 +338,19 @@ RoundShape OperandRounding::range_shape(int64_t size) const {
 }
 
 void OperandRounding::find_magnitudes(const at::Tensor& magnitudes, const WeightShard& shard) const {
+  if (has_blocks()) {
+    dispatch_element(shard.values.scalar_type(), [&](auto zero) {
+      using T = decltype(zero);
+      device::launch(target_, {"shard_magnitudes", {&shard.values}, {&magnitudes}}, kernels::shard_magnitudes<T>,
+                     kernels::shard_magnitudes_cuda<T>, elements<Wide<T>>(magnitudes),
+                     static_cast<const T*>(elements<T>(shard.values)), block_shape(shard));
+    });
+    return;
+  }
   magnitudes.zero_();
-  for_matrices(shard, magnitudes.numel(), [&](int64_t matrix, const at::Tensor& x, const at::Tensor&) {
-    if (x.numel() == 0) return;
+  for_matrices(shard, [&](int64_t matrix, const Range& range) {
+    if (range.size == 0) return;
+    const at::Tensor x = shard.values.narrow(0, range.first, range.size);
     dispatch_element(x.scalar_type(), [&](auto zero) {
       magnitudes.narrow(0, matrix, 1).copy_(own_magnitudes<decltype(zero)>(x, {}, range_shape(x.numel())));
     });
@@ -329,13 +362,33 @@ at::Tensor OperandRounding::used_magnitudes(const at::Tensor& found) const {
 }
 
 void OperandRounding::encode(const WeightShard& shard, const at::Tensor& magnitudes, const at::Tensor& decode) const {
+  if (has_blocks()) {
+    dispatch_element(shard.values.scalar_type(), [&](auto zero) {
+      using T = decltype(zero);
+      device::launch(target_, {"encode_shard", {&shard.values, &magnitudes}, {&shard.codes, &decode}},
+                     kernels::encode_shard<T>, kernels::encode_shard_cuda<T>,
+                     static_cast<uint8_t*>(shard.codes.mutable_data_ptr()), elements<Wide<T>>(decode),
+                     static_cast<const T*>(elements<T>(shard.values)),
+                     static_cast<const Wide<T>*>(elements<Wide<T>>(magnitudes)), block_shape(shard));
+    });
+    return;
+  }
   const at::Tensor used = used_magnitudes(magnitudes);
-  for_matrices(shard, decode.numel(), [&](int64_t matrix, const at::Tensor& x, const at::Tensor& codes) {
-    const Codes out{codes, decode.narrow(0, matrix, 1)};
+  for_matrices(shard, [&](int64_t matrix, const Range& range) {
+    const at::Tensor x = shard.values.narrow(0, range.first, range.size);
+    const Codes out{shard.codes.narrow(0, range.first, range.size), decode.narrow(0, matrix, 1)};
     dispatch_element(x.scalar_type(), [&](auto zero) {
       write_codes<decltype(zero)>(target_, out, x, used.narrow(0, matrix, 1), {}, range_shape(x.numel()));
     });
   });
+}
+
+// The values of the shard's codes, one-dimensional.
+at::Tensor OperandRounding::decoded(const WeightShard& shard, const at::Tensor& decode) const {
+  const at::Tensor whole = at::zeros({shard.matrices * shard.matrix_size()}, shard.codes.options());
+  whole.narrow(0, shard.begin, shard.codes.numel()).copy_(shard.codes);
+  const at::Tensor codes = whole.view({-1, shard.columns}).view(at::kFloat8_e4m3fn);
+  return gathered_codes(shard, codes, decode).values().view(-1).narrow(0, shard.begin, shard.codes.numel());
 }
 
 void OperandRounding::count(const WeightShard& shard, const at::Tensor& magnitudes, const at::Tensor& decode) const {
@@ -345,14 +398,15 @@ void OperandRounding::count(const WeightShard& shard, const at::Tensor& magnitud
     find_magnitudes(own, shard);
     pending.copy_(at::maximum(pending, own));
   }
-  if (!is_measured()) return;
-  const at::Tensor used = used_magnitudes(magnitudes);
-  for_matrices(shard, decode.numel(), [&](int64_t matrix, const at::Tensor& x, const at::Tensor& codes) {
-    if (x.numel() == 0) return;
-    const at::Tensor rounded =
-        Codes{codes.view(at::kFloat8_e4m3fn).unsqueeze(0), decode.narrow(0, matrix, 1)}.values();
+  if (!is_measured() || shard.values.numel() == 0) return;
+  const at::Tensor used = used_magnitudes(magnitudes), rounded = decoded(shard, decode);
+  for_matrices(shard, [&](int64_t matrix, const Range& range) {
+    if (range.size == 0) return;
+    const at::Tensor x = shard.values.narrow(0, range.first, range.size),
+                     part = rounded.narrow(0, range.first, range.size).unsqueeze(0),
+                     largest = has_blocks() ? at::Tensor() : used.narrow(0, matrix, 1);
     dispatch_element(x.scalar_type(), [&](auto zero) {
-      measure<decltype(zero)>(Operand::weight, {x, rounded, used.narrow(0, matrix, 1), {}, range_shape(x.numel())});
+      measure<decltype(zero)>(Operand::weight, {x, part, largest, {}, range_shape(range.size)});
     });
   });
 }

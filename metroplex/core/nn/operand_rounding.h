@@ -26,6 +26,7 @@
 #include "device/launch_point.h"
 #include "kernels/round_blocks.h"
 #include "kernels/rounding_errors.h"
+#include "kernels/shard_codes.h"
 #include "nn/dropout.h"
 #include "nn/layer_context.h"
 #include "nn/named_tensor.h"
@@ -55,7 +56,8 @@ struct RoundOptions {
 struct WeightShard {
   at::Tensor values, codes;  // one-dimensional; codes: bytes that encode() writes
   int64_t begin = 0;
-  int64_t matrix_size = 0;  // elements of a matrix
+  int64_t matrices = 1, rows = 0, columns = 0;  // rows and columns of a matrix
+  int64_t matrix_size() const { return rows * columns; }
 };
 
 class OperandRounding {
@@ -75,6 +77,8 @@ class OperandRounding {
   DropoutMask positions(int64_t num_rows, int64_t first_row, const at::Tensor& counter) const;
 
   bool rounds() const { return recipe_ != config::Recipe::none; }
+  // Whether the factors are those of blocks.
+  bool has_blocks() const { return config::operand_block(recipe_) > 0; }
   bool rounds_weight_gradients() const { return rounds() && precision_.fp8_wgrad; }
   // With delayed scales: creates and returns the history of magnitudes <name>.operand_magnitudes [1 + length, 3,
   // groups], else null. Row 0 has the magnitudes in use, the others those of the last steps, the newest first.
@@ -98,13 +102,18 @@ class OperandRounding {
   // Uninitialized codes of a tensor [.., columns], for encode().
   Codes make_codes(at::IntArrayRef sizes, at::Device device, Operand operand, SumOver sum,
                    const RowGroups& groups) const;
-  // Whether weights can be encoded shard by shard: precision.fp8_param_gather, with one factor for each matrix.
-  bool encodes_shards() const;
-  // Writes the largest magnitude of the shard's elements of each matrix, 0 without elements. magnitudes [matrices].
+  // Whether a weight can be encoded shard by shard (precision.fp8_param_gather). Blocks must not contain rows of two
+  // matrices.
+  bool encodes_shards(at::IntArrayRef sizes) const;
+  // Number of factors of a weight: [matrices] factors, or [matrices, row blocks, column blocks].
+  int64_t count_factors(const WeightShard& shard) const;
+  // Writes the largest magnitude of the shard's elements with each factor, 0 without elements.
   void find_magnitudes(const at::Tensor& magnitudes, const WeightShard& shard) const;
-  // Writes the shard's codes, and the factor of each matrix to decode [matrices]. `magnitudes` [matrices] are those
-  // of all shards; with delayed scales, the history replaces them.
+  // Writes the shard's codes, and all factors to `decode`. `magnitudes` are those of all shards; with delayed scales,
+  // the history replaces them.
   void encode(const WeightShard& shard, const at::Tensor& magnitudes, const at::Tensor& decode) const;
+  // The gathered codes [.., columns] of a weight with these factors.
+  Codes gathered_codes(const WeightShard& shard, const at::Tensor& codes, const at::Tensor& decode) const;
   // RoundOptions::counts for a shard that was encoded with `decode`.
   void count(const WeightShard& shard, const at::Tensor& magnitudes, const at::Tensor& decode) const;
   const std::vector<comm::Group>& shards(Operand operand) const { return shards_[static_cast<size_t>(operand)]; }
@@ -129,6 +138,8 @@ class OperandRounding {
   at::Tensor magnitudes(const at::Tensor& x, Operand operand, const at::Tensor& rows,
                         const kernels::RoundShape& shape, bool counts) const;
 
+  kernels::ShardShape block_shape(const WeightShard& shard) const;
+  at::Tensor decoded(const WeightShard& shard, const at::Tensor& decode) const;
   // `size` consecutive elements of a matrix that has one factor.
   kernels::RoundShape range_shape(int64_t size) const;
   at::Tensor used_magnitudes(const at::Tensor& magnitudes) const;

@@ -28,6 +28,11 @@ const Codes& updated_codes(const Param& weight, SumOver sum) {
 
 int64_t count_matrices(const Param& weight) { return weight.local_shape.size() > 2 ? weight.local_shape[0] : 1; }
 
+WeightShard make_shard(const Param& weight, const at::Tensor& values, const at::Tensor& codes) {
+  const auto& sizes = weight.local_shape;
+  return {values, codes, 0, count_matrices(weight), sizes[sizes.size() - 2], sizes.back()};
+}
+
 int64_t RoundedWeight::bytes() const {
   int64_t sum = 0;
   const Codes own = shard ? Codes() : column_codes;  // ParamBuffer owns gathered codes
@@ -68,11 +73,12 @@ void RoundedWeight::update(const Param& weight) {
 
 void keep_rounded(Param& weight, const OperandRounding& rounding, const LayerContext& context, bool as_codes) {
   if (!rounding.rounds() || weight.stored) return;
-  if (!context.keeps_rounded_weights && !rounding.encodes_shards()) return;
+  const bool can_gather_codes = rounding.encodes_shards(weight.local_shape);
+  if (!context.keeps_rounded_weights && !can_gather_codes) return;
   weight.rounded = std::make_shared<RoundedWeight>();
   RoundedWeight& kept = *weight.rounded;
   kept.rounding = rounding;
-  kept.can_gather_codes = rounding.encodes_shards();
+  kept.can_gather_codes = can_gather_codes;
   if (!context.keeps_rounded_weights) return;
   const at::Device memory = context.target.memory();
   if (as_codes) {
@@ -94,8 +100,11 @@ at::Tensor round_weight(const OperandRounding& rounding, const Param& weight, Su
     const RoundedWeight& kept = updated_values(weight);
     return sum == SumOver::columns ? kept.columns : kept.rows;
   }
-  if (weight.rounded && weight.rounded->column_codes.codes.defined())
-    return updated_codes(weight, sum).values().view(weight.local_shape);
+  if (weight.rounded && weight.rounded->column_codes.codes.defined()) {
+    const Codes& kept = updated_codes(weight, sum);
+    const auto rounded = kept.codes.options().dtype(rounding.result_type(weight.scalar_type()));
+    return kept.values(at::empty(kept.codes.sizes(), rounded)).view(weight.local_shape);
+  }
   return rounding.round(weight_values(weight), Operand::weight, sum, weight_options(weight, counts));
 }
 

@@ -29,7 +29,7 @@ struct RoundedWeight {
   Codes column_codes, row_codes;
   bool is_stale = true;
   bool can_gather_codes = false;
-  // Codes that are gathered: this rank's shard, and the largest magnitude of each matrix [matrices].
+  // Codes that are gathered: this rank's shard, and the largest magnitude for each factor.
   std::optional<WeightShard> shard;
   at::Tensor magnitudes;
 
@@ -46,6 +46,8 @@ void keep_rounded(Param& weight, const OperandRounding& rounding, const LayerCon
 
 // Number of matrices that have a factor of their own: experts of a stack.
 int64_t count_matrices(const Param& weight);
+// The shard of a weight [out, in] or [experts, out, in] that begins at its first element.
+WeightShard make_shard(const Param& weight, const at::Tensor& values, const at::Tensor& codes);
 
 // Return the weight as an operand: its kept values, or newly rounded ones. `counts` as in RoundOptions.
 at::Tensor round_weight(const OperandRounding& rounding, const Param& weight, SumOver sum, bool counts = false);

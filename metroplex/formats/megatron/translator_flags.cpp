@@ -289,8 +289,8 @@ void Translator::param_gather() {
   if (!later("fp8_param_gather")) return;
   const config::Config config = draft();
   const std::vector<config::Recipe> recipes = config.precision.recipes();
-  const bool has_one_factor = std::any_of(recipes.begin(), recipes.end(), config::has_one_factor);
-  if (whole_ && !has_one_factor) return ignore(kFlag, "without --fp8-recipe delayed or tensorwise");
+  const bool gathers = std::any_of(recipes.begin(), recipes.end(), config::gathers_codes);
+  if (whole_ && !gathers) return ignore(kFlag, "without --fp8-recipe delayed, tensorwise or blockwise");
   if (whole_ && !config.parallel.sharding().any()) return ignore(kFlag, "without --use-distributed-optimizer");
   if (whole_ && config.model.moe_enable_echo) return ignore(kFlag, "with --moe-enable-echo");
   derive("precision.fp8_param_gather=true", "", kFlag);
