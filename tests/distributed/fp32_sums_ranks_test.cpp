@@ -1,7 +1,11 @@
 // Half gradients that travel in their own format and are summed in fp32 (GradBufferOptions::fp32_sums).
+#include <algorithm>
+#include <cstring>
+
 #include "comm/backends/counting.h"
 #include "distributed/grad_buffer.h"
 #include "distributed/tools.h"
+#include "kernels/optimizer_step.h"
 #include "support/run_ranks.h"
 
 namespace metroplex::test::fp32_sums_ranks_test {
@@ -110,7 +114,7 @@ TEST(Fp32SumsRanks, SendEachBucketOnceInItsFormat) {
   }
 }
 
-// A bucket in reduction has a received copy and an fp32 sum of the own shard. The next bucket frees them.
+// A bucket in reduction has a received copy of its size. The next bucket frees it.
 TEST(Fp32SumsRanks, OneReductionIsInFlight) {
   run_ranks(2, {.dp = 2}, [](const comm::World& world) {
     std::vector<nn::Param> params = make_params(at::kBFloat16);
@@ -119,10 +123,98 @@ TEST(Fp32SumsRanks, OneReductionIsInFlight) {
     buffer->begin_step(1);
     for (const distributed::FlatBucket& bucket : buckets) {
       for (const size_t param : bucket.params) params[param].accumulate([](at::Tensor& grad) { grad.add_(1); });
-      EXPECT_EQ(buffer->transient_bytes(), (bucket.end - bucket.begin) * 2 + bucket.own_size * 4);
+      EXPECT_EQ(buffer->transient_bytes(), (bucket.end - bucket.begin) * 2);
     }
     buffer->finish();
     EXPECT_EQ(buffer->transient_bytes(), 0);
+  });
+}
+
+kernels::GradientSums add_sums(const at::Tensor& gradient, const at::Tensor& sums) {
+  kernels::GradientSums total;
+  const at::Tensor& read = sums.defined() ? sums : gradient;
+  kernels::add_gradient_sums({{read.const_data_ptr(), kernels::Number::bf16, gradient.numel(), true, sums.defined()}},
+                             {&total, nullptr});
+  return total;
+}
+
+int64_t count_defined(const std::vector<at::Tensor>& sums) {
+  return std::count_if(sums.begin(), sums.end(), [](const at::Tensor& one) { return one.defined(); });
+}
+
+// The last reduction also computes the sums for the gradient norm: bit for bit those of the gradients, which span
+// several blocks. They are defined from the end of a step to the beginning of the next one.
+TEST(Fp32SumsRanks, GradientSumsAreThoseOfTheGradients) {
+  for (const bool transient : {false, true}) {
+    SCOPED_TRACE(transient ? "transient" : "permanent");
+    run_ranks(2, {.dp = 2}, [&](const comm::World& world) {
+      std::vector<nn::Param> params;
+      for (const int64_t size : {3 * kernels::kSumsBlock + 500, int64_t{700}, 5 * kernels::kSumsBlock})
+        params.push_back(make_param("p" + std::to_string(params.size()), values({size}, 0, at::kBFloat16)));
+      const auto buffer = make_buffer(params, world.groups().dp_cp, {.transient = transient});
+      const auto num_shards = static_cast<int64_t>(buffer->own_gradients().size());
+      EXPECT_EQ(count_defined(buffer->own_sums()), 0);
+      for (int step = 0; step < 2; ++step) {
+        run_step(*buffer, params, world.rank() + step);
+        const std::vector<at::Tensor> sums = buffer->own_sums();
+        ASSERT_EQ(count_defined(sums), num_shards);
+        for (size_t i = 0; i < sums.size(); ++i) {
+          const at::Tensor& gradient = buffer->own_gradients()[i];
+          EXPECT_EQ(sums[i].size(0), kernels::gradient_sums_blocks(gradient.numel()));
+          const kernels::GradientSums from_gradient = add_sums(gradient, {}), from_sums = add_sums(gradient, sums[i]);
+          EXPECT_EQ(std::memcmp(&from_sums, &from_gradient, sizeof(from_sums)), 0) << i;
+          EXPECT_GT(from_sums.sum_of_squares, 0);
+        }
+        buffer->begin_step(1);
+        EXPECT_EQ(count_defined(buffer->own_sums()), 0);
+        for (nn::Param& param : params) param.accumulate([](at::Tensor& grad) { grad.add_(1); });
+        EXPECT_EQ(count_defined(buffer->own_sums()), 0) << "other ranks' gradients may be missing";
+        buffer->finish();
+      }
+    });
+  }
+}
+
+// A transient bucket without gradients is not reduced: the gradients are zero, and their sums would be old.
+TEST(Fp32SumsRanks, UnusedBucketsHaveNoSums) {
+  run_ranks(2, {.dp = 2}, [](const comm::World& world) {
+    std::vector<nn::Param> params = make_params(at::kBFloat16);
+    params[0].uses_per_microbatch = 0;  // alone in its bucket
+    const auto buffer = make_buffer(params, world.groups().dp_cp, {.transient = true});
+    buffer->begin_step(1);
+    for (nn::Param& param : params) {
+      if (param.uses_per_microbatch > 0) param.accumulate([](at::Tensor& grad) { grad.add_(1); });
+    }
+    buffer->finish();
+    const std::vector<at::Tensor> sums = buffer->own_sums();
+    EXPECT_GT(count_defined(sums), 0);
+    for (size_t i = 0; i < sums.size(); ++i) {
+      const bool is_unused = buffer->layout().own_pieces()[i].param == &params[0];
+      EXPECT_EQ(sums[i].defined(), !is_unused) << i;
+    }
+  });
+}
+
+// Gradients that change after the reduction have no sums: partial and shared ones, and all if replicas add theirs.
+TEST(Fp32SumsRanks, ChangingGradientsHaveNoSums) {
+  run_ranks(4, {.tp = 2, .dp = 2}, [](const comm::World& world) {
+    const comm::Group &shard = world.groups().dp_cp, &replicas = world.groups().tp;
+    for (const bool has_replicas : {false, true}) {
+      std::vector<nn::Param> params = make_params(at::kBFloat16);
+      params[0].placement.partial = topology::Axis::tp;
+      params[1].placement.shared = "shared";
+      distributed::FlatLayoutOptions layout;
+      layout.sharded = true, layout.num_shards = shard.size(), layout.index = shard.index();
+      distributed::GradBuffer buffer(std::make_shared<distributed::FlatLayout>(pointers(params), layout),
+                                     distributed::DataParallel{shard, has_replicas ? replicas : comm::Group()},
+                                     distributed::GradBufferOptions{.dtype = at::kBFloat16, .fp32_sums = true});
+      run_step(buffer, params, world.rank());
+      const std::vector<at::Tensor> sums = buffer.own_sums();
+      for (size_t i = 0; i < sums.size(); ++i) {
+        const nn::Param* const param = buffer.layout().own_pieces()[i].param;
+        EXPECT_EQ(sums[i].defined(), !has_replicas && param != &params[0] && param != &params[1]) << param->name;
+      }
+    }
   });
 }
 

@@ -79,7 +79,9 @@ TEST(TracedRun, SumsFamiliesOfAllStages) {
 }
 
 struct Traffic {
-  int64_t bytes = 0, calls = 0, sums = 0;  // of the operation; sums: kernels that add received shards
+  int64_t bytes = 0, calls = 0;  // of the operation
+  int64_t sums = 0, summed = 0;  // kernels that sum received shards, and their bytes
+  int64_t norm = 0;              // bytes that gradient_sums reads
 };
 
 Traffic traced_traffic(const config::Config& config, const std::string& operation) {
@@ -90,7 +92,8 @@ Traffic traced_traffic(const config::Config& config, const std::string& operatio
     for (const IslandTrace& region : regions) {
       for (const replay::TraceOperation& one : region.operations) {
         if (one.name == operation && one.group == "dp-cp") traffic.bytes += one.bytes, ++traffic.calls;
-        if (one.name == "add_elements") ++traffic.sums;
+        if (one.name == "sum_shards") ++traffic.sums, traffic.summed += one.bytes;
+        if (one.name == "gradient_sums") traffic.norm += one.bytes;
       }
     }
   };
@@ -99,8 +102,8 @@ Traffic traced_traffic(const config::Config& config, const std::string& operatio
   return traffic;
 }
 
-// The exchange of the shards and their additions are part of the predicted step. Each reduction of two ranks adds one
-// shard to the other.
+// The exchange of the shards and their sums are part of the predicted step: one kernel for each exchange. The norm
+// reads the sums of the kernel instead of gradients.
 TEST(TracedRun, CountsSumsOfHalfGradients) {
   for (const char* strategy : {"optim", "optim_grads", "optim_grads_params"}) {
     config::Config config = small_config(2, 2);
@@ -113,7 +116,10 @@ TEST(TracedRun, CountsSumsOfHalfGradients) {
     EXPECT_GT(rounded.bytes, 0) << strategy;
     EXPECT_EQ(summed.bytes, rounded.bytes) << strategy;
     EXPECT_EQ(summed.calls, rounded.calls) << strategy;
-    EXPECT_EQ(summed.sums - rounded.sums, summed.calls) << strategy;
+    EXPECT_EQ(summed.sums, summed.calls) << strategy;
+    EXPECT_EQ(rounded.sums, 0) << strategy;
+    EXPECT_GE(summed.summed, summed.bytes) << strategy;
+    EXPECT_LT(summed.norm, rounded.norm) << strategy;
   }
 }
 

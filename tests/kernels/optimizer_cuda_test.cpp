@@ -157,6 +157,32 @@ void check_sums() {
   }
 }
 
+// Sums of received shards have the CPU's bits: additions in fp32 in the same order, and the same roundings.
+void check_shard_sums() {
+  for (const Number number : {Number::bf16, Number::f16}) {
+    for (const int ranks : {2, 5}) {
+      for (const bool adds : {false, true}) {
+        constexpr int64_t kSize = 1000448, kBegin = 64, kCount = 1000003;
+        const at::ScalarType type = number == Number::bf16 ? at::kBFloat16 : at::kHalf;
+        const at::Tensor wave = at::arange(ranks * kSize, at::kFloat).mul_(0.7).sin_();
+        const at::Tensor received = at::ldexp(wave, at::arange(ranks * kSize).mul_(7).remainder(25).sub(12)).to(type),
+                         before = wave.narrow(0, 0, kCount).to(type);
+        const at::Tensor sums = at::empty({gradient_sums_blocks(kCount), 3}, at::kLong), on_gpu = sums.to(at::kCUDA),
+                         out = before.clone(), gpu_out = before.to(at::kCUDA), there = received.to(at::kCUDA);
+        const auto place = [](const at::Tensor& to, const at::Tensor& its_sums) {
+          return std::vector<ShardSum>{
+              {kBegin, kCount, to.mutable_data_ptr(), static_cast<GradientSums*>(its_sums.mutable_data_ptr())}};
+        };
+        sum_shards(place(out, sums), {received.const_data_ptr(), number, ranks, kSize, adds});
+        sum_shards_cuda(place(gpu_out, on_gpu), {there.const_data_ptr(), number, ranks, kSize, adds},
+                        device::current_stream());
+        EXPECT_TRUE(at::equal(gpu_out.to(at::kCPU), out));
+        EXPECT_TRUE(at::equal(on_gpu.to(at::kCPU).narrow(1, 1, 2), sums.narrow(1, 1, 2)));  // counts
+      }
+    }
+  }
+}
+
 void expect_refusals(const std::string& why) {
   Arrays arrays({}, random_contents(16, 1));
   const OptimizerRange range = arrays.range();
@@ -166,9 +192,12 @@ void expect_refusals(const std::string& why) {
                               refusal([&] { lion_step_cuda({{range}}, kLion.hyper(), nullptr, nullptr); }),
                               refusal([&] {
                                 gradient_sums_cuda({{range.grad, Number::f32, 16}}, {sums, sums + 1}, nullptr);
+                              }),
+                              refusal([&] {
+                                sum_shards_cuda({{0, 8, range.param}}, {range.grad, Number::bf16, 2, 8}, nullptr);
                               })};
-  const std::string names[] = {"adam_step", "sgd_step", "lion_step", "gradient_sums"};
-  for (size_t i = 0; i < 4; ++i)
+  const std::string names[] = {"adam_step", "sgd_step", "lion_step", "gradient_sums", "sum_shards"};
+  for (size_t i = 0; i < std::size(names); ++i)
     EXPECT_NE(said[i].find("[cuda] kernel " + names[i] + why), std::string::npos) << said[i];
 }
 
@@ -179,6 +208,7 @@ TEST(OptimizerCuda, TheGpuGetsWhatTheCpuTwinGetsAndWithoutOneTheCallsSaySo) {
   check_held_back();
   check_storage_bits();
   check_sums();
+  check_shard_sums();
 }
 
 }  // namespace

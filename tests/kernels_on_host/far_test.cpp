@@ -302,5 +302,18 @@ TEST(FarOnHost, StepsAndSumsOfLargeRangesReachTheirEnd) {
   set_order({});
 }
 
+// The last element of the last of two shards, both larger than 2^31 elements, and its block of sums.
+TEST(FarOnHost, LargeShardsAreSummedToTheirEnd) {
+  const int64_t blocks = gradient_sums_blocks(kFar);
+  const FarArray<Bf16> received(2 * kFar, "received"), out(kFar, "out");
+  const FarArray<GradientSums> sums(blocks, "sums");
+  received.data()[kFar - 1] = kTwo, received.data()[2 * kFar - 1] = kThree;
+  only_row((blocks - 1) % 8192);
+  sum_shards_cuda({{0, kFar, out.data(), sums.data()}}, {received.data(), Number::bf16, 2, kFar, false}, nullptr);
+  EXPECT_EQ(load(out.data()[kFar - 1]), 5.0F);
+  EXPECT_EQ(sums.data()[blocks - 1].sum_of_squares, 25.0);
+  set_order({});
+}
+
 }  // namespace
 }  // namespace metroplex::kernels_on_host::far_test

@@ -248,6 +248,8 @@ void run_optimizer(const Buffers& buffer) {
   sgd_step_cuda({{range, place.rates}}, {0.9}, place.values, nullptr);
   lion_step_cuda({{range, place.rates}}, {}, place.values, nullptr);
   run_gradient_sums(buffer);
+  sum_shards_cuda({{0, kCount, buffer.y.data(), reinterpret_cast<GradientSums*>(buffer.d.data())}},
+                  {buffer.x.data(), Number::bf16, 2, kCount, false}, nullptr);
   block8_encode_cuda(buffer.f.data(), kCount, true, buffer.codes.data(), buffer.g.data(), nullptr);
   block8_decode_cuda(buffer.codes.data(), buffer.g.data(), kCount, true, buffer.f.data(), nullptr);
   split_floats_cuda(buffer.f.data(), kCount, buffer.halves.data(), buffer.others.data(), nullptr);

@@ -3,8 +3,10 @@
 #include "optim/clip.h"
 
 #include <cmath>
+#include <cstring>
 #include <limits>
 
+#include "kernels/optimizer_step.h"
 #include "kernels/step_state_math.h"
 #include "distributed/tools.h"
 #include "support/run_ranks.h"
@@ -121,6 +123,29 @@ TEST(GradientNorm, ANanInACopyThatDoesNotCountReachesAllOfThem) {
     const auto stats = optim::gradient_stats({{slices, model_ranks(world)}});
     EXPECT_EQ(stats.num_nonfinite, 1);
     EXPECT_TRUE(std::isfinite(stats.norm));
+  });
+}
+
+// Sums computed earlier replace the gradients, which are not read; the other gradients are. A parameter that does not
+// count and padding have the same effect as without sums.
+TEST(GradientNorm, SumsReplaceGradients) {
+  run_ranks(2, {.tp = 2}, [&](const comm::World& world) {
+    std::vector<nn::Param> params = make_params(2, world.groups().tp.index(), 1, 0);
+    const auto slices = whole_shards(pointers(params));
+    const auto want = optim::gradient_stats({{slices, model_ranks(world)}});
+    std::vector<at::Tensor> sums(slices.size());
+    for (size_t i = 0; i < slices.size(); i += 2) {  // both matrices, the embedding
+      const at::Tensor& gradient = slices[i].gradient;
+      const kernels::GradientSums one =
+          kernels::gradient_sums(gradient.const_data_ptr(), kernels::Number::f64, gradient.numel());
+      sums[i] = at::empty({1, 3}, at::kLong);
+      std::memcpy(sums[i].mutable_data_ptr(), &one, sizeof(one));
+      gradient.fill_(std::numeric_limits<double>::quiet_NaN());
+    }
+    const auto stats = optim::gradient_stats({{slices, model_ranks(world), sums}});
+    EXPECT_EQ(stats.norm, want.norm);
+    EXPECT_EQ(stats.num_zeros, kZeros);
+    EXPECT_EQ(stats.num_nonfinite, 0);
   });
 }
 

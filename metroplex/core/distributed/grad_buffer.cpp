@@ -6,11 +6,12 @@
 #include <algorithm>
 
 #include "base/error.h"
-#include "nn/matmul.h"
+#include "kernels/optimizer_step.h"
 
 namespace metroplex::distributed {
 
 static constexpr const char* kListener = "gradient buffer";
+static constexpr int64_t kSums = sizeof(kernels::GradientSums) / sizeof(int64_t);
 
 static plan::FillingBuckets filling_buckets(const FlatLayout& layout, bool overlap) {
   std::vector<std::vector<size_t>> params;
@@ -43,13 +44,33 @@ GradBuffer::GradBuffer(std::shared_ptr<const FlatLayout> layout, DataParallel dp
     }
     param.on_use.add(kListener, [this, i] { count_use(i); });
   }
+  make_own_gradients();
+}
+
+void GradBuffer::make_own_gradients() {
   size_t param = 0;
   for (const OwnRange& own_range : layout_->own_pieces()) {
     while (layout_->params()[param] != own_range.param) ++param;
-    const size_t b = layout_->bucket_index(param);
+    const size_t bucket = layout_->bucket_index(param);
+    buckets_[bucket].own_ranges.push_back(own_gradients_.size());
     own_gradients_.push_back(
-        own_shard(b).narrow(0, own_range.own - layout_->buckets()[b].own_begin, own_range.size()));
+        own_shard(bucket).narrow(0, own_range.own - layout_->buckets()[bucket].own_begin, own_range.size()));
+    const topology::Placement& placement = own_range.param->placement;
+    const bool is_final = dp_.replicas.size() == 1 && placement.partial.empty() && placement.shared.empty();
+    own_sums_.push_back(
+        options_.fp32_sums && is_final
+            ? at::empty({kernels::gradient_sums_blocks(own_range.size()), kSums}, tensor_options().dtype(at::kLong))
+            : at::Tensor());
   }
+}
+
+std::vector<at::Tensor> GradBuffer::own_sums() const {
+  std::vector<at::Tensor> sums(own_sums_.size());
+  for (const Bucket& bucket : buckets_) {
+    if (in_step_ || !bucket.has_sums) continue;
+    for (const size_t i : bucket.own_ranges) sums[i] = own_sums_[i];
+  }
+  return sums;
 }
 
 GradBuffer::~GradBuffer() { stop_listening(); }
@@ -70,7 +91,7 @@ int64_t GradBuffer::transient_bytes() const {
   const auto size = [](const at::Tensor& tensor) {
     return tensor.defined() ? static_cast<int64_t>(tensor.nbytes()) : 0;
   };
-  int64_t bytes = size(pending_.received) + size(pending_.sums);
+  int64_t bytes = size(pending_.received);
   if (!options_.transient_buckets) return bytes;
   for (const Bucket& bucket : buckets_) bytes += size(bucket.data);
   return bytes + size(pending_.data);
@@ -91,7 +112,7 @@ void GradBuffer::begin_step(int64_t num_microbatches) {
   for (size_t i = 0; i < remaining_uses_.size(); ++i) {
     remaining_uses_[i] = layout_->params()[i]->uses_per_microbatch * num_microbatches;
   }
-  for (Bucket& bucket : buckets_) bucket.reduced = false;
+  for (Bucket& bucket : buckets_) bucket.reduced = bucket.has_sums = false;
   in_step_ = true;
 }
 
@@ -156,25 +177,43 @@ void GradBuffer::start_reduce(size_t b) {
 void GradBuffer::start_sums(size_t bucket, const at::Tensor& data) {
   const int64_t own = layout_->buckets()[bucket].own_size;
   const std::vector<int64_t> splits(static_cast<size_t>(dp_.shard.size()), own);
-  pending_.sums = at::empty({own}, tensor_options().dtype(at::kFloat));
   comm::Exchange exchange = comm::all_to_all_async(data, splits, splits, dp_.shard);
   pending_.received = exchange.out;
   pending_.handle = std::move(exchange.handle);
 }
 
-void GradBuffer::finish_sums(const at::Tensor& own) {
-  for (int rank = 0; rank < dp_.shard.size(); ++rank)
-    nn::put_product(options_.target, pending_.sums, pending_.received.narrow(0, rank * own.numel(), own.numel()),
-                    rank > 0);
-  own.copy_(pending_.sums);
+// Sums the received shards into the own gradients. Every reduction of a step overwrites their gradient sums.
+void GradBuffer::finish_sums() {
+  const FlatBucket& layout = layout_->buckets()[pending_.bucket];
+  Bucket& bucket = buckets_[pending_.bucket];
+  std::vector<kernels::ShardSum> sums;
+  std::vector<const at::Tensor*> reads{&pending_.received}, writes;
+  for (const size_t i : bucket.own_ranges) {
+    const OwnRange& range = layout_->own_pieces()[i];
+    const at::Tensor &gradient = own_gradients_[i], &own_sums = own_sums_[i];
+    sums.push_back({range.own - layout.own_begin, range.size(), gradient.mutable_data_ptr(),
+                    own_sums.defined() ? static_cast<kernels::GradientSums*>(own_sums.mutable_data_ptr()) : nullptr});
+    if (options_.transient_buckets) reads.push_back(&gradient);
+    writes.insert(writes.end(), {&gradient, &own_sums});
+  }
+  bucket.has_sums = true;
+  if (sums.empty()) return;
+  const kernels::ReceivedShards received{
+      pending_.received.const_data_ptr(),
+      options_.dtype == at::kBFloat16 ? kernels::Number::bf16 : kernels::Number::f16, dp_.shard.size(),
+      layout.own_size, options_.transient_buckets};
+  device::launch(options_.target, {"sum_shards", reads, writes}, kernels::sum_shards, kernels::sum_shards_cuda, sums,
+                 received);
 }
 
 void GradBuffer::finish_reduce() {
   if (!pending_.data.defined()) return;
   pending_.handle.wait();
-  const at::Tensor own = layout_->bucket_own_shard(pending_.data, pending_.bucket);
-  if (options_.fp32_sums) finish_sums(own);
-  if (options_.transient_buckets) layout_->own_shard(storage_, pending_.bucket).add_(own);
+  if (options_.fp32_sums) {
+    finish_sums();
+  } else {
+    layout_->own_shard(storage_, pending_.bucket).add_(layout_->bucket_own_shard(pending_.data, pending_.bucket));
+  }
   pending_ = {};
 }
 

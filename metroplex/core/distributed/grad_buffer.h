@@ -37,7 +37,7 @@ struct GradBufferOptions {
   bool overlap = true;             // reduce each bucket as soon as it is complete; else all in finish()
   bool transient_buckets = false;  // ZeRO-2 and ZeRO-3
   // Half gradients: an all-to-all replaces the reduce-scatter. Each rank adds the received shards in fp32, in the
-  // order of the ranks, and rounds the sum once. At most one reduction is in flight, because it needs buffers.
+  // order of the ranks, and rounds the sum once. At most one reduction is in flight, because it needs a buffer.
   bool fp32_sums = false;
   device::Target target = {};  // of the additions for fp32_sums
 };
@@ -65,30 +65,38 @@ class GradBuffer {
 
   // One-dimensional views, one per entry of layout().own_pieces().
   const std::vector<at::Tensor>& own_gradients() const { return own_gradients_; }
+  // With fp32_sums, the gradient sums of own_gradients() that the last reduction computed: per entry
+  // [kernels::gradient_sums_blocks(size), 3] int64, see ShardSum::sums. Undefined outside the time from finish() to
+  // begin_step(), and for gradients that are summed again after the reduction: over replicas, Placement::partial
+  // axes, or holders of a shared parameter.
+  std::vector<at::Tensor> own_sums() const;
   const FlatLayout& layout() const { return *layout_; }
   const GradBufferOptions& options() const { return options_; }
   // The permanent memory: all buckets, or the own shards with transient buckets.
   const at::Tensor& storage() const { return storage_; }
-  // Size of the transient buckets that are being filled or reduced, and of the buffers for fp32_sums.
+  // Size of the transient buckets that are being filled or reduced, and of the shards received for fp32_sums.
   int64_t transient_bytes() const;
 
  private:
   struct Bucket {
     at::Tensor data;
+    std::vector<size_t> own_ranges;  // indices into own_pieces()
     bool reduced = false;
+    bool has_sums = false;  // own_sums_ of these ranges are of this step
     comm::Handle handle;
   };
   at::TensorOptions tensor_options() const {
     return at::TensorOptions().dtype(options_.dtype).device(options_.device);
   }
   at::Tensor own_shard(size_t bucket) const;
+  void make_own_gradients();
   void stop_listening();
   void make_bucket(size_t bucket);
   void count_use(size_t param);
   void reduce(size_t bucket);
   void start_reduce(size_t bucket);
   void start_sums(size_t bucket, const at::Tensor& data);
-  void finish_sums(const at::Tensor& own);
+  void finish_sums();
   void finish_reduce();
   void reduce_over_replicas();
 
@@ -98,7 +106,7 @@ class GradBuffer {
   at::Tensor storage_;
   std::vector<Bucket> buckets_;
   plan::FillingBuckets filling_;
-  std::vector<at::Tensor> own_gradients_;
+  std::vector<at::Tensor> own_gradients_, own_sums_;
   std::vector<int64_t> remaining_uses_;  // per parameter, in this step
   // Transient buckets or fp32_sums: the bucket whose reduction is in flight. New gradients for a transient bucket go
   // into a newly allocated one.
@@ -106,7 +114,7 @@ class GradBuffer {
     size_t bucket = 0;
     at::Tensor data;
     comm::Handle handle;
-    at::Tensor received, sums;  // fp32_sums: this rank's shards from all ranks [bucket elements], their sum in fp32
+    at::Tensor received;  // fp32_sums: this rank's shards from all ranks [bucket elements]
   } pending_;
   bool in_step_ = false;
 };

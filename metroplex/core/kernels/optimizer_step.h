@@ -83,12 +83,17 @@ struct GradientSums {
   int64_t num_zeros = 0;  // includes padding
 };
 
+constexpr int kSumsOfLaunch = 768;
+constexpr int64_t kSumsBlock = 16384;
+constexpr int64_t gradient_sums_blocks(int64_t n) { return (n + kSumsBlock - 1) / kSumsBlock; }
+
 // `grad` [n] as f64, f32, bf16 or f16.
 struct GradientRange {
   const void* grad = nullptr;
   Number number = Number::f32;
   int64_t n = 0;
-  bool counts = true;  // false: only non-finite values of this range are counted
+  bool counts = true;   // false: only non-finite values of this range are counted
+  bool summed = false;  // `grad` is ShardSum::sums of the n elements, which are not read
 };
 GradientSums gradient_sums(const void* grad, Number number, int64_t n);
 
@@ -102,10 +107,27 @@ void add_gradient_sums(const std::vector<GradientRange>& ranges, const GradientS
 // GPU version, enqueued on `stream`, in two launches for up to kSumsOfLaunch ranges, whose arguments contain them.
 // All pointers are device pointers. The order of addition is fixed, but differs from the CPU's. Throws
 // base::Error("cuda", ...) if the launch fails.
-constexpr int kSumsOfLaunch = 768;
-constexpr int64_t kSumsBlock = 16384;
-constexpr int64_t gradient_sums_blocks(int64_t n) { return (n + kSumsBlock - 1) / kSumsBlock; }
 void gradient_sums_cuda(const std::vector<GradientRange>& ranges, const GradientSumsPlace& place,
                         CUstream_st* stream);
+
+// Sum of the shards of a half gradient that a rank received from `ranks` ranks: in fp32, in the order of the ranks,
+// rounded once. One pass reads each shard once and also computes the gradient sums of pass 1.
+struct ReceivedShards {
+  const void* data = nullptr;    // [ranks, size]
+  Number number = Number::bf16;  // or f16
+  int ranks = 1;
+  int64_t size = 0;
+  bool adds = false;  // the rounded sum is added to `out` instead, and rounded again
+};
+// Elements [begin, begin + n) of the shard.
+struct ShardSum {
+  int64_t begin = 0, n = 0;
+  void* out = nullptr;           // [n]
+  GradientSums* sums = nullptr;  // of `out` [gradient_sums_blocks(n)], with the bits of pass 1; null: not computed
+};
+void sum_shards(const std::vector<ShardSum>& all, const ReceivedShards& received);
+// GPU version, enqueued on `stream`, in one launch for up to kSumsOfLaunch ranges. All pointers are device pointers. Throws
+// base::Error("cuda", ...) if the launch fails.
+void sum_shards_cuda(const std::vector<ShardSum>& all, const ReceivedShards& received, CUstream_st* stream);
 
 }  // namespace metroplex::kernels

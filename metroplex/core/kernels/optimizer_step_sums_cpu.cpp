@@ -104,10 +104,51 @@ int64_t count_nonfinite(const void* grad, Number number, int64_t begin, int64_t 
   return count;
 }
 
+GradientSums block_sums(const void* grad, Number number, int64_t begin, int64_t end) {
+  GradientSums sums;
+  sum_block(grad, number, begin, end, sums);
+  if (!std::isfinite(sums.sum_of_squares)) sums.num_nonfinite = count_nonfinite(grad, number, begin, end);
+  return sums;
+}
+
+// Writes elements [begin, end) of a sum of shards, tile by tile.
+MPX_HALF_CLONES void add_shards(const ReceivedShards& received, const ShardSum& sum, int64_t begin, int64_t end) {
+  float total[kTile], shard[kTile];
+  const auto round = [&](uint16_t * out, int64_t n) __attribute__((always_inline)) {
+    received.number == Number::bf16 ? floats_to_bf16(total, n, out) : floats_to_f16(total, n, out);
+  };
+  const auto add = [&](int64_t n) __attribute__((always_inline)) {
+    for (int64_t i = 0; i < n; ++i) total[i] += shard[i];
+  };
+  each_tile(
+      begin, end, [&](int64_t at, int64_t n) __attribute__((always_inline)) {
+        uint16_t* const out = static_cast<uint16_t*>(sum.out) + at;
+        widened(received.data, received.number, sum.begin + at, n, total);
+        for (int rank = 1; rank < received.ranks; ++rank) {
+          widened(received.data, received.number, rank * received.size + sum.begin + at, n, shard);
+          add(n);
+        }
+        if (received.adds) {
+          uint16_t rounded[kTile];
+          round(rounded, n);
+          widened(rounded, received.number, 0, n, total);
+          widened(out, received.number, 0, n, shard);
+          add(n);
+        }
+        round(out, n);
+      });
+}
+
 void add(GradientSums& to, const GradientSums& from) {
   to.sum_of_squares += from.sum_of_squares;
   to.num_nonfinite += from.num_nonfinite;
   to.num_zeros += from.num_zeros;
+}
+
+GradientSums total_sums(const GradientSums* partial, int64_t n) {
+  GradientSums total;
+  for (int64_t block = 0; block < gradient_sums_blocks(n); ++block) add(total, partial[block]);
+  return total;
 }
 
 }  // namespace
@@ -116,21 +157,30 @@ GradientSums gradient_sums(const void* grad, Number number, int64_t n) {
   MPX_ASSERT(number != Number::block8, "gradients are not stored as block8");
   std::vector<GradientSums> partial(static_cast<size_t>(gradient_sums_blocks(n)));
   at::parallel_for(0, static_cast<int64_t>(partial.size()), 8, [&](int64_t begin, int64_t end) {
-    for (int64_t b = begin; b < end; ++b) {
-      const int64_t first = b * kSumsBlock, last = std::min(first + kSumsBlock, n);
-      GradientSums& sums = partial[static_cast<size_t>(b)];
-      sum_block(grad, number, first, last, sums);
-      if (!std::isfinite(sums.sum_of_squares)) sums.num_nonfinite = count_nonfinite(grad, number, first, last);
+    for (int64_t block = begin; block < end; ++block) {
+      const int64_t first = block * kSumsBlock;
+      partial[static_cast<size_t>(block)] = block_sums(grad, number, first, std::min(first + kSumsBlock, n));
     }
   });
-  GradientSums total;
-  for (const GradientSums& block : partial) add(total, block);
-  return total;
+  return total_sums(partial.data(), n);
+}
+
+void sum_shards(const std::vector<ShardSum>& all, const ReceivedShards& received) {
+  for (const ShardSum& sum : all) {
+    at::parallel_for(0, gradient_sums_blocks(sum.n), 4, [&](int64_t begin, int64_t end) {
+      for (int64_t block = begin; block < end; ++block) {
+        const int64_t first = block * kSumsBlock, last = std::min(first + kSumsBlock, sum.n);
+        add_shards(received, sum, first, last);
+        if (sum.sums != nullptr) sum.sums[block] = block_sums(sum.out, received.number, first, last);
+      }
+    });
+  }
 }
 
 void add_gradient_sums(const std::vector<GradientRange>& ranges, const GradientSumsPlace& place) {
   for (const GradientRange& range : ranges) {
-    const GradientSums sums = gradient_sums(range.grad, range.number, range.n);
+    const GradientSums sums = range.summed ? total_sums(static_cast<const GradientSums*>(range.grad), range.n)
+                                           : gradient_sums(range.grad, range.number, range.n);
     add(*place.sums, range.counts ? sums : GradientSums{0, sums.num_nonfinite, 0});
   }
 }

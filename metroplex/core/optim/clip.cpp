@@ -26,15 +26,17 @@ class Sums {
   struct Summand {
     at::Tensor x;
     bool counts = true;
+    at::Tensor sums = {};  // of x, which is then not read
   };
   void add(const std::vector<Summand>& all) {
     if (all.empty()) return;
     std::vector<kernels::GradientRange> ranges;
     std::vector<const at::Tensor*> reads{&sums_};
     int64_t blocks = 0;
-    for (const auto& [x, counts] : all) {
-      ranges.push_back({x.const_data_ptr(), to_number(x.scalar_type()), x.numel(), counts});
-      reads.push_back(&x);
+    for (const auto& [x, counts, sums] : all) {
+      const at::Tensor& read = sums.defined() ? sums : x;
+      ranges.push_back({read.const_data_ptr(), to_number(x.scalar_type()), x.numel(), counts, sums.defined()});
+      reads.push_back(&read);
       blocks += kernels::gradient_sums_blocks(x.numel());
     }
     const at::Tensor workspace = target_.gpu() ? at::empty({kNumbers * blocks}, sums_.options()) : at::Tensor();
@@ -86,8 +88,10 @@ at::Tensor reduce_families(const std::vector<NormFamily>& families,
 at::Tensor sum_gradients(const NormFamily& family) {
   std::vector<Sums::Summand> gradients;
   int64_t padding = 0;
-  for (const Shard& slice : family.slices) {
-    gradients.push_back({slice.gradient, slice.param->counts(family.ranks.at)});
+  for (size_t i = 0; i < family.slices.size(); ++i) {
+    const Shard& slice = family.slices[i];
+    gradients.push_back(
+        {slice.gradient, slice.param->counts(family.ranks.at), family.sums.empty() ? at::Tensor() : family.sums[i]});
     if (gradients.back().counts) padding += slice.padding();
   }
   Sums sums(family.ranks.target);

@@ -34,6 +34,8 @@ struct ModelRanks {
 struct NormFamily {
   const std::vector<Shard>& slices;
   ModelRanks ranks;
+  // GradBuffer::own_sums() of `slices`, or empty. Gradients with sums are not read.
+  std::vector<at::Tensor> sums = {};
 };
 
 // Returns [3] double on the gradients' device: sum of squares, number of non-finite elements, number of zeros.

@@ -73,7 +73,8 @@ static std::vector<optim::NormFamily> norm_parts(const ProcessContext& process, 
     if (family.key.frozen && !include_frozen) continue;
     parts.push_back(
         {family.slices,
-         {process.world->coordinates(), family.model_parallel, family.data_parallel.shard, process.world->target()}});
+         {process.world->coordinates(), family.model_parallel, family.data_parallel.shard, process.world->target()},
+         family.gradients ? family.gradients->own_sums() : std::vector<at::Tensor>()});
   }
   return parts;
 }

@@ -57,6 +57,7 @@ constexpr OperatorRow kOperators[] = {
     {"add_elements", classes::kExpertGradients},
     {"adam_step", classes::kOptimizer},
     {"gradient_sums", classes::kGradientNorm, 2},  // gradient_sums and gradient_sums_total
+    {"sum_shards", classes::kGradientNorm},
     {"own_sums", classes::kGradientNorm},
     {"judge_step", classes::kGradientNorm},
     {"loss_factors", classes::kGradientNorm},

@@ -98,9 +98,7 @@ std::vector<replay::TransientFamily> transient_families(const step::RankModel& m
     for (const distributed::FlatBucket& bucket : family.gradients->layout().buckets()) {
       const int64_t bytes = (bucket.end - bucket.begin) * static_cast<int64_t>(c10::elementSize(options.dtype));
       transient.bytes.push_back(transient.permanent ? 0 : bytes);
-      if (options.fp32_sums)
-        transient.buffers.push_back(recorder.rounded(bytes) +
-                                    recorder.rounded(bucket.own_size * static_cast<int64_t>(sizeof(float))));
+      if (options.fp32_sums) transient.buffers.push_back(recorder.rounded(bytes));
       std::vector<size_t>& params = transient.buckets.emplace_back();
       for (const size_t i : bucket.params) {
         const auto at = std::find(model.params.begin(), model.params.end(), family.gradients->layout().params()[i]);
