@@ -79,6 +79,21 @@ TEST(StepGraphs, LayoutsHaveTheBitsOfStepsWithoutThem) {
   }
 }
 
+// The norm reads sums that the same replay computes.
+TEST(StepGraphs, Fp32SumsHaveTheBitsOfStepsWithoutThem) {
+  for (const char* sharding : {"optim", "optim_grads", "optim_grads_params"}) {
+    SCOPED_TRACE(sharding);
+    const TestLayout layout{2, 1, 1, 2, true};
+    config::Config config = test::small_gpt();
+    config.precision.params_dtype = "bf16";
+    config.precision.main_grads_dtype = "params";
+    config.parallel.data_parallel_sharding_strategy = sharding;
+    config.parallel.reduce_scatter_with_fp32_accumulation = true;
+    config = test::cut(config, layout);
+    expect_same_bits(train_steps(with_graphs(config), layout, 6), train_steps(config, layout, 6));
+  }
+}
+
 TEST(StepGraphs, SchedulesWithWeightActionsHaveTheBitsOfStepsWithoutThem) {
   for (const std::string schedule : {"zb_h1", "zb_h2", "zb_v", "dualpipe_v", "searched"}) {
     SCOPED_TRACE(schedule);

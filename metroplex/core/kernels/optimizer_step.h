@@ -126,8 +126,8 @@ struct ShardSum {
   GradientSums* sums = nullptr;  // of `out` [gradient_sums_blocks(n)], with the bits of pass 1; null: not computed
 };
 void sum_shards(const std::vector<ShardSum>& all, const ReceivedShards& received);
-// GPU version, enqueued on `stream`, in one launch for up to kSumsOfLaunch ranges. All pointers are device pointers. Throws
-// base::Error("cuda", ...) if the launch fails.
+// GPU version, enqueued on `stream`, in one launch for up to kSumsOfLaunch ranges. All pointers are device pointers.
+// Throws base::Error("cuda", ...) if the launch fails.
 void sum_shards_cuda(const std::vector<ShardSum>& all, const ReceivedShards& received, CUstream_st* stream);
 
 }  // namespace metroplex::kernels

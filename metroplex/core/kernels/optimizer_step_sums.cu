@@ -18,11 +18,7 @@ __device__ GradientSums block_sum(const GradientSums& mine) {
 }
 
 // Blocks of kSumsBlock elements of all ranges, in range order.
-<<<<<<< HEAD
-=======
-constexpr int kSumsOfLaunch = 96;
 template <class Range>
->>>>>>> 102ecc16 (Received gradient shards are summed in one pass, which also computes the sums of the gradient norm)
 struct SumsTable {
   Range ranges[kSumsOfLaunch];
   int64_t first[kSumsOfLaunch + 1];  // first block of each range, then the number of blocks
@@ -39,42 +35,15 @@ struct SumsTable {
     ++count;
   }
 };
-<<<<<<< HEAD
-static_assert(sizeof(SumsTable) <= kTableBytes);
-
-template <int64_t count>
-__device__ void add_elements(GradientSums& sums, const GradientRange& range, int64_t i) {
-  double x[count];
-  load_stored<count>(range.grad, range.number, i, x);
-  for (int64_t l = 0; l < count; ++l) add(sums, {x[l] * x[l], x[l] - x[l] != 0, x[l] == 0});
-}
-
-__global__ void __launch_bounds__(kThreads)
-    partial_sums_kernel(const __grid_constant__ SumsTable table, GradientSums* partial) {
-  for (int64_t block = blockIdx.x; block < table.first[table.count]; block += gridDim.x) {
-    const int of = find_range(table.first, table.count, block);
-    const GradientRange& range = table.ranges[of];
-    const int64_t begin = (block - table.first[of]) * kSumsBlock, left = range.n - begin,
-                  n = left < kSumsBlock ? left : kSumsBlock, whole = table.packs[of] ? n / kAtOnce * kAtOnce : 0;
-    GradientSums sums;
-    for (int64_t i = threadIdx.x * kAtOnce; i < whole; i += kThreads * kAtOnce)
-      add_elements<kAtOnce>(sums, range, begin + i);
-    for (int64_t i = whole + threadIdx.x; i < n; i += kThreads) add_elements<1>(sums, range, begin + i);
-    const GradientSums total = block_sum(sums);
-    if (threadIdx.x == 0) partial[block] = range.counts ? total : GradientSums{0, total.num_nonfinite, 0};
-=======
-static_assert(sizeof(SumsTable<GradientRange>) <= 4000 &&
-                  sizeof(SumsTable<ShardSum>) + sizeof(ReceivedShards) <= 4000,
-              "the arguments of a launch take 4096 bytes at most");
+static_assert(sizeof(SumsTable<GradientRange>) <= kTableBytes && sizeof(SumsTable<ShardSum>) <= kTableBytes);
 
 // Calls body(index of the range, block within the range, block) for all blocks that this thread block handles.
 template <class Range, class Body>
 __device__ void for_blocks(const SumsTable<Range>& table, const Body& body) {
-  int of = 0;
-  for (int64_t block = blockIdx.x; block < table.first[table.count]; block += gridDim.x) {
-    while (block >= table.first[of + 1]) ++of;
+  const int64_t blocks = table.first[table.count];
+  for (int64_t block = blockIdx.x; block < blocks; block += gridDim.x) {
+    const int of = find_range(table.first, table.count, block);
     body(of, block - table.first[of], block);
->>>>>>> 102ecc16 (Received gradient shards are summed in one pass, which also computes the sums of the gradient norm)
   }
 }
 
@@ -101,7 +70,7 @@ __device__ void add_elements(GradientSums& sums, const double (&x)[count]) {
 }
 
 __global__ void __launch_bounds__(kThreads)
-    partial_sums_kernel(SumsTable<GradientRange> table, GradientSums* partial) {
+    partial_sums_kernel(const __grid_constant__ SumsTable<GradientRange> table, GradientSums* partial) {
   for_blocks(table, [&](int of, int64_t in_range, int64_t block) {
     const GradientRange& range = table.ranges[of];
     GradientSums total;
@@ -135,7 +104,8 @@ __device__ void add_shards(const ReceivedShards& received, const ShardSum& sum, 
 }
 
 template <class T>
-__global__ void __launch_bounds__(kThreads) sum_shards_kernel(SumsTable<ShardSum> table, ReceivedShards received) {
+__global__ void __launch_bounds__(kThreads)
+    sum_shards_kernel(const __grid_constant__ SumsTable<ShardSum> table, ReceivedShards received) {
   for_blocks(table, [&](int of, int64_t in_range, int64_t) {
     const ShardSum& sum = table.ranges[of];
     const GradientSums total =
