@@ -19,7 +19,7 @@ template <class T>
 void check(const RoundShape& shape, const std::vector<int64_t>& counts) {
   using W = Wide<T>;
   SCOPED_TRACE(testing::Message() << kName<T> << " " << shape.rows << " x " << shape.columns << " in " << shape.groups
-                                  << ", blocks of " << shape.block_columns);
+                                  << ", blocks " << shape.block_rows << " x " << shape.block_columns);
   std::vector<T> x = make_values<T>(shape.rows * shape.columns, 0.7);
   x[3] = store<T>(std::numeric_limits<W>::infinity());
   std::vector<W> rounded(x.size());
@@ -30,7 +30,8 @@ void check(const RoundShape& shape, const std::vector<int64_t>& counts) {
   rounding_errors<T>(&on_cpu, {x.data(), rounded.data(), magnitudes.data(), given, shape});
   EXPECT_GT(on_cpu.squared_error, 0);
   EXPECT_EQ(on_cpu.nonfinite, 1);
-  EXPECT_EQ(on_cpu.saturated > 0, shape.whole_groups());
+  EXPECT_EQ(on_cpu.saturated > 0, shape.factor != BlockFactor::power_of_two);
+  EXPECT_EQ(on_cpu.decode > 0, shape.factor != BlockFactor::power_of_two);
   const auto got = run_all_orders([&] {
     const DeviceArray<T> there(x, Use::in, "x");
     const DeviceArray<W> codes(rounded, Use::in, "rounded"), largest(magnitudes, Use::in, "magnitudes");
@@ -47,7 +48,8 @@ void check(const RoundShape& shape, const std::vector<int64_t>& counts) {
   EXPECT_TRUE(same_bits(std::get<0>(got), to_numbers(on_cpu)));
 }
 
-// Whole groups of more elements than the threads of all parts, and blocks of groups with counts.
+// Whole groups of more elements than the threads of all parts, and blocks of groups with counts, which end with the
+// group and the row.
 template <class T>
 void check_all() {
   check<T>({300, 120, 1, 0, 0, SmallNumber::e4m3, BlockFactor::fp32}, {});
@@ -60,6 +62,10 @@ TEST(RoundingErrors, EqualTheCpu) {
   check_all<double>();
   check_all<Bf16>();
   check_all<F16>();
+  check<float>({40, 50, 3, 1, 16, SmallNumber::e2m1, BlockFactor::e4m3}, {9, 0, 14});
+  check<double>({40, 50, 2, 16, 16, SmallNumber::e2m1, BlockFactor::e4m3}, {});
+  check<Bf16>({40, 50, 2, 16, 1, SmallNumber::e2m1, BlockFactor::e4m3}, {19, 20});
+  check<Bf16>({1200, 60, 1, 1, 2, SmallNumber::e2m1, BlockFactor::e4m3}, {});  // more blocks than threads
 }
 
 }  // namespace

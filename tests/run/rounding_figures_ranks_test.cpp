@@ -20,7 +20,8 @@ using Layers = std::vector<step::LayerRounding>;
 
 config::Config make_config(const std::string& yaml, const std::string& recipe, std::vector<std::string> keys,
                            int64_t ranks) {
-  keys.insert(keys.end(), {"precision.fp8_format=hybrid", "precision.fp8_recipe=" + recipe});
+  if (recipe == "nvfp4") keys.push_back("precision.fp4_format=e2m1");
+  else keys.insert(keys.end(), {"precision.fp8_format=hybrid", "precision.fp8_recipe=" + recipe});
   return for_ranks(config::parse(yaml, keys), ranks);
 }
 
@@ -90,7 +91,7 @@ const std::string kTp2 = "parallel.tensor_model_parallel_size=2", kSp = "paralle
                   kInterleaved = "parallel.virtual_pipeline_model_parallel_size=2";
 
 TEST(RoundingFigures, DenseEqualOneRank) {
-  for (const char* const recipe : {"delayed", "tensorwise", "mxfp8"}) {
+  for (const char* const recipe : {"delayed", "tensorwise", "mxfp8", "nvfp4"}) {
     expect_equal(
         kDense, recipe,
         {{{kTp2}, 2},
@@ -108,6 +109,20 @@ TEST(RoundingFigures, ExpertsEqualOneRank) {
       kExperts, "delayed",
       {{{kEp2}, 2}, {{kTp2, kSp, kEtp2}, 2}, {{kEp2, kTp2, kSp, kPp2, "parallel.expert_tensor_parallel_size=1"}, 4}});
   expect_equal(kExperts, "mxfp8", {{{kEp2}, 2}}, {"model.moe_router_force_even=true"});
+  expect_equal(kExperts, "nvfp4", {{{kTp2, kSp, kEtp2}, 2}, {{kPp2, "parallel.pipeline_schedule=zb_h1"}, 4}},
+               {"precision.fp4_stochastic_rounding=false"});
+}
+
+// Without saturation and a factor of the tensor, layouts would agree on 0.
+TEST(RoundingFigures, Nvfp4SaturatesAndHasScale) {
+  for (const step::LayerRounding& layer : measure(make_config(kDense, "nvfp4", {}, 1), 1)) {
+    for (const RoundingFigures& operand : layer.operands) {
+      EXPECT_GT(operand.saturated, 0) << layer.module;
+      EXPECT_LT(operand.saturated, 0.1 * operand.elements) << layer.module;
+      // A factor of each microbatch's tensor; the weight is one tensor.
+      EXPECT_NEAR(operand.decode, operand.largest / 2688, operand.decode * 0x1p-50) << layer.module;
+    }
+  }
 }
 
 // Replicas of an expert have some of its rows. Their weights are not counted again.

@@ -114,14 +114,20 @@ constexpr MPX_INLINE W factor_to(W largest, W magnitude) {
   return factor < kHuge ? factor : kHuge;
 }
 
+// BlockFactor::e4m3: the factor that maps the group's largest magnitude to the largest code of values times that of
+// the blocks' factors.
+template <class W>
+constexpr MPX_INLINE W group_factor(W of_group, SmallNumber number) {
+  return factor_to(static_cast<W>(small_form(SmallNumber::e4m3).largest * small_form(number).largest), of_group);
+}
+
 // `magnitude`: the largest of the block; `of_group`: the largest of its group, for BlockFactor::e4m3.
 template <class W>
 constexpr MPX_INLINE CodeFactors<W> code_factors(W magnitude, W of_group, SmallNumber number, BlockFactor kind) {
   const auto largest = static_cast<W>(small_form(number).largest);
   if (kind == BlockFactor::e4m3) {
-    const SmallForm inner = small_form(SmallNumber::e4m3);
-    const W group = factor_to(static_cast<W>(inner.largest) * largest, of_group);
-    const W decode = round_small(magnitude / largest * group, inner) * (W(1) / group);
+    const W group = group_factor(of_group, number);
+    const W decode = round_small(magnitude / largest * group, small_form(SmallNumber::e4m3)) * (W(1) / group);
     return decode > 0 ? CodeFactors<W>{factor_to(W(1), decode), decode} : CodeFactors<W>{W(0), W(0)};
   }
   W encode = factor_to(largest, magnitude);

@@ -15,21 +15,19 @@ __device__ RoundingFigures total_of_threads(const RoundingFigures& mine) {
           block_reduce(mine.largest, Max()),       block_reduce(mine.decode, Max())};
 }
 
-// Block (part, group): the figures of one of kFigureParts parts of the group's elements.
+// Block (part, group): the figures of one of kFigureParts parts of the group's blocks.
 template <class T>
 __global__ void __launch_bounds__(kThreads) part_figures_kernel(RoundingFigures* parts, RoundedOperand<T> operand) {
   using W = Wide<T>;
   const RoundShape& shape = operand.shape;
   GroupWalk rows{operand.counts, shape.groups, shape.rows};
   while (rows.group < static_cast<int64_t>(blockIdx.y)) rows.next();
-  const W* const magnitude = shape.whole_groups() ? operand.magnitudes + blockIdx.y : nullptr;
-  const W limit = saturation_limit(magnitude, shape);
-  const int64_t begin = rows.begin * shape.columns, end = rows.end * shape.columns;
+  const W magnitude = operand.magnitudes != nullptr ? operand.magnitudes[blockIdx.y] : W(0);
+  const int64_t blocks = FigureBlock(shape).count(rows.end - rows.begin);
   RoundingFigures mine;
-  for (int64_t i = begin + int64_t{blockIdx.x} * kThreads + threadIdx.x; i < end; i += kFigureParts * kThreads)
-    add_element(mine, load(operand.x[i]), operand.rounded[i], limit);
-  if (begin < end && shape.whole_groups())
-    mine.decode = code_factors(*magnitude, *magnitude, shape.number, shape.factor).decode;
+  for (int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x; i < blocks; i += kFigureParts * kThreads)
+    add_block(mine, operand, {rows.begin, rows.end, magnitude}, i);
+  if (blocks > 0) mine.decode = group_decode(magnitude, shape);
   const RoundingFigures total = total_of_threads(mine);
   if (threadIdx.x == 0) parts[int64_t{blockIdx.y} * kFigureParts + blockIdx.x] = total;
 }

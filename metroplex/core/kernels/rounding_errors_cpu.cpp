@@ -26,39 +26,30 @@ RoundingFigures total_of_threads(std::vector<RoundingFigures>& threads) {
   return total;
 }
 
-// A group of n elements from element `begin` on.
-struct Group {
-  int64_t begin, n;
-};
-
 template <class T>
-RoundingFigures figures_of_part(const RoundedOperand<T>& operand, const Group& group, int64_t part,
-                                const Wide<T>* magnitude) {
-  if (group.n == 0) return {};
-  const Wide<T> limit = saturation_limit(magnitude, operand.shape);
+RoundingFigures figures_of_part(const RoundedOperand<T>& operand, const FigureGroup<Wide<T>>& group, int64_t part) {
+  const int64_t blocks = FigureBlock(operand.shape).count(group.end - group.begin);
+  if (blocks == 0) return {};
   std::vector<RoundingFigures> threads(kFigureThreads);
-  const T* const x = operand.x + group.begin;
-  const Wide<T>* const rounded = operand.rounded + group.begin;
-  for (int64_t first = part * kFigureThreads; first < group.n; first += kFigureParts * kFigureThreads) {
-    const int64_t count = std::min(kFigureThreads, group.n - first);
+  for (int64_t first = part * kFigureThreads; first < blocks; first += kFigureParts * kFigureThreads) {
+    const int64_t count = std::min(kFigureThreads, blocks - first);
     for (int64_t thread = 0; thread < count; ++thread)
-      add_element(threads[static_cast<size_t>(thread)], load(x[first + thread]), rounded[first + thread], limit);
+      add_block(threads[static_cast<size_t>(thread)], operand, group, first + thread);
   }
   RoundingFigures total = total_of_threads(threads);
-  if (operand.shape.whole_groups())
-    total.decode = code_factors(*magnitude, *magnitude, operand.shape.number, operand.shape.factor).decode;
+  total.decode = group_decode(group.magnitude, operand.shape);
   return total;
 }
 
 template <class T>
-std::vector<Group> find_groups(const RoundedOperand<T>& operand) {
+std::vector<FigureGroup<Wide<T>>> find_groups(const RoundedOperand<T>& operand) {
   const RoundShape& shape = operand.shape;
   const std::vector<int64_t> equal(static_cast<size_t>(shape.groups), shape.rows / shape.groups),
       first = first_rows(operand.counts != nullptr ? operand.counts : equal.data(),
                          {.experts = shape.groups, .rows = shape.rows});
-  std::vector<Group> groups;
+  std::vector<FigureGroup<Wide<T>>> groups;
   for (size_t group = 0; group + 1 < first.size(); ++group)
-    groups.push_back({first[group] * shape.columns, (first[group + 1] - first[group]) * shape.columns});
+    groups.push_back({first[group], first[group + 1], operand.magnitudes != nullptr ? operand.magnitudes[group] : 0});
   return groups;
 }
 
@@ -67,15 +58,12 @@ std::vector<Group> find_groups(const RoundedOperand<T>& operand) {
 template <class T>
 void rounding_errors(RoundingFigures* figures, const RoundedOperand<T>& operand) {
   if (operand.shape.groups == 0) return;
-  const std::vector<Group> groups = find_groups(operand);
+  const std::vector<FigureGroup<Wide<T>>> groups = find_groups(operand);
   std::vector<RoundingFigures> parts(groups.size() * kFigureParts);
   at::parallel_for(0, static_cast<int64_t>(parts.size()), 1, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) {
-      const int64_t group = i / kFigureParts;
-      const Wide<T>* const magnitude = operand.shape.whole_groups() ? operand.magnitudes + group : nullptr;
+    for (int64_t i = begin; i < end; ++i)
       parts[static_cast<size_t>(i)] =
-          figures_of_part(operand, groups[static_cast<size_t>(group)], i % kFigureParts, magnitude);
-    }
+          figures_of_part(operand, groups[static_cast<size_t>(i / kFigureParts)], i % kFigureParts);
   });
   std::vector<RoundingFigures> threads(kFigureThreads);
   for (size_t part = 0; part < parts.size(); ++part) add_figures(threads[part % kFigureThreads], parts[part]);
