@@ -132,9 +132,13 @@ int main(int argc, char** argv) {
   app.add_option("--set", arguments.settings, "keys of the configuration, as precision.main_grads_dtype=params");
   app.add_option("--kernels", arguments.kernel_files, "CSV of nsys or ncu; requires one model");
   app.add_option("--start", arguments.start_files, "CSV of a run with fewer steps")->needs("--kernels");
-  app.add_option("--steps", arguments.steps, "steps of --kernels less those of --start")->check(CLI::PositiveNumber);
+  app.add_option("--steps", arguments.steps, "steps of --kernels less those of --start")
+      ->check(CLI::PositiveNumber)
+      ->needs("--kernels");
   app.add_flag("--small", arguments.small);
-  CLI11_PARSE(app, argc, argv);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) { return app.exit(error) == 0 ? 0 : 2; }
   arguments.rates = {copy_gb_per_s * 1e9, matmul_tflops * 1e12};
   if (arguments.models.empty())
     for (const bench::GpuModel& model : bench::kGpuModels) arguments.models.emplace_back(model.name);

@@ -87,8 +87,8 @@ Numbers collect_scalars(const std::vector<ExpertMetrics>& layers) {
 }
 
 // Shares are of all elements. The error is relative: ||rounded - x|| / ||x||. "scale" is the smallest factor of a
-// whole tensor or expert from values to codes; with NVFP4, to codes times the factors of blocks (2688 / amax). Power-
-// of-two factors of blocks follow from amax alone and are not reported.
+// whole tensor or expert from values to codes; with NVFP4, to codes times the factors of blocks (2688 / amax).
+// Power-of-two factors of blocks follow from amax alone and are not reported.
 Numbers metric_values(const kernels::RoundingFigures& m) {
   Numbers numbers{{"amax", m.largest},
                   {"saturated", m.saturated / m.elements},

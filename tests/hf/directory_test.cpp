@@ -33,7 +33,7 @@ TEST(HfSource, ListsAllThatIsMissingUnknownAndOfAnotherShapeAtOnce) {
   model.vocab_size -= 1;
   const std::string more = catch_error([&] { Source(disk, directory, model); });
   for (const char* part :
-       {"model.embed_tokens.weight has shape [256, 48], but config.json requires [255, 48]",
+       {"model.embed_tokens.weight has shape [256, 48], but the model requires [255, 48]",
         "model.layers.3.input_layernorm.weight is missing", "model.layers.3.mlp.down_proj.weight is missing"})
     EXPECT_TRUE(has(more, part)) << part << ": " << more;
   // Sizes that no file could match are rejected before anything of that size is allocated.
@@ -49,6 +49,17 @@ TEST(HfSource, ListsAllThatIsMissingUnknownAndOfAnotherShapeAtOnce) {
   std::ofstream(folder.at("d/config.json")) << json;
   const std::string less = catch_error([&] { Source(disk, folder.at("d"), test::read_hf_model(folder.at("d"))); });
   EXPECT_TRUE(has(less, "model.layers.2.self_attn.q_proj.weight does not belong to this model")) << less;
+}
+
+// Sizes that an option changes are not blamed on config.json.
+TEST(HfSource, NamesOptionsThatDifferFromConfig) {
+  const std::string directory = test::kHfCases + "mixtral";
+  config::Model model = test::read_hf_model(directory);
+  model.moe_latent_size = 8;
+  const std::string latent = catch_error([&] { Source(disk, directory, model); });
+  EXPECT_TRUE(has(latent, "experts.0.w1.weight has shape [56, 48], but the model requires [56, 8]")) << latent;
+  EXPECT_TRUE(latent.ends_with("\nset as in config.json: model.moe_latent_size = 0, not 8")) << latent;
+  EXPECT_FALSE(has(latent, "correct config.json")) << latent;
 }
 
 // Tied weights that are stored twice must be equal; untied weights are the reader's choice.

@@ -455,6 +455,7 @@ MUTANTS = [
     ("one_plus_of_halves_left_out", "kernels/wide_row.h", "one_plus ? load(row[i]) + 1 : load(row[i])", "load(row[i])", "nn_test *Norm.Forward*"),
     ("weights_of_norms_are_cast", "nn/norm.cpp", "call.weight = weight_.data;", "call.weight = weight_.data.to(at::kFloat).to(weight_.data.scalar_type());", "models_test MetaDevice.LayersOnAGpu*"),
     ("startup_files_are_read", "megatron/launch_script.cpp", "\"bash\", \"--norc\", \"-c\",", "\"bash\", \"-c\",", "megatron_test LaunchScripts*"),
+    ("overriding_options_are_not_named", "hf/directory_source.cpp", "const std::string overrides = list_overrides(disk_, directory(), model);", "const std::string overrides = model.tied() ? list_overrides(disk_, directory(), model) : std::string();", "hf_test HfSource*"),
     ("shards_before_the_one_file", "hf/directory_source.cpp", "  if (disk_.exists(files::join_path(directory(), kSingleFile)) ||\n      !disk_", "  if (!disk_", "hf_test HfSource*"),
     ("scaling_of_rope_is_dropped", "hf/decoder_settings.cpp", "MPX_CHECK(!both || ", "MPX_CHECK(both || !both || ", "hf_test HfConfig*"),
     ("unfinished_is_whose_it_is", "files/file_system.cpp", "is_directory(part) && (exists(mark) || list(part).empty())", "is_directory(part)", "files_test FileSystem*"),

@@ -138,13 +138,16 @@ TEST(RoundingMeter, FiguresAreThoseOfFloat64) {
 // limit. Factors round down, to a tie of even fractions, up, in the subnormal range, and to 0.
 TEST(RoundingMeter, BlocksWhoseFactorsRoundDownSaturate) {
   const std::vector<double> largest = {2688, 6 * 16.75, 6 * 17, 6 * 17.5, 6 * 0x1.7p-9, 6 * 0x1.8p-9, 6 * 0x1p-11};
-  const at::Tensor limit = at::tensor({448.0, 16.0, 16.0, 18.0, 0x1p-9, 0x1p-8, 0.0}, at::kDouble).mul(6).view({7, 1});
-  const at::Tensor within = 1 - at::arange(16, at::kDouble) / 64, signs = at::arange(16, at::kDouble).remainder(2) * 2 - 1;
+  const at::Tensor limit =
+      at::tensor({448.0, 16.0, 16.0, 18.0, 0x1p-9, 0x1p-8, 0.0}, at::kDouble).mul(6).view({7, 1});
+  const at::Tensor within = 1 - at::arange(16, at::kDouble) / 64,
+                   signs = at::arange(16, at::kDouble).remainder(2) * 2 - 1;
   const at::Tensor x = at::tensor(largest, at::kDouble).view({7, 1}) * within * signs;
   const at::Tensor beyond = x.abs().gt(limit).logical_and(limit.gt(0));
   for (const at::ScalarType type : {at::kDouble, at::kFloat}) {
     const Measured measured("nvfp4", type);
-    const at::Tensor rounded = measured.rounding.round(x.to(type), Operand::input, SumOver::columns, {.counts = true});
+    const at::Tensor rounded =
+        measured.rounding.round(x.to(type), Operand::input, SumOver::columns, {.counts = true});
     const RoundingFigures got = measured.figures(Operand::input);
     EXPECT_EQ(got.saturated, total(beyond)) << at::toString(type);
     EXPECT_EQ(got.flushed, 16);

@@ -10,6 +10,7 @@
 #include "config/load.h"
 #include "nn/rounded_weight.h"
 #include "run/low_precision_models.h"
+#include "run/run_layouts.h"
 #include "run/support.h"
 
 namespace metroplex::run::param_gather_ranks_test {
@@ -146,6 +147,28 @@ TEST(ParamGather, EqualsGatherOfValuesInAnyProduct) {
                 join(recipe("tensorwise"),
                      {zero(1), std::string("precision.params_dtype=") + dtype, "precision.initial_loss_scale=256"}),
                 2);
+}
+
+// In float64, with gradients that are clipped in every step: losses, norms and parameters. Adam with this epsilon is
+// nearly linear in the gradient, so a factor that is too large by one half changes parameters.
+TEST(ParamGather, EqualsOneRankWithClipping) {
+  for (const char* const name : {"delayed", "tensorwise"}) {
+    std::map<int64_t, verify::LayoutRun> references;
+    config::Config config;
+    for (const int stage : {1, 3}) {
+      const Settings settings = join(recipe(name), {kTp2, zero(stage), "optim.clip_grad=0.1", "optim.adam_eps=1.0e-3",
+                                                    "precision.fp8_param_gather=true"});
+      SCOPED_TRACE(testing::PrintToString(settings));
+      config = for_ranks(config::parse(kDense, settings), 4);
+      EXPECT_TRUE(config.precision.fp8_param_gather);
+      expect_equals_single_rank(config, 4, references);
+    }
+    const verify::LayoutRun& reference = references.begin()->second;
+    for (const double norm : reference.grad_norms) EXPECT_GT(norm, 0.2);
+    config.optim.clip_grad = 0.15;
+    EXPECT_GT(verify::compare_runs(run_layout_on(config, 4), reference).parameter,
+              1000 * verify::kParameterTolerance);
+  }
 }
 
 TEST(ParamGather, EqualsGatherOfValuesInGraphs) {

@@ -96,12 +96,22 @@ std::string test_name(const testing::TestParamInfo<bench::Case>& info) {
 
 INSTANTIATE_TEST_SUITE_P(Cases, StepCalls, testing::ValuesIn(bench::cases()), test_name);
 
-// Rows of experts as bytes.
+// Rows of experts as bytes. Both buffers have a row for every row of both ranks, so that no step is repeated.
 const bench::Case kRowFormats[] = {
     {"rows in 8 bits, allgather",
      2,
      {"model.num_moe_experts=8", "parallel.expert_model_parallel_size=2", "model.moe_token_dispatcher_type=allgather",
-      "model.moe_dispatch_fwd_dtype=mxfp8", "model.moe_combine_bwd_dtype=mxfp8", "precision.params_dtype=bf16"}}};
+      "model.moe_dispatch_fwd_dtype=mxfp8", "model.moe_combine_bwd_dtype=mxfp8", "precision.params_dtype=bf16"}},
+    {"rows in 8 bits, buffers",
+     2,
+     {"model.num_moe_experts=8", "parallel.expert_model_parallel_size=2",
+      "model.moe_token_dispatcher_type=static_buffer", "model.moe_expert_rank_capacity_factor=2",
+      "model.moe_paged_stash=true", "model.moe_paged_stash_buffer_size_factor_cuda=2",
+      "model.moe_dispatch_fwd_dtype=mxfp8", "precision.params_dtype=bf16"}},
+    {"buffers",
+     2,
+     {"model.num_moe_experts=8", "parallel.expert_model_parallel_size=2",
+      "model.moe_token_dispatcher_type=static_buffer", "model.moe_expert_rank_capacity_factor=2"}}};
 INSTANTIATE_TEST_SUITE_P(RowFormats, StepCalls, testing::ValuesIn(kRowFormats), test_name);
 
 // Gathers of 8-bit codes, with the magnitudes of their scales.

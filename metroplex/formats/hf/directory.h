@@ -81,8 +81,8 @@ class Source final : public checkpoint::TensorSource {
   void check_numbers(const config::Model& model) const;
   // `unwanted`: tensors that may be missing. `unread`: name prefixes of stored tensors that are ignored. `constants`:
   // stored tensors without a mapping.
-  void check(const std::vector<MappedTensor>& unwanted, const std::vector<std::string>& unread,
-             const std::set<std::string>& constants) const;
+  void check(const config::Model& model, const std::vector<MappedTensor>& unwanted,
+             const std::vector<std::string>& unread, const std::set<std::string>& constants) const;
   // Returns the names of the family's constants, after a comparison with those in the directory.
   std::set<std::string> check_constants(const Family& family, const config::Model& model);
   void check_part(const TensorPart& part, const TensorPart& first, std::vector<std::string>& problems) const;

@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "config/load.h"
+#include "config/model_function.h"
 #include "config/validate.h"
 #include "files/convert_dtype.h"
 #include "hf/decoder.h"
@@ -234,7 +235,7 @@ Source::Source(files::FileSystem& disk, const std::string& directory, const conf
     unread.push_back(multi_token_prefix(model.num_layers + i));
   grow_vocabulary();
   map_quantized();
-  check(unwanted, unread, check_constants(family, model));
+  check(model, unwanted, unread, check_constants(family, model));
   if (model.tied()) check_tied();
   add_tensors();
 }
@@ -308,8 +309,18 @@ void Source::list_tensors(const TextPart& text) {
   }
 }
 
-void Source::check(const std::vector<MappedTensor>& unwanted, const std::vector<std::string>& unread,
-                   const std::set<std::string>& constants) const {
+// "\nset as in config.json: model.num_layers = 3, not 4" for the keys that differ from it; empty: none.
+static std::string list_overrides(files::FileSystem& disk, const std::string& directory, const config::Model& model) {
+  std::string text;
+  for (const config::Difference& difference :
+       config::differing_keys(model, config::load("", read_settings(disk, directory)).model))
+    text += base::concat(text.empty() ? "\nset as in config.json: " : "; ", difference.key, " = ", difference.there,
+                         ", not ", difference.here);
+  return text;
+}
+
+void Source::check(const config::Model& model, const std::vector<MappedTensor>& unwanted,
+                   const std::vector<std::string>& unread, const std::set<std::string>& constants) const {
   std::vector<std::string> problems;
   std::set<std::string> wanted = constants;
   bool lacks_ahead = false;
@@ -334,11 +345,14 @@ void Source::check(const std::vector<MappedTensor>& unwanted, const std::vector<
                          name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias");
     if (wanted.count(name) == 0 && !follows) problems.push_back(name + " does not belong to this model");
   }
-  MPX_CHECK(problems.empty(), "checkpoint", "'", directory(),
-            "' does not contain the weights of the model in its config.json:", list_problems(problems),
-            lacks_ahead ? "\nmodel.mtp_num_layers needs layers that the directory does not have: set it to 0, or "
-                          "initialize them with checkpoint.load_except = mtp.*"
-                        : "\ncorrect config.json, or copy all weight files of the model");
+  if (problems.empty()) return;
+  const std::string overrides = list_overrides(disk_, directory(), model);
+  MPX_CHECK(false, "checkpoint", "'", directory(), "' does not contain the weights of the model",
+            overrides.empty() ? " in its config.json:" : ":", list_problems(problems),
+            lacks_ahead ? "\nmodel.mtp_num_layers needs layers that the directory does not have: set it to 0, "
+                          "or initialize them with checkpoint.load_except = mtp.*"
+            : overrides.empty() ? "\ncorrect config.json, or copy all weight files of the model"
+                                : overrides);
 }
 
 // With rounding unit u, an exponent x has a relative error of 2 u, so that exp(-x) has an error of 2 u x exp(-x) < u,
@@ -381,7 +395,7 @@ void Source::check_part(const TensorPart& part, const TensorPart& first, std::ve
   if (!files::is_float(info.dtype))
     problems.push_back(base::concat(part.name, " is ", files::dtype_name(info.dtype), ", not F64, F32, BF16 or F16"));
   if (!std::equal(info.shape.begin(), info.shape.end(), part.shape.begin(), part.shape.end()))
-    problems.push_back(base::concat(part.name, " has shape ", dims_text(info.shape), ", but config.json requires ",
+    problems.push_back(base::concat(part.name, " has shape ", dims_text(info.shape), ", but the model requires ",
                                     checkpoint::describe_shape(part.shape)));
   const auto other = stored_.find(first.name);
   if (!quantization_.is_used() && other != stored_.end() && info.dtype != other->second.info.dtype)

@@ -43,8 +43,9 @@ class MirrorBackend final : public GroupBackend {
                         std::vector<int64_t> /*in_splits*/) override {
     return tell("all_to_all", {in}, {out});
   }
-  PendingPtr exchange_rows(CountedRows out, CountedRows in, int64_t /*capacity*/, at::Tensor overflow) override {
-    return tell("exchange_rows", {in.rows, in.counts, overflow}, {out.rows, out.counts, overflow});
+  // As a recording backend, without the flag, which is not transferred.
+  PendingPtr exchange_rows(CountedRows out, CountedRows in, int64_t /*capacity*/, at::Tensor /*overflow*/) override {
+    return tell("exchange_rows", {in.rows, in.counts}, {out.rows, out.counts});
   }
   PendingPtr fetch_rows(at::Tensor out, at::Tensor in, at::Tensor owners, int /*index*/) override {
     return tell("fetch_rows", {in, owners}, {out});
