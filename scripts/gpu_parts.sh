@@ -312,12 +312,15 @@ part_golden_graphs() {
 part_untested_paths() {
   local recipe commands=("$bin/metroplex_parity $golden/gpt_1.json --device cuda --set memory.offload_activations=host")
   local short="$train --train.train_iters=20 --checkpoint.save= --checkpoint.save_interval=0 --precision.params_dtype=bf16 --precision.fp8_format=hybrid"
-  local recipes=(delayed tensorwise)
-  case "${gpus:-}" in *', 9.0,'*) recipes+=(blockwise) ;; *', 10.'*) recipes+=(mxfp8) ;; esac
+  local recipes=(delayed tensorwise) experts=tensorwise fp4="--precision.fp8_format=none --precision.fp4_format=e2m1"
+  case "${gpus:-}" in
+    *', 9.0,'*) recipes+=(blockwise) ;;
+    *', 10.'*) recipes+=(mxfp8) experts=mxfp8 commands+=("$short $fp4 | tail -n 1" "$short $fp4 --precision.fp8_products=library | tail -n 1") ;;
+  esac
   for recipe in "${recipes[@]}"; do
     commands+=("$short --precision.fp8_recipe=$recipe | tail -n 1" "$short --precision.fp8_recipe=$recipe --precision.fp8_products=library | tail -n 1")
   done
-  commands+=("$short --precision.fp8_format=e4m3 --precision.fp8_recipe=tensorwise --precision.fp8_products=library --model.num_moe_experts=4 --model.moe_grouped_gemm=true | tail -n 1")
+  commands+=("$short --precision.fp8_format=e4m3 --precision.fp8_recipe=$experts --precision.fp8_products=library --model.num_moe_experts=4 --model.moe_grouped_gemm=true | tail -n 1")
   part "host activations, and products of fp8 codes" "" 90 12 each "$learn" "${commands[@]}"
 }
 

@@ -33,7 +33,7 @@ NOT_DRAWN = {
         "train.cuda_graph_impl", "train.cuda_graph_modules", "train.cuda_graph_warmup_steps"],
     "traces and reports, which the check twin turns on": [
         "train.trace_file", "train.trace_step_start", "train.trace_step_end", "train.log_slowest_rank", "train.machine"],
-    "it needs widths and numbers of tokens that are multiples of 16": ["precision.fp8_products"],
+    "it needs widths and numbers of tokens that are multiples of 16 or 32": ["precision.fp8_products"],
     "the machine's memory": ["memory.check_fit", "memory.device_memory_gib"],
 }
 

@@ -44,6 +44,17 @@ TEST(LowPrecision, TheFirstPatternOfALayerCounts) {
   EXPECT_TRUE(precision.without_rounding().recipes().empty());
 }
 
+// Ranks that are threads of one process share a GPU, and one factor of libtorch's products.
+TEST(LowPrecision, LibraryMultipliesFourBitCodes) {
+  for (const char* const where : {"run.device=cpu", "run.backend=nccl"}) {
+    const Config config = good({"precision.fp4_format=e2m1", "precision.fp8_products=library", where});
+    EXPECT_TRUE(violations(config, kWorld).empty()) << where;
+  }
+  const Config threads = good(
+      {"precision.fp4_format=e2m1", "precision.fp8_products=library", "run.device=cuda", "run.backend=threads"});
+  EXPECT_FALSE(violations(threads, kWorld).empty());
+}
+
 TEST(Precision, SeveralWrongFormatsAreToldAtOnce) {
   const std::string all = described(
       violations(good({"optim.store_param_remainders=true", "optim.optimizer=muon", "memory.offload_activations=host",

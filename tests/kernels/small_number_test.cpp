@@ -307,7 +307,7 @@ TEST(EncodeValues, CodesAreThoseOfTorch) {
       const RoundShape shape{60, 7, 1, 0, 0, number, BlockFactor::fp32};
       std::vector<uint8_t> codes(x.numel());
       float decode = -1;
-      encode_values(codes.data(), &decode, x.const_data_ptr<float>(), &magnitude, nullptr, shape);
+      encode_values<float>({codes.data(), &decode}, x.const_data_ptr<float>(), &magnitude, nullptr, shape);
       const float largest = small_form(number).largest, encode = magnitude > 0 ? largest / magnitude : 1;
       EXPECT_EQ(decode, 1 / encode);
       const at::Tensor want = x.mul(encode).clamp(-largest, largest).to(type).view(at::kByte).contiguous();
@@ -337,12 +337,68 @@ TEST(EncodeValues, BlocksHaveTheRoundedValues) {
     const int64_t* const own = groups ? counts.data() : nullptr;
     largest_magnitudes(magnitudes.data(), x.data(), own, shape);
     round_blocks(rounded.data(), x.data(), magnitudes.data(), own, shape);
-    encode_values(codes.data(), decode.data(), x.data(), magnitudes.data(), own, shape);
+    encode_values<float>({codes.data(), decode.data()}, x.data(), magnitudes.data(), own, shape);
     for (int64_t i = 0; i < (groups ? 16 : kRows) * kColumns; ++i) {
       const int64_t row = i / kColumns, column = i % kColumns;
       const int64_t block = groups ? (row < 7 ? 0 : 2) : row / rows * shape.column_blocks() + column / columns;
       const float value = small_value(codes[static_cast<size_t>(i)], e4m3_code());
       ASSERT_EQ(value * decode[static_cast<size_t>(block)], rounded[static_cast<size_t>(i)]) << row << " " << column;
+    }
+  }
+}
+
+constexpr std::pair<int64_t, int64_t> kNvfp4Blocks[] = {{1, 16}, {16, 1}, {16, 16}};
+
+// The bits of code * (factor * decode) are those of round_blocks, also with random rounding. The last blocks are
+// smaller; the row of zeros has blocks whose factor is 0.
+TEST(EncodeValues, PairsHaveTheRoundedValues) {
+  constexpr int64_t kRows = 21, kColumns = 38;
+  const std::vector<double> given = random_values(kRows * kColumns);
+  std::vector<float> x(given.begin(), given.end());
+  std::fill_n(x.begin() + 5 * kColumns, kColumns, -1e-30F);
+  const int64_t counter = 3;
+  for (const auto& [rows, columns] : kNvfp4Blocks) {
+    for (const bool random : {false, true}) {
+      const RoundShape shape{kRows, kColumns, 1, rows, columns, SmallNumber::e2m1, BlockFactor::e4m3};
+      RoundingNoise noise;
+      if (random) {
+        noise.positions.key = 5, noise.positions.width = 50, noise.positions.num_rows = kRows;
+        noise.positions.rows = {&counter, 3, 1};
+        noise.ranges[0] = {0, 3}, noise.ranges[1] = {10, 20}, noise.num_ranges = 2;
+      }
+      std::vector<float> rounded(x.size(), -1), magnitude(1), decode(1);
+      std::vector<uint8_t> codes(x.size() / 2), factors(x.size());
+      largest_magnitudes(magnitude.data(), x.data(), nullptr, shape);
+      round_blocks(rounded.data(), x.data(), magnitude.data(), nullptr, shape, noise);
+      encode_values<float>({codes.data(), decode.data(), factors.data()}, x.data(), magnitude.data(), nullptr, shape,
+                           noise);
+      for (int64_t i = 0; i < kRows * kColumns; ++i) {
+        const int64_t row = i / kColumns, column = i % kColumns,
+                      block = row / rows * shape.column_blocks() + column / columns;
+        const uint32_t code = codes[static_cast<size_t>(i / 2)] >> (column % 2 * 4) & 15U;
+        const float factor = small_value(factors[static_cast<size_t>(block)], e4m3_code()) * decode[0],
+                    value = small_value(code, e2m1_code()) * factor;
+        ASSERT_EQ(std::bit_cast<uint32_t>(value), std::bit_cast<uint32_t>(rounded[static_cast<size_t>(i)]))
+            << rows << " x " << columns << " " << random << " " << row << " " << column;
+      }
+    }
+  }
+}
+
+// E2M1 has no code for them.
+TEST(EncodeValues, PairsWithoutANumberHaveNanFactors) {
+  for (const float special : {std::numeric_limits<float>::infinity(), std::nanf("")}) {
+    for (const auto& [rows, columns] : kNvfp4Blocks) {
+      const RoundShape shape{32, 32, 1, rows, columns, SmallNumber::e2m1, BlockFactor::e4m3};
+      std::vector<float> x(32 * 32, 0.5F), decode(1);
+      x[17 * 32 + 3] = special;
+      const float magnitude = 0.5F;
+      std::vector<uint8_t> codes(x.size() / 2), factors(static_cast<size_t>(32 / rows * shape.column_blocks()));
+      encode_values<float>({codes.data(), decode.data(), factors.data()}, x.data(), &magnitude, nullptr, shape);
+      for (size_t block = 0; block < factors.size(); ++block) {
+        const auto own = static_cast<size_t>(17 / rows * shape.column_blocks() + 3 / columns);
+        EXPECT_EQ(std::isnan(small_value(factors[block], e4m3_code())), block == own) << rows << " x " << columns;
+      }
     }
   }
 }

@@ -23,7 +23,7 @@ Whole<T> encode_whole(const ShardShape& shape) {
                  std::vector<uint8_t>(static_cast<size_t>(rows * shape.columns)),
                  std::vector<Wide<T>>(static_cast<size_t>(shape.blocks()))};
   const RoundShape blocks{rows, shape.columns, 1, shape.block_rows, shape.block_columns, shape.number, shape.factor};
-  encode_values(whole.codes.data(), whole.decode.data(), whole.x.data(), nullptr, nullptr, blocks);
+  encode_values<T>({whole.codes.data(), whole.decode.data()}, whole.x.data(), nullptr, nullptr, blocks);
   return whole;
 }
 

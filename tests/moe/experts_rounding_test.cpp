@@ -10,12 +10,12 @@
 #include <limits>
 #include <map>
 #include <string>
-#include <tuple>
 #include <vector>
 
 #include "moe/experts.h"
 #include "nn/tools.h"
 #include "nn/wide.h"
+#include "support/error_of.h"
 
 namespace metroplex::experts_rounding_test {
 namespace {
@@ -137,10 +137,10 @@ constexpr double kDelayed = 0.75;
 
 using Results = std::map<std::string, at::Tensor>;
 
-config::Model make_model(bool grouped) {
+config::Model make_model(bool grouped, int64_t width = kWidth) {
   config::Model model;
   model.num_moe_experts = static_cast<int64_t>(kRows.size());
-  model.hidden_size = kHidden, model.moe_ffn_hidden_size = kWidth;
+  model.hidden_size = kHidden, model.moe_ffn_hidden_size = width;
   model.gated_linear_unit = true, model.activation = config::Activation::silu, model.add_bias_linear = false;
   model.moe_grouped_gemm = grouped;
   return model;
@@ -240,7 +240,8 @@ TEST(ExpertsRounding, EqualsTheDefinitionInBf16) {
 // CPUs multiply the values of codes, which are the rounded values.
 TEST(ExpertsRounding, CodesHaveTheSameProducts) {
   for (const bool grouped : {true, false}) {
-    for (const Recipe& recipe : {Recipe{"delayed"}, {"tensorwise", true}, {"tensorwise"}}) {
+    for (const Recipe& recipe :
+         {Recipe{"delayed"}, {"tensorwise", true}, {"tensorwise"}, {"mxfp8"}, {"mxfp8", true}}) {
       const Input in = make_input(at::kBFloat16);
       Results weights;
       const Results widened = run_layer(recipe, at::kBFloat16, grouped, in, weights),
@@ -256,34 +257,65 @@ struct ProductNames final : device::Recorder {
   void issued(const device::Operation& product) override { names.push_back(product.name); }
 };
 
-// Without values: in bf16, sm_90 multiplies both products of rows with e4m3, and the forward ones with hybrid.
-TEST(ExpertsRounding, Sm90MultipliesCodes) {
-  using config::ParamsDtype;
-  for (const auto& [capability, hybrid, dtype, expected] : {std::tuple{90, false, ParamsDtype::bf16, 4},
-                                                            {90, true, ParamsDtype::bf16, 2},
-                                                            {90, false, ParamsDtype::fp32, 0},
-                                                            {100, false, ParamsDtype::bf16, 0}}) {
-    ProductNames seen;
-    nn::LayerContext context = test::layer_context({}, false, at::kBFloat16);
-    context.precision = precision_keys({"tensorwise", hybrid, true});
-    context.precision.params_dtype = dtype;
-    context.target.device = at::Device(at::kCUDA, 0);
-    context.target.meta = true, context.target.meta_capability = capability;
-    context.target.recorder = &seen;
-    moe::Experts experts("e", make_model(true), context, {});
-    std::vector<nn::Param*> params;
-    experts.collect_params(params);
-    const auto meta = at::TensorOptions().device(at::kMeta).dtype(at::kBFloat16);
-    for (nn::Param* param : params) param->main_grad = at::empty(param->local_shape, meta.dtype(at::kFloat));
-    const at::Tensor x = at::empty({kValid, kHidden}, meta).requires_grad_(),
-                     probs = at::empty({kValid}, meta.dtype(at::kFloat)).requires_grad_();
-    const int64_t count = static_cast<int64_t>(kRows.size());
-    const at::Tensor y = experts.forward({x, probs, at::empty({count}, meta.dtype(at::kLong))});
-    EXPECT_EQ(y.sizes(), x.sizes());
-    EXPECT_EQ(y.scalar_type(), at::kBFloat16);
-    torch::autograd::backward({y}, {at::empty_like(y)});
-    EXPECT_EQ(std::count(seen.names.begin(), seen.names.end(), "scaled_grouped_mm"), expected) << capability;
-  }
+struct GpuCase {
+  int capability;
+  Recipe recipe;
+  config::ParamsDtype dtype = config::ParamsDtype::bf16;
+  int64_t width = kWidth;
+};
+
+// Numbers of libtorch's products of codes in a step without values.
+int64_t count_code_products(const GpuCase& given) {
+  ProductNames seen;
+  nn::LayerContext context = test::layer_context({}, false, at::kBFloat16);
+  context.precision = precision_keys(given.recipe);
+  context.precision.params_dtype = given.dtype;
+  context.target.device = at::Device(at::kCUDA, 0);
+  context.target.meta = true, context.target.meta_capability = given.capability;
+  context.target.recorder = &seen;
+  moe::Experts experts("e", make_model(true, given.width), context, {});
+  std::vector<nn::Param*> params;
+  experts.collect_params(params);
+  const auto meta = at::TensorOptions().device(at::kMeta).dtype(at::kBFloat16);
+  for (nn::Param* param : params) param->main_grad = at::empty(param->local_shape, meta.dtype(at::kFloat));
+  const at::Tensor x = at::empty({kValid, kHidden}, meta).requires_grad_(),
+                   probs = at::empty({kValid}, meta.dtype(at::kFloat)).requires_grad_();
+  const int64_t count = static_cast<int64_t>(kRows.size());
+  const at::Tensor y = experts.forward({x, probs, at::empty({count}, meta.dtype(at::kLong))});
+  EXPECT_EQ(y.sizes(), x.sizes());
+  EXPECT_EQ(y.scalar_type(), at::kBFloat16);
+  torch::autograd::backward({y}, {at::empty_like(y)});
+  return std::count(seen.names.begin(), seen.names.end(), "scaled_grouped_mm");
+}
+
+// In bf16, both products of rows with e4m3, and the forward ones with hybrid.
+TEST(ExpertsRounding, GpusMultiplyCodes) {
+  const Recipe tensor{"tensorwise", false, true}, mx{"mxfp8", false, true};
+  EXPECT_EQ(count_code_products({90, tensor}), 4);
+  EXPECT_EQ(count_code_products({90, {"tensorwise", true, true}}), 2);
+  EXPECT_EQ(count_code_products({90, tensor, config::ParamsDtype::fp32}), 0);
+  EXPECT_EQ(count_code_products({100, tensor}), 0);
+  EXPECT_EQ(count_code_products({100, mx, config::ParamsDtype::bf16, 160}), 4);
+  EXPECT_EQ(count_code_products({100, {"mxfp8", true, true}, config::ParamsDtype::bf16, 160}), 2);
+  EXPECT_EQ(count_code_products({103, mx}), 0);
+  const std::string error = test::catch_error([&] { count_code_products({100, mx}); });
+  EXPECT_NE(
+      error.find("e.linear_fc2.weight multiplies matrices with 144 rows, but the library needs multiples of 32"),
+      std::string::npos)
+      << error;
+}
+
+// The blocks of a matrix must not end in the next one.
+TEST(ExpertsRounding, BlocksOfStackedWeightsNeedWholeMatrices) {
+  nn::LayerContext context = test::layer_context({}, false, at::kBFloat16);
+  context.precision = precision_keys({"mxfp8", false, true});
+  const nn::OperandRounding rounding{context, "l", {}};
+  const std::string error = test::catch_error([&] {
+    rounding.encode(at::ones({2, 48, 64}), Operand::weight, SumOver::rows, {.groups = {2, {}}});
+  });
+  EXPECT_NE(error.find("l multiplies matrices with 48 rows, but the library needs multiples of 32"),
+            std::string::npos)
+      << error;
 }
 
 }  // namespace

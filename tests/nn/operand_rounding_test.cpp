@@ -85,14 +85,14 @@ TEST(OperandRounding, ProductsAreThoseOfRoundedValues) {
   }
 }
 
-// The same for products of 8-bit codes. With one factor per operand, libtorch also multiplies the result by the two
+// The same for products of codes. With one factor per operand, libtorch also multiplies the result by the two
 // factors: two roundings of fp32, and that of the result's type.
 TEST(OperandRounding, ProductsOfCodesAreThoseOfRoundedValues) {
-  for (const char* const name : {"tensorwise", "blockwise", "mxfp8"}) {
+  for (const char* const name : {"tensorwise", "blockwise", "mxfp8", "nvfp4"}) {
     for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
       SCOPED_TRACE(testing::Message() << name << " " << at::toString(type));
-      const at::Tensor x = sample({24, 2, 48}, 1, type), weight = sample({80, 48}, 2, type),
-                       dy = sample({24, 2, 80}, 3, type);
+      const at::Tensor x = sample({16, 2, 64}, 1, type), weight = sample({96, 64}, 2, type),
+                       dy = sample({16, 2, 96}, 3, type);
       config::Precision precision = recipe(name);
       precision.fp8_products = config::Fp8Products::library;
       const Results got = run(precision, type, x, weight, dy);
@@ -108,6 +108,45 @@ TEST(OperandRounding, ProductsOfCodesAreThoseOfRoundedValues) {
       expect_bound("dw", got.dw, round(dy, Operand::gradient, SumOver::rows).t(),
                    round(x, Operand::input, SumOver::rows), 0x1p-22);
     }
+  }
+}
+
+// Codes have the bits of the rounded values: with rotation, random rounding, and every block.
+TEST(OperandRounding, EncodesTheRoundedValues) {
+  for (const bool square : {true, false}) {
+    config::Precision precision = recipe("nvfp4");
+    precision.fp4_stochastic_rounding = true, precision.fp4_square_weights = square;
+    precision.fp8_products = config::Fp8Products::library;
+    nn::OperandRounding rounding = make_rounding(precision);
+    rounding.set_gradient_columns(64, {});
+    const at::Tensor counter = at::full({1}, 5, at::kLong);
+    for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
+      const at::Tensor x = sample({40, 64}, 1, type);
+      for (const Operand operand : {Operand::input, Operand::weight, Operand::gradient}) {
+        for (const SumOver sum : {SumOver::columns, SumOver::rows}) {
+          const nn::RoundOptions options{.positions = rounding.positions(40, 0, counter)};
+          const nn::Codes codes = rounding.encode(x, operand, sum, options);
+          const at::Tensor want = rounding.round(x, operand, sum, options);
+          EXPECT_TRUE(codes.values().view(at::kInt).equal(want.view(at::kInt)));
+          EXPECT_EQ(codes.block_rows == 16, sum == SumOver::rows || (operand == Operand::weight && square));
+        }
+      }
+    }
+  }
+}
+
+TEST(OperandRounding, PairsNeedWholeBytes) {
+  config::Precision precision = recipe("nvfp4");
+  precision.fp8_products = config::Fp8Products::library;
+  const nn::OperandRounding rounding = make_rounding(precision);
+  for (const int64_t columns : {31, 40}) {
+    const std::string error = catch_error([&] {
+      rounding.encode(at::ones({32, columns}), Operand::input, SumOver::columns);
+    });
+    EXPECT_NE(error.find("l multiplies matrices with " + std::to_string(columns) +
+                         " rows, but the library needs multiples of 32; change the widths"),
+              std::string::npos)
+        << error;
   }
 }
 

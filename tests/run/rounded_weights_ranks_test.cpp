@@ -97,6 +97,9 @@ TEST(RoundedWeights, EqualRoundingForEveryUse) {
   for (const char* const name : {"delayed", "tensorwise", "blockwise", "mxfp8"})
     for (const std::string* const yaml : {&kDense, &kExperts})
       expect_same(*yaml, join(recipe(name), {"precision.fp8_products=library"}), 1);
+  const Settings codes = join(recipe("nvfp4"), {"precision.fp8_products=library"});
+  expect_same(kWide, join(codes, {kTp2, kSp}), 2);
+  expect_same(kWide, join(codes, {"precision.fp4_square_weights=false"}), 1);
 }
 
 TEST(RoundedWeights, EqualRoundingOnAnySchedule) {
@@ -198,6 +201,7 @@ TEST(RoundedWeights, CountTheirMemory) {
   EXPECT_EQ(codes("delayed"), kValues + 16 * 4);
   EXPECT_EQ(codes("blockwise"), kValues + kValues / (128 * 128) * 4);
   EXPECT_EQ(codes("mxfp8"), 2 * (kValues + kValues / 32 * 4));
+  EXPECT_EQ(codes("nvfp4"), kValues / 2 + kValues / (16 * 16) + 16 * 4);
   EXPECT_EQ(count_kept_bytes(join(recipe("delayed"), {zero("optim_grads_params")}), 2), 0);
 }
 

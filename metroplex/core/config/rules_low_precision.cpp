@@ -111,9 +111,13 @@ void check_low_precision(Rules& rules) {
   const bool library = precision.fp8_products == Fp8Products::library;
   rules.require(!library || precision.params_dtype != ParamsDtype::fp64, "precision.fp8_products", "library",
                 "has no version for fp64", "set it to widened, or precision.params_dtype to another format");
+  const Run& run = rules.config.run;
+  const bool shares_gpu = run.device == Device::cuda && run.backend == Backend::threads && rules.world_size > 1;
+  rules.require(!library || !shares_gpu || !precision.has_recipe(Recipe::nvfp4), "precision.fp8_products", "library",
+                concat("stores a factor of NVFP4 once for each process, but with run.backend = threads ",
+                       rules.world_size, " ranks share the process and its GPU"),
+                "set it to widened, or run.backend to nccl");
   for (const Recipe recipe : precision.recipes()) {
-    rules.require(!library || recipe != Recipe::nvfp4, "precision.fp8_products", "library",
-                  concat("excludes ", to_setting(recipe)), "set it to widened");
     rules.require(!has_tensor_factor(recipe) || !rules.config.parallel.hybrid_context_parallel,
                   "parallel.hybrid_context_parallel", "true",
                   concat("changes the ranks that share a sequence, but ", to_setting(recipe),

@@ -119,7 +119,8 @@ MPX_NO_KERNEL(largest_magnitudes, Wide<T>*, Wide<T>*, const T*, const int64_t*, 
 template <class T, class Out>
 MPX_NO_KERNEL(round_blocks, Out*, const T*, const Wide<T>*, const int64_t*, const RoundShape&, const RoundingNoise&)
 template <class T>
-MPX_NO_KERNEL(encode_values, uint8_t*, Wide<T>*, const T*, const Wide<T>*, const int64_t*, const RoundShape&)
+MPX_NO_KERNEL(encode_values, const EncodedValues<Wide<T>>&, const T*, const Wide<T>*, const int64_t*,
+              const RoundShape&, const RoundingNoise&)
 template <class T>
 MPX_NO_KERNEL(shard_magnitudes, Wide<T>*, const T*, const ShardShape&)
 template <class T>

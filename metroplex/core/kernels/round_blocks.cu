@@ -63,16 +63,19 @@ struct Rounding {
     const W of_group = magnitudes != nullptr ? magnitudes[group] : W(0);
     return code_factors(shape.whole_groups() ? of_group : largest, of_group, shape.number, shape.factor);
   }
-  __device__ W rounded(W value, const CodeFactors<W>& by, const SmallForm& form, int64_t row, int64_t column) const {
+  __device__ W rounded_code(W value, const CodeFactors<W>& by, const SmallForm& form, int64_t row,
+                            int64_t column) const {
     const W scaled = value * by.encode;
-    const W code = noise.active() ? round_small_randomly(scaled, form, random_value<W>(noise, row, column))
-                                  : round_small(scaled, form);
-    return code * by.decode;
+    return noise.active() ? round_small_randomly(scaled, form, random_value<W>(noise, row, column))
+                          : round_small(scaled, form);
+  }
+  __device__ W rounded(W value, const CodeFactors<W>& by, const SmallForm& form, int64_t row, int64_t column) const {
+    return rounded_code(value, by, form, row, column) * by.decode;
   }
   __device__ void write(W value, const CodeFactors<W>& by, const SmallForm& form, int64_t row, int64_t column) const {
     const int64_t at = row * shape.columns + column;
     if constexpr (std::is_same_v<Out, uint8_t>)
-      out[at] = small_code(static_cast<float>(round_small(value * by.encode, form)), code_form(shape.number));
+      out[at] = small_code(static_cast<float>(rounded_code(value, by, form, row, column)), code_form(shape.number));
     else out[at] = store<Out>(rounded(value, by, form, row, column));
   }
 };
@@ -184,6 +187,59 @@ __global__ void __launch_bounds__(kThreads) round_kernel(Rounding<T, Out> all) {
   }
 }
 
+// E2M1: a thread encodes two adjacent columns of one row of a tile, whose rows and columns are whole blocks.
+constexpr int64_t kTileRows = 16, kTileColumns = 2 * (kThreads / kTileRows), kBlockPairs = 8;
+__host__ __device__ int64_t tiles_across(const RoundShape& shape) {
+  return (shape.columns + kTileColumns - 1) / kTileColumns;
+}
+
+// Magnitudes of a pair's blocks: `own` are those of the pair, 0 outside of the matrix. All threads must call it.
+template <class W>
+__device__ void pair_magnitudes(W* own, const RoundShape& shape) {
+  __shared__ W rows[kTileRows][kTileColumns];
+  if (shape.block_columns > 1) own[0] = own[1] = warp_reduce(Max{}(own[0], own[1]), Max{}, kBlockPairs);
+  if (shape.block_rows == 1) return;
+  const int64_t row = threadIdx.x / (kTileColumns / 2), column = threadIdx.x % (kTileColumns / 2) * 2;
+  __syncthreads();  // waits until the values of the previous tile have been read
+  for (int64_t i = 0; i < 2; ++i) rows[row][column + i] = own[i];
+  __syncthreads();
+  for (int64_t other = 0; other < kTileRows; ++other)
+    for (int64_t i = 0; i < 2; ++i) own[i] = Max{}(own[i], rows[other][column + i]);
+}
+
+template <class T>
+__global__ void __launch_bounds__(kThreads) encode_pairs_kernel(Rounding<T, uint8_t> all, EncodedValues<Wide<T>> to) {
+  using W = Wide<T>;
+  const RoundShape& shape = all.shape;
+  const W group = group_factor(all.magnitudes[0], shape.number), infinity = static_cast<W>(__builtin_inff());
+  if (blockIdx.x + threadIdx.x == 0) *to.decode = W(1) / group;
+  GroupWalk walk = all.groups();
+  walk.next();
+  const int64_t across = tiles_across(shape), tiles = (walk.end + kTileRows - 1) / kTileRows * across;
+  for (int64_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+    const int64_t row = tile / across * kTileRows + threadIdx.x / (kTileColumns / 2),
+                  column = tile % across * kTileColumns + threadIdx.x % (kTileColumns / 2) * 2;
+    const bool inside = row < walk.end && column < shape.columns;
+    W values[2] = {}, largest[2] = {};
+    for (int64_t i = 0; inside && i < 2; ++i) {
+      values[i] = load(all.x[row * shape.columns + column + i]);
+      largest[i] = values[i] == values[i] ? absolute(values[i]) : infinity;
+    }
+    pair_magnitudes(largest, shape);
+    if (!inside) continue;
+    uint32_t pair = 0;
+    for (int64_t i = 0; i < 2; ++i) {
+      const W code =
+          all.rounded_code(values[i], all.factors(largest[i], 0), small_form(shape.number), row, column + i);
+      pair |= uint32_t{small_code(static_cast<float>(code), e2m1_code())} << 4 * i;
+      if (row % shape.block_rows == 0 && (column + i) % shape.block_columns == 0)
+        to.factors[row / shape.block_rows * shape.column_blocks() + (column + i) / shape.block_columns] =
+            small_code(static_cast<float>(e4m3_factor(largest[i], group, shape.number)), e4m3_code());
+    }
+    to.codes[(row * shape.columns + column) / 2] = static_cast<uint8_t>(pair);
+  }
+}
+
 // At least the number of blocks of all groups.
 int64_t count_blocks(const RoundShape& shape) {
   const int64_t block_rows = shape.whole_groups() ? 1 : shape.block_rows;
@@ -258,9 +314,16 @@ void round_blocks_cuda(Out* out, const T* x, const Wide<T>* magnitudes, const in
 }
 
 template <class T>
-void encode_values_cuda(uint8_t* codes, Wide<T>* decode, const T* x, const Wide<T>* magnitudes, const int64_t* counts,
-                        const RoundShape& shape, CUstream_st* stream) {
-  const Rounding<T, uint8_t> all{codes, x, magnitudes, counts, shape, {}, decode};
+void encode_values_cuda(const EncodedValues<Wide<T>>& out, const T* x, const Wide<T>* magnitudes,
+                        const int64_t* counts, const RoundShape& shape, const RoundingNoise& noise,
+                        CUstream_st* stream) {
+  const Rounding<T, uint8_t> all{out.codes, x, magnitudes, counts, shape, noise, out.decode};
+  if (shape.number == SmallNumber::e2m1) {
+    const int64_t tiles = std::max<int64_t>(1, (shape.rows + kTileRows - 1) / kTileRows * tiles_across(shape));
+    launch_kernel("encode_pairs", encode_pairs_kernel<T>, Grid{blocks_for_rows(tiles), kThreads, 0, stream}, all,
+                  out);
+    return;
+  }
   const int64_t blocks = std::max<int64_t>(1, count_blocks(shape));  // the first writes the factors of whole groups
   launch_kernel("encode_values", round_kernel<T, uint8_t>, Grid{blocks_for_rows(blocks), kThreads, 0, stream}, all);
 }
@@ -272,11 +335,11 @@ void rotate_rows_cuda(T* out, const T* x, const int64_t* counts, const RoundShap
   launch_kernel("rotate_rows", rotate_kernel<T>, Grid{blocks_for(items), kThreads, 0, stream}, out, x, counts, shape);
 }
 
-#define MPX_INSTANTIATE(T)                                                                                  \
-  template void largest_magnitudes_cuda<T>(Wide<T>*, Wide<T>*, const T*, const int64_t*, const RoundShape&, \
-                                           CUstream_st*);                                                   \
-  template void encode_values_cuda<T>(uint8_t*, Wide<T>*, const T*, const Wide<T>*, const int64_t*,         \
-                                      const RoundShape&, CUstream_st*);                                     \
+#define MPX_INSTANTIATE(T)                                                                                     \
+  template void largest_magnitudes_cuda<T>(Wide<T>*, Wide<T>*, const T*, const int64_t*, const RoundShape&,    \
+                                           CUstream_st*);                                                      \
+  template void encode_values_cuda<T>(const EncodedValues<Wide<T>>&, const T*, const Wide<T>*, const int64_t*, \
+                                      const RoundShape&, const RoundingNoise&, CUstream_st*);                  \
   template void rotate_rows_cuda<T>(T*, const T*, const int64_t*, const RoundShape&, CUstream_st*)
 MPX_FOR_ELEMENTS(MPX_INSTANTIATE);
 #define MPX_INSTANTIATE_ROUND(T, Out)                                                                        \

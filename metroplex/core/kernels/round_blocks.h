@@ -55,11 +55,22 @@ void largest_magnitudes(Wide<T>* magnitudes, const T* x, const int64_t* counts, 
 template <class T, class Out>
 void round_blocks(Out* out, const T* x, const Wide<T>* magnitudes, const int64_t* counts, const RoundShape& shape,
                   const RoundingNoise& noise = {});
-// codes [rows, columns] of the values that round_blocks rounds, and their factors: decode [groups] if blocks are
-// whole groups, also of groups without values, else [row blocks, column blocks] of one group. For 8-bit formats.
+
+// The results of encode_values.
+template <class W>
+struct EncodedValues {
+  uint8_t* codes;  // [rows, columns], or [rows, columns / 2] of E2M1: the even column in the low bits
+  // [groups] if blocks are whole groups, also of groups without values; [1] with `factors`; else [row blocks, column
+  // blocks]
+  W* decode;
+  uint8_t* factors = nullptr;  // [row blocks, column blocks] of E4M3, for BlockFactor::e4m3
+};
+// Codes of the values that round_blocks rounds, and their factors: a value is code * decode, or code * (factor *
+// decode). Blocks that are not whole groups are blocks of one group. E2M1: blocks of 1 x 16, 16 x 1 or 16 x 16 with
+// BlockFactor::e4m3, `columns` even. The factor of an E2M1 block with infinity or NaN is NaN.
 template <class T>
-void encode_values(uint8_t* codes, Wide<T>* decode, const T* x, const Wide<T>* magnitudes, const int64_t* counts,
-                   const RoundShape& shape);
+void encode_values(const EncodedValues<Wide<T>>& out, const T* x, const Wide<T>* magnitudes, const int64_t* counts,
+                   const RoundShape& shape, const RoundingNoise& noise = {});
 
 // Multiplies each 16 consecutive rows of a group by a Hadamard matrix with random signs: H diag(signs) / 4 with
 // TransformerEngine's signs. It is orthogonal, so the products of two rotated matrices over their rows are unchanged.
@@ -79,8 +90,9 @@ template <class T, class Out>
 void round_blocks_cuda(Out* out, const T* x, const Wide<T>* magnitudes, const int64_t* counts,
                        const RoundShape& shape, const RoundingNoise& noise, CUstream_st* stream);
 template <class T>
-void encode_values_cuda(uint8_t* codes, Wide<T>* decode, const T* x, const Wide<T>* magnitudes, const int64_t* counts,
-                        const RoundShape& shape, CUstream_st* stream);
+void encode_values_cuda(const EncodedValues<Wide<T>>& out, const T* x, const Wide<T>* magnitudes,
+                        const int64_t* counts, const RoundShape& shape, const RoundingNoise& noise,
+                        CUstream_st* stream);
 template <class T>
 void rotate_rows_cuda(T* out, const T* x, const int64_t* counts, const RoundShape& shape, CUstream_st* stream);
 
@@ -114,11 +126,15 @@ constexpr MPX_INLINE W factor_to(W largest, W magnitude) {
   return factor < kHuge ? factor : kHuge;
 }
 
-// BlockFactor::e4m3: the factor that maps the group's largest magnitude to the largest code of values times that of
-// the blocks' factors.
+// BlockFactor::e4m3: the factor of a group, whose inverse decodes, and a block's E4M3 number. NaN for infinity.
 template <class W>
 constexpr MPX_INLINE W group_factor(W of_group, SmallNumber number) {
-  return factor_to(static_cast<W>(small_form(SmallNumber::e4m3).largest * small_form(number).largest), of_group);
+  return factor_to(static_cast<W>(small_form(SmallNumber::e4m3).largest) * static_cast<W>(small_form(number).largest),
+                   of_group);
+}
+template <class W>
+constexpr MPX_INLINE W e4m3_factor(W magnitude, W group, SmallNumber number) {
+  return round_small(magnitude / static_cast<W>(small_form(number).largest) * group, small_form(SmallNumber::e4m3));
 }
 
 // `magnitude`: the largest of the block; `of_group`: the largest of its group, for BlockFactor::e4m3.
@@ -127,7 +143,7 @@ constexpr MPX_INLINE CodeFactors<W> code_factors(W magnitude, W of_group, SmallN
   const auto largest = static_cast<W>(small_form(number).largest);
   if (kind == BlockFactor::e4m3) {
     const W group = group_factor(of_group, number);
-    const W decode = round_small(magnitude / largest * group, small_form(SmallNumber::e4m3)) * (W(1) / group);
+    const W decode = e4m3_factor(magnitude, group, number) * (W(1) / group);
     return decode > 0 ? CodeFactors<W>{factor_to(W(1), decode), decode} : CodeFactors<W>{W(0), W(0)};
   }
   W encode = factor_to(largest, magnitude);

@@ -3,6 +3,8 @@
 #include <ATen/Parallel.h>
 
 #include <algorithm>
+#include <limits>
+#include <utility>
 #include <vector>
 
 #include "kernels/dropout_rows.h"
@@ -32,25 +34,38 @@ MPX_INLINE Wide<T> row_maximum(const T* __restrict x, int64_t n, Wide<T> so_far)
   return so_far;
 }
 
-// encode_row: codes of values with one factor. encode_columns: with one factor per column. maximum_of_row: the
-// largest of n values and `so_far`. maxima_of_columns: of every column. scale_row: without rounding.
-#define MPX_ROWS(replicas, T)                                                                                      \
-  replicas void encode_row(uint8_t* __restrict codes, const T* __restrict x, Wide<T> encode, CodeForm form,        \
-                           int64_t n) {                                                                            \
-    for (int64_t i = 0; i < n; ++i)                                                                                \
-      codes[i] = small_code(static_cast<float>(round_small(load(x[i]) * encode, form.number)), form);              \
-  }                                                                                                                \
-  replicas void encode_columns(uint8_t* __restrict codes, const T* __restrict x, const Wide<T>* __restrict encode, \
-                               CodeForm form, int64_t n) {                                                         \
-    for (int64_t i = 0; i < n; ++i)                                                                                \
-      codes[i] = small_code(static_cast<float>(round_small(load(x[i]) * encode[i], form.number)), form);           \
-  }                                                                                                                \
-  replicas Wide<T> maximum_of_row(const T* x, int64_t n, Wide<T> so_far) { return row_maximum(x, n, so_far); }     \
-  replicas void maxima_of_columns(Wide<T>* __restrict maxima, const T* __restrict x, int64_t n) {                  \
-    for (int64_t i = 0; i < n; ++i) maxima[i] = larger(maxima[i], load(x[i]));                                     \
-  }                                                                                                                \
-  replicas void scale_row(Wide<T>* __restrict out, const T* __restrict x, Wide<T> factor, int64_t n) {             \
-    for (int64_t i = 0; i < n; ++i) out[i] = load(x[i]) * factor;                                                  \
+// encode_row: codes of values with one factor. encode_columns: with one factor per column. Both stochastic with
+// `noise`, if it is not null. maximum_of_row: the largest of n values and `so_far`. maxima_of_columns: of every
+// column. scale_row: without rounding.
+#define MPX_ROWS(replicas, T)                                                                                       \
+  replicas void encode_row(uint8_t* __restrict codes, const T* __restrict x, Wide<T> encode, CodeForm form,         \
+                           const Wide<T>* __restrict noise, int64_t n) {                                            \
+    if (noise == nullptr) {                                                                                         \
+      for (int64_t i = 0; i < n; ++i)                                                                               \
+        codes[i] = small_code(static_cast<float>(round_small(load(x[i]) * encode, form.number)), form);             \
+    } else {                                                                                                        \
+      for (int64_t i = 0; i < n; ++i)                                                                               \
+        codes[i] =                                                                                                  \
+            small_code(static_cast<float>(round_small_randomly(load(x[i]) * encode, form.number, noise[i])), form); \
+    }                                                                                                               \
+  }                                                                                                                 \
+  replicas void encode_columns(uint8_t* __restrict codes, const T* __restrict x, const Wide<T>* __restrict encode,  \
+                               CodeForm form, const Wide<T>* __restrict noise, int64_t n) {                         \
+    if (noise == nullptr) {                                                                                         \
+      for (int64_t i = 0; i < n; ++i)                                                                               \
+        codes[i] = small_code(static_cast<float>(round_small(load(x[i]) * encode[i], form.number)), form);          \
+    } else {                                                                                                        \
+      for (int64_t i = 0; i < n; ++i)                                                                               \
+        codes[i] = small_code(                                                                                      \
+            static_cast<float>(round_small_randomly(load(x[i]) * encode[i], form.number, noise[i])), form);         \
+    }                                                                                                               \
+  }                                                                                                                 \
+  replicas Wide<T> maximum_of_row(const T* x, int64_t n, Wide<T> so_far) { return row_maximum(x, n, so_far); }      \
+  replicas void maxima_of_columns(Wide<T>* __restrict maxima, const T* __restrict x, int64_t n) {                   \
+    for (int64_t i = 0; i < n; ++i) maxima[i] = larger(maxima[i], load(x[i]));                                      \
+  }                                                                                                                 \
+  replicas void scale_row(Wide<T>* __restrict out, const T* __restrict x, Wide<T> factor, int64_t n) {              \
+    for (int64_t i = 0; i < n; ++i) out[i] = load(x[i]) * factor;                                                   \
   }
 MPX_ROWS(MPX_VECTOR_CLONES, float)
 MPX_ROWS(MPX_HALF_CLONES, Bf16)
@@ -203,10 +218,13 @@ struct Blocks {
   struct Factors {
     std::vector<W> encode, decode;  // one for each block of columns
   };
+  W group_magnitude(const RowBlock& block) const { return magnitudes != nullptr ? magnitudes[block.group] : W(0); }
   Factors factors(const RowBlock& block) const {
-    const W of_group = magnitudes != nullptr ? magnitudes[block.group] : W(0);
-    Factors by;
-    by.encode = shape.whole_groups() ? std::vector<W>{of_group} : block_magnitudes(block);
+    return factors(block, shape.whole_groups() ? std::vector<W>{group_magnitude(block)} : block_magnitudes(block));
+  }
+  Factors factors(const RowBlock& block, std::vector<W> maxima) const {
+    const W of_group = group_magnitude(block);
+    Factors by{std::move(maxima), {}};
     by.decode.resize(by.encode.size());
     for (size_t block_index = 0; block_index < by.encode.size(); ++block_index) {
       const CodeFactors<W> both = code_factors(by.encode[block_index], of_group, shape.number, shape.factor);
@@ -219,21 +237,54 @@ struct Blocks {
     const Factors by = factors(block);
     round_rows(block, by.encode, by.decode);
   }
-  // Writes codes instead of values.
-  void encode(uint8_t* codes, W* decode, const RowBlock& block) const {
+  // The codes of a row, one in each byte. encode: one factor for each block of columns.
+  void encode_blocks(uint8_t* codes, int64_t row, const std::vector<W>& encode, std::vector<W>& noise_row) const {
     const CodeForm form = code_form(shape.number);
     const int64_t columns = shape.columns, step = shape.column_step();
+    const T* const from = x + row * columns;
+    const W* const uniform = row_noise(row, noise_row);
+    if (step == 1) return encode_columns(codes, from, encode.data(), form, uniform, columns);
+    for (int64_t first = 0; first < columns; first += step)
+      encode_row(codes + first, from + first, encode[static_cast<size_t>(first / step)], form,
+                 uniform == nullptr ? nullptr : uniform + first, std::min(step, columns - first));
+  }
+  // Writes codes instead of values.
+  void encode(const EncodedValues<W>& to, const RowBlock& block) const {
     const Factors by = factors(block);
-    if (!shape.whole_groups())
-      std::copy(by.decode.begin(), by.decode.end(), decode + block.begin / shape.block_rows * shape.column_blocks());
+    if (!shape.whole_groups()) std::copy(by.decode.begin(), by.decode.end(), to.decode + first_block(block));
+    std::vector<W> noise_row;
+    for (int64_t row = block.begin; row < block.end; ++row)
+      encode_blocks(to.codes + row * shape.columns, row, by.encode, noise_row);
+  }
+  int64_t first_block(const RowBlock& block) const { return block.begin / shape.block_rows * shape.column_blocks(); }
+
+  // Magnitudes of blocks, infinite for blocks with NaN.
+  std::vector<W> magnitudes_or_infinity(const RowBlock& block) const {
+    std::vector<W> maxima = block_magnitudes(block);
     for (int64_t row = block.begin; row < block.end; ++row) {
-      if (step == 1) {
-        encode_columns(codes + row * columns, x + row * columns, by.encode.data(), form, columns);
-        continue;
+      for (int64_t column = 0; column < shape.columns; ++column) {
+        const W value = load(x[row * shape.columns + column]);
+        if (value != value)
+          maxima[static_cast<size_t>(column / shape.column_step())] = std::numeric_limits<W>::infinity();
       }
-      for (int64_t first = 0; first < columns; first += step)
-        encode_row(codes + row * columns + first, x + row * columns + first,
-                   by.encode[static_cast<size_t>(first / step)], form, std::min(step, columns - first));
+    }
+    return maxima;
+  }
+  // Writes pairs of E2M1 codes and E4M3 factors.
+  void encode_pairs(const EncodedValues<W>& to, const RowBlock& block) const {
+    const std::vector<W> maxima = magnitudes_or_infinity(block);
+    const W group = group_factor(group_magnitude(block), shape.number);
+    std::transform(maxima.begin(), maxima.end(), to.factors + first_block(block), [&](W magnitude) {
+      return small_code(static_cast<float>(e4m3_factor(magnitude, group, shape.number)), e4m3_code());
+    });
+    const Factors by = factors(block, maxima);
+    std::vector<W> noise_row;
+    std::vector<uint8_t> codes(static_cast<size_t>(shape.columns));
+    for (int64_t row = block.begin; row < block.end; ++row) {
+      encode_blocks(codes.data(), row, by.encode, noise_row);
+      uint8_t* const pairs = to.codes + row * shape.columns / 2;
+      for (size_t pair = 0; pair < codes.size() / 2; ++pair)
+        pairs[pair] = static_cast<uint8_t>(codes[2 * pair] | codes[2 * pair + 1] << 4);
     }
   }
 };
@@ -262,16 +313,21 @@ void round_blocks(Out* out, const T* x, const Wide<T>* magnitudes, const int64_t
 }
 
 template <class T>
-void encode_values(uint8_t* codes, Wide<T>* decode, const T* x, const Wide<T>* magnitudes, const int64_t* counts,
-                   const RoundShape& shape) {
-  const Blocks<T, Wide<T>> blocks{nullptr, x, magnitudes, shape, {}};
+void encode_values(const EncodedValues<Wide<T>>& out, const T* x, const Wide<T>* magnitudes, const int64_t* counts,
+                   const RoundShape& shape, const RoundingNoise& noise) {
+  using W = Wide<T>;
+  const Blocks<T, W> blocks{nullptr, x, magnitudes, shape, noise};
+  const bool pairs = shape.number == SmallNumber::e2m1;
+  if (pairs) *out.decode = W(1) / group_factor(*magnitudes, shape.number);
   if (shape.whole_groups()) {
     for (int64_t group = 0; group < shape.groups; ++group)
-      decode[group] = code_factors(magnitudes[group], magnitudes[group], shape.number, shape.factor).decode;
+      out.decode[group] = code_factors(magnitudes[group], magnitudes[group], shape.number, shape.factor).decode;
   }
   const int64_t block_rows = shape.whole_groups() ? 1 : shape.block_rows;
-  for_blocks(row_blocks(counts, shape, block_rows), shape,
-             [&](const RowBlock& block) { blocks.encode(codes, decode, block); });
+  for_blocks(row_blocks(counts, shape, block_rows), shape, [&](const RowBlock& block) {
+    if (pairs) blocks.encode_pairs(out, block);
+    else blocks.encode(out, block);
+  });
 }
 
 template <class T>
@@ -294,9 +350,10 @@ void rotate_rows(T* out, const T* x, const int64_t* counts, const RoundShape& sh
   });
 }
 
-#define MPX_INSTANTIATE(T)                                                                                         \
-  template void largest_magnitudes<T>(Wide<T>*, const T*, const int64_t*, const RoundShape&);                      \
-  template void encode_values<T>(uint8_t*, Wide<T>*, const T*, const Wide<T>*, const int64_t*, const RoundShape&); \
+#define MPX_INSTANTIATE(T)                                                                                \
+  template void largest_magnitudes<T>(Wide<T>*, const T*, const int64_t*, const RoundShape&);             \
+  template void encode_values<T>(const EncodedValues<Wide<T>>&, const T*, const Wide<T>*, const int64_t*, \
+                                 const RoundShape&, const RoundingNoise&);                                \
   template void rotate_rows<T>(T*, const T*, const int64_t*, const RoundShape&)
 MPX_FOR_ELEMENTS(MPX_INSTANTIATE);
 #define MPX_INSTANTIATE_ROUND(T, Out)                                                                   \

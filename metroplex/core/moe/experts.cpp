@@ -176,12 +176,12 @@ GroupedWeights rounded_weights(const nn::OperandRounding& rounding, const nn::Pa
 }
 
 nn::Codes encoded_weights(const nn::OperandRounding& rounding, const nn::Param& home, const at::Tensor& replicas,
-                          bool counts) {
-  nn::Codes codes = nn::encode_weight(rounding, home, nn::SumOver::columns, counts);
+                          nn::SumOver sum, bool counts) {
+  nn::Codes codes = nn::encode_weight(rounding, home, sum, counts);
   if (!replicas.defined()) return codes;
-  const nn::Codes others =
-      rounding.encode(replicas, nn::Operand::weight, nn::SumOver::columns, {.groups = {replicas.size(0), {}}});
-  return {at::cat({codes.codes, others.codes}), at::cat({codes.decode, others.decode})};
+  const nn::Codes others = rounding.encode(replicas, nn::Operand::weight, sum, {.groups = {replicas.size(0), {}}});
+  codes.codes = at::cat({codes.codes, others.codes}), codes.decode = at::cat({codes.decode, others.decode});
+  return codes;
 }
 
 }  // namespace
@@ -191,11 +191,13 @@ at::Tensor Experts::code_product(const nn::OperandRounding& rounding, GroupedOp 
   const bool forward = op == GroupedOp::forward;
   const nn::Codes left = rounding.encode(rows, forward ? nn::Operand::input : nn::Operand::gradient,
                                          nn::SumOver::columns, {{counts.device.numel(), counts.device}, trains}),
-                  right = encoded_weights(rounding, weights.home, weights.replicas, forward && trains);
+                  right = encoded_weights(rounding, weights.home, weights.replicas,
+                                          forward ? nn::SumOver::columns : nn::SumOver::rows, forward && trains);
   if (!target_.gpu()) {
     const at::IntArrayRef sizes = weights.home.local_shape;
-    const at::Tensor stack = right.values().view({counts.device.numel(), sizes[1], sizes[2]});
-    return product(op, left.values(), stack, counts).to(rows.scalar_type());
+    const at::ScalarType type = rounding.result_type(rows.scalar_type());
+    const at::Tensor stack = right.values().to(type).view({counts.device.numel(), sizes[1], sizes[2]});
+    return product(op, left.values().to(type), stack, counts).to(rows.scalar_type());
   }
   const at::Tensor ends = counts.ends.defined() ? counts.ends : group_ends(target_, counts.device, rows.size(0));
   return nn::scaled_grouped_product(target_, nn::grouped_codes(left, right, forward), ends, fill_, weights.home.name)

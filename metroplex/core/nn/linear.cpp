@@ -186,12 +186,11 @@ at::Tensor Linear::multiply(const Codes& left, const Codes& right, at::ScalarTyp
 }
 
 at::Tensor Linear::input_gradient(const at::Tensor& dy, const DropoutMask& positions) const {
+  const RoundOptions options{.counts = true, .positions = positions};
   if (rounding_.encodes()) {
     const Codes right = encode_weight(rounding_, *weight_, SumOver::rows).transposed();
-    return multiply(rounding_.encode(dy, Operand::gradient, SumOver::columns, {.counts = true}), right,
-                    dy.scalar_type(), dy);
+    return multiply(rounding_.encode(dy, Operand::gradient, SumOver::columns, options), right, dy.scalar_type(), dy);
   }
-  const RoundOptions options{.counts = true, .positions = positions};
   return linear_product(target_, rounding_.round(dy, Operand::gradient, SumOver::columns, options),
                         round_weight(rounding_, *weight_, SumOver::rows))
       .to(dy.scalar_type());
@@ -200,13 +199,13 @@ at::Tensor Linear::input_gradient(const at::Tensor& dy, const DropoutMask& posit
 void Linear::put_weight_gradient(at::Tensor& gradient, const at::Tensor& dy, const at::Tensor& x,
                                  const DropoutMask& positions, bool adds) const {
   if (!rounding_.rounds_weight_gradients()) return put_linear_weight_gradient(target_, gradient, dy, x, adds);
+  const RoundOptions options{.positions = positions};
   if (rounding_.encodes()) {
-    const Codes left = rounding_.encode(dy, Operand::gradient, SumOver::rows).transposed(),
+    const Codes left = rounding_.encode(dy, Operand::gradient, SumOver::rows, options).transposed(),
                 right = rounding_.encode(x, Operand::input, SumOver::rows).transposed();
     const at::ScalarType type = is_half(gradient) ? gradient.scalar_type() : at::kFloat;
     return put_product(target_, gradient, scaled_product(target_, left, right, type, weight_->name), adds);
   }
-  const RoundOptions options{.positions = positions};
   put_linear_weight_gradient(target_, gradient, rounding_.round(dy, Operand::gradient, SumOver::rows, options),
                              rounding_.round(x, Operand::input, SumOver::rows), adds);
 }

@@ -32,19 +32,30 @@ void dispatch_rounding(at::ScalarType x, at::ScalarType result, const Body& body
   dispatch_element(x, [&](auto zero) { body(zero, Wide<decltype(zero)>{}); });
 }
 
+template <class T>
+kernels::EncodedValues<Wide<T>> encoded_values(const Codes& out) {
+  auto* const codes = static_cast<uint8_t*>(out.codes.mutable_data_ptr());
+  if (!out.has_pairs()) return {codes, elements<Wide<T>>(out.decode)};
+  return {codes, elements<Wide<T>>(out.tensor_decode), static_cast<uint8_t*>(out.decode.mutable_data_ptr())};
+}
+
+struct Noise {
+  kernels::RoundingNoise values;
+  DropoutMask positions;  // that `values` reads
+};
+
 // Writes codes and factors, see kernels::encode_values.
 template <class T>
 void write_codes(const device::Target& target, const Codes& out, const at::Tensor& x, const at::Tensor& largest,
-                 const at::Tensor& counts, const RoundShape& shape) {
+                 const at::Tensor& counts, const RoundShape& shape, const Noise& noise = {}) {
   device::launch(target,
                  {"encode_values",
-                  {&x, &largest, &counts},
-                  {&out.codes, &out.decode},
+                  {&x, &largest, &counts, &noise.positions.counters, &noise.positions.rows},
+                  {&out.codes, &out.decode, &out.tensor_decode},
                   {{"block_rows", shape.block_rows}, {"block_columns", shape.block_columns}}},
-                 kernels::encode_values<T>, kernels::encode_values_cuda<T>,
-                 static_cast<uint8_t*>(out.codes.mutable_data_ptr()), elements<Wide<T>>(out.decode),
+                 kernels::encode_values<T>, kernels::encode_values_cuda<T>, encoded_values<T>(out),
                  static_cast<const T*>(elements<T>(x)), static_cast<const Wide<T>*>(elements<Wide<T>>(largest)),
-                 counts_pointer(counts), shape);
+                 counts_pointer(counts), shape, noise.values);
 }
 
 struct Range {
@@ -73,6 +84,7 @@ at::ScalarType OperandRounding::result_type(at::ScalarType of_x) const {
 OperandRounding::OperandRounding(const LayerContext& context, const std::string& module,
                                  std::array<std::vector<comm::Group>, 3> shards)
     : precision_(context.precision),
+      module_(module),
       recipe_(context.precision.find_recipe(module)),
       target_(context.target),
       shards_(std::move(shards)),
@@ -231,7 +243,10 @@ void OperandRounding::measure(Operand operand, const Measured& given) const {
                                  elements<Wide<T>>(given.magnitudes), counts_pointer(given.counts), given.shape});
 }
 
-at::Tensor OperandRounding::rotate(const at::Tensor& x, const at::Tensor& counts, const RoundShape& shape) const {
+at::Tensor OperandRounding::rotate(const at::Tensor& x, Operand operand, SumOver sum, const at::Tensor& counts,
+                                   const RoundShape& shape) const {
+  const bool rotates = recipe_ == config::Recipe::nvfp4 && precision_.fp4_hadamard;
+  if (!rotates || operand == Operand::weight || sum != SumOver::rows) return x;
   at::Tensor out = at::empty(x.sizes(), x.options());
   dispatch_element(x.scalar_type(), [&](auto zero) {
     using T = decltype(zero);
@@ -246,12 +261,10 @@ at::Tensor OperandRounding::round(const at::Tensor& given, Operand operand, SumO
                                   const RoundOptions& options) const {
   if (!rounds()) return given;
   const at::Tensor& counts = options.groups.counts;
-  at::Tensor x = given.contiguous();
   RoundShape call = shape(operand, sum);
-  call.columns = x.size(-1), call.rows = call.columns == 0 ? 0 : x.numel() / call.columns;
+  call.columns = given.size(-1), call.rows = call.columns == 0 ? 0 : given.numel() / call.columns;
   call.groups = options.groups.groups;
-  const bool rotates = recipe_ == config::Recipe::nvfp4 && precision_.fp4_hadamard;
-  if (rotates && operand != Operand::weight && sum == SumOver::rows) x = rotate(x, counts, call);
+  const at::Tensor x = rotate(given.contiguous(), operand, sum, counts, call);
   const kernels::RoundingNoise random = noise(operand, sum, options.positions);
   at::Tensor out = options.out;
   if (!out.defined()) out = at::empty(x.sizes(), x.options().dtype(result_type(x.scalar_type())));
@@ -287,22 +300,42 @@ Codes OperandRounding::make_codes(at::IntArrayRef sizes, at::Device device, Oper
   const auto count = [](int64_t size, int64_t block) { return (size + block - 1) / block; };
   std::vector<int64_t> factors{groups.groups};
   if (!blocks.whole_groups()) factors = {count(rows, blocks.block_rows), count(columns, blocks.block_columns)};
+  if (blocks.number == SmallNumber::e2m1) {
+    check_product_sizes(module_, {columns}, sum == SumOver::columns ? 32 : 16);
+    return {at::empty({rows, columns / 2}, options.dtype(at::kFloat4_e2m1fn_x2)),
+            at::empty(factors, options.dtype(at::kFloat8_e4m3fn)),
+            blocks.block_rows,
+            blocks.block_columns,
+            groups.counts,
+            at::empty({1}, options.dtype(at::kFloat))};
+  }
   const bool e5m2 = blocks.number == SmallNumber::e5m2;
   return {at::empty({rows, columns}, options.dtype(e5m2 ? at::kFloat8_e5m2 : at::kFloat8_e4m3fn)),
           at::empty(factors, options.dtype(at::kFloat)), blocks.block_rows, blocks.block_columns, groups.counts};
 }
 
+// Blocks that end with the matrices of a stack, or with rows, are those of one matrix. Returns its number of rows, if
+// it is on the device.
+at::Tensor OperandRounding::make_one_group(const RowGroups& groups, RoundShape& call) const {
+  call.groups = groups.groups;
+  if (call.whole_groups() || groups.groups == 1) return groups.counts;
+  if (call.block_rows > 1) check_product_sizes(module_, {call.rows / groups.groups}, call.block_rows);
+  call.groups = 1;
+  return groups.counts.defined() ? groups.counts.sum(0, true) : at::Tensor();
+}
+
 Codes OperandRounding::encode(const at::Tensor& given, Operand operand, SumOver sum, const RoundOptions& options,
                               Codes out) const {
-  const at::Tensor x = given.contiguous().view({-1, given.size(-1)});
-  const at::Tensor& counts = options.groups.counts;
   RoundShape call = shape(operand, sum);
-  call.rows = x.size(0), call.columns = x.size(1), call.groups = options.groups.groups;
+  call.columns = given.size(-1), call.rows = given.numel() / std::max<int64_t>(1, call.columns);
+  const at::Tensor counts = make_one_group(options.groups, call);
+  const at::Tensor x = rotate(given.contiguous().view({call.rows, call.columns}), operand, sum, counts, call);
   if (!out.codes.defined()) out = make_codes(x.sizes(), x.device(), operand, sum, options.groups);
   dispatch_element(x.scalar_type(), [&](auto zero) {
     using T = decltype(zero);
     const at::Tensor largest = magnitudes<T>(x, operand, counts, call, options.counts);
-    write_codes<T>(target_, out, x, largest, counts, call);
+    write_codes<T>(target_, out, x, largest, counts, call,
+                   {noise(operand, sum, options.positions), options.positions});
     if (options.counts && is_measured()) measure<T>(operand, {x, out.values(), largest, counts, call});
   });
   return out;

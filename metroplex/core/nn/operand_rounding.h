@@ -96,7 +96,8 @@ class OperandRounding {
   bool encodes() const { return rounds() && precision_.fp8_products == config::Fp8Products::library; }
   // Whether the operand is multiplied as codes with a factor for each group of rows (scaled_grouped_product()).
   bool encodes_groups(Operand operand) const;
-  // The codes of x [.., columns] as a matrix, in `out` if it is defined; nearest values. Collective as round().
+  // The codes of x [.., columns] as a matrix, in `out` if it is defined. Collective as round(). nvfp4: throws
+  // base::Error("config") unless `columns` are whole bytes of the library's products.
   Codes encode(const at::Tensor& x, Operand operand, SumOver sum, const RoundOptions& options = {},
                Codes out = {}) const;
   // Uninitialized codes of a tensor [.., columns], for encode().
@@ -131,7 +132,9 @@ class OperandRounding {
   kernels::RoundShape shape(Operand operand, SumOver sum) const;
   bool rounds_randomly() const { return recipe_ == config::Recipe::nvfp4 && precision_.fp4_stochastic_rounding; }
   kernels::RoundingNoise noise(Operand operand, SumOver sum, const DropoutMask& positions) const;
-  at::Tensor rotate(const at::Tensor& x, const at::Tensor& counts, const kernels::RoundShape& shape) const;
+  // x, rotated if the product requires it.
+  at::Tensor rotate(const at::Tensor& x, Operand operand, SumOver sum, const at::Tensor& counts,
+                    const kernels::RoundShape& shape) const;
   template <class T>
   at::Tensor own_magnitudes(const at::Tensor& x, const at::Tensor& counts, const kernels::RoundShape& shape) const;
   template <class T>
@@ -140,6 +143,7 @@ class OperandRounding {
 
   kernels::ShardShape block_shape(const WeightShard& shard) const;
   at::Tensor decoded(const WeightShard& shard, const at::Tensor& decode) const;
+  at::Tensor make_one_group(const RowGroups& groups, kernels::RoundShape& call) const;
   // `size` consecutive elements of a matrix that has one factor.
   kernels::RoundShape range_shape(int64_t size) const;
   at::Tensor used_magnitudes(const at::Tensor& magnitudes) const;
@@ -154,6 +158,7 @@ class OperandRounding {
   void measure(Operand operand, const Measured& given) const;
 
   config::Precision precision_;
+  std::string module_;
   config::Recipe recipe_ = config::Recipe::none;
   device::Target target_;
   std::array<std::vector<comm::Group>, 3> shards_;

@@ -34,10 +34,9 @@ WeightShard make_shard(const Param& weight, const at::Tensor& values, const at::
 }
 
 int64_t RoundedWeight::bytes() const {
-  int64_t sum = 0;
-  const Codes own = shard ? Codes() : column_codes;  // ParamBuffer owns gathered codes
-  for (const at::Tensor& part : {columns, rows.is_same(columns) ? at::Tensor() : rows, own.codes, own.decode,
-                                 row_codes.codes, row_codes.decode})
+  // ParamBuffer owns gathered codes.
+  int64_t sum = (shard ? 0 : column_codes.bytes()) + row_codes.bytes();
+  for (const at::Tensor& part : {columns, rows.is_same(columns) ? at::Tensor() : rows})
     sum += part.defined() ? static_cast<int64_t>(part.nbytes()) : 0;
   return sum;
 }
@@ -103,7 +102,7 @@ at::Tensor round_weight(const OperandRounding& rounding, const Param& weight, Su
   if (weight.rounded && weight.rounded->column_codes.codes.defined()) {
     const Codes& kept = updated_codes(weight, sum);
     const auto rounded = kept.codes.options().dtype(rounding.result_type(weight.scalar_type()));
-    return kept.values(at::empty(kept.codes.sizes(), rounded)).view(weight.local_shape);
+    return kept.values(at::empty({kept.codes.size(0), kept.columns()}, rounded)).view(weight.local_shape);
   }
   return rounding.round(weight_values(weight), Operand::weight, sum, weight_options(weight, counts));
 }
