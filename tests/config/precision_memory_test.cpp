@@ -50,8 +50,8 @@ TEST(LowPrecision, LibraryMultipliesFourBitCodes) {
     const Config config = good({"precision.fp4_format=e2m1", "precision.fp8_products=library", where});
     EXPECT_TRUE(violations(config, kWorld).empty()) << where;
   }
-  const Config threads = good(
-      {"precision.fp4_format=e2m1", "precision.fp8_products=library", "run.device=cuda", "run.backend=threads"});
+  const Config threads =
+      good({"precision.fp4_format=e2m1", "precision.fp8_products=library", "run.device=cuda", "run.backend=threads"});
   EXPECT_FALSE(violations(threads, kWorld).empty());
 }
 

@@ -146,7 +146,9 @@ config::Model make_model(bool grouped, int64_t width = kWidth) {
   return model;
 }
 
-Results run_layer(const Recipe& recipe, at::ScalarType type, bool grouped, const Input& in, Results& weights) {
+// `spread`: the columns of weights differ in magnitude, so that the blocks of a row flush some values to 0.
+Results run_layer(const Recipe& recipe, at::ScalarType type, bool grouped, const Input& in, Results& weights,
+                  bool spread = false) {
   nn::LayerContext context = test::layer_context({}, false, type);
   context.precision = precision_keys(recipe);
   moe::Experts experts("e", make_model(grouped), context, {});
@@ -155,6 +157,7 @@ Results run_layer(const Recipe& recipe, at::ScalarType type, bool grouped, const
   test::give_main_grad(params);
   for (nn::Param* param : params) {
     param->data.copy_(test::sample(param->local_shape, 5, type));
+    if (spread) param->data.mul_(at::exp2(at::arange(param->local_shape.back(), type).remainder(25).neg()));
     if (param->operand_history) param->operand_history->data.select(0, 0).fill_(kDelayed);
     weights[param->name] = param->data.to(at::kDouble);
   }
@@ -244,8 +247,8 @@ TEST(ExpertsRounding, CodesHaveTheSameProducts) {
          {Recipe{"delayed"}, {"tensorwise", true}, {"tensorwise"}, {"mxfp8"}, {"mxfp8", true}}) {
       const Input in = make_input(at::kBFloat16);
       Results weights;
-      const Results widened = run_layer(recipe, at::kBFloat16, grouped, in, weights),
-                    codes = run_layer({recipe.name, recipe.hybrid, true}, at::kBFloat16, grouped, in, weights);
+      const Results widened = run_layer(recipe, at::kBFloat16, grouped, in, weights, true),
+                    codes = run_layer({recipe.name, recipe.hybrid, true}, at::kBFloat16, grouped, in, weights, true);
       for (const auto& [name, expected] : widened) EXPECT_TRUE(codes.at(name).equal(expected)) << name;
     }
   }

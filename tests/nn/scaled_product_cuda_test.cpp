@@ -80,11 +80,11 @@ TEST(ScaledProductOnGpu, EqualsTheProductOfValues) {
     if (!catch_error([&] { nn::check_code_product(recipe, gpu_target().capability()); }).empty()) continue;
     const Both both{make_rounding(precision, at::kCPU), make_rounding(precision, at::kCUDA)};
     expect_product(both.encode(x, Operand::input, SumOver::columns),
-                        both.encode(weight, Operand::weight, SumOver::columns));
+                   both.encode(weight, Operand::weight, SumOver::columns));
     expect_product(both.encode(dy, Operand::gradient, SumOver::columns),
-                        both.encode(weight, Operand::weight, SumOver::rows).transposed());
+                   both.encode(weight, Operand::weight, SumOver::rows).transposed());
     expect_product(both.encode(dy, Operand::gradient, SumOver::rows).transposed(),
-                        both.encode(x, Operand::input, SumOver::rows).transposed());
+                   both.encode(x, Operand::input, SumOver::rows).transposed());
   }
 }
 

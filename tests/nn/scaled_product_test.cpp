@@ -40,8 +40,8 @@ void expect_kinds(const nn::LibraryFactors& got, const std::vector<ScalingType>&
   EXPECT_EQ(got.swizzle, numbers(swizzle));
 }
 
-// Calls expect(row, block, byte) for every factor in tiles of 128 rows and 4 blocks. The other bytes must be 0, unless
-// they are `unspecified`.
+// Calls expect(row, block, byte) for every factor in tiles of 128 rows and 4 blocks. The other bytes must be 0,
+// unless they are `unspecified`.
 template <class Expect>
 void expect_tiles(const at::Tensor& factors, int64_t rows, int64_t blocks, const Expect& expect,
                   bool unspecified = false) {
