@@ -78,6 +78,7 @@ config::Config generation_config(const RunArguments& parsed, const std::string& 
   config.checkpoint.exit_on_missing_checkpoint = !load.empty();
   config.parallel.sequence_parallel = false;
   config.train.global_batch_size = 0;
+  config.precision.fp8_products = config::Fp8Products::widened;  // the library needs multiples of 16 tokens
   config.train.rampup_batch_size.clear();
   config.train.step_batch_size_schedule.clear();
   config.optim.override_opt_param_scheduler = true;

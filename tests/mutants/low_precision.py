@@ -58,6 +58,7 @@ MUTANTS = [
     ("factors_of_square_blocks_without_padding", "nn/scaled_product.cpp", "pad(operand.decode, 1, kTileBlocks).t()", "operand.decode.t()", "nn_test ScaledProduct*", "expr"),
     ("factors_in_another_tile", "nn/scaled_product.cpp", ".permute({0, 1, 4, 3, 2, 5})", ".permute({0, 1, 4, 2, 3, 5})", "nn_test ScaledProduct*"),
     ("block_products_on_later_gpus", "nn/scaled_product.cpp", "row.from <= capability && capability < row.below", "row.from <= capability", "nn_test ScaledProduct*", "expr"),
+    ("last_blocks_have_the_first_factors", "nn/scaled_product.cpp", "by.narrow(0, down.first, down.count)", "by.narrow(0, 0 * down.first, down.count)", "nn_test ScaledProduct*:OperandRounding*", "expr"),
     ("transposed_codes_with_old_factors", "nn/scaled_product.cpp", "has_blocks() ? decode.t().contiguous() : decode", "decode", "nn_test ScaledProduct*", "expr"),
     ("codes_of_blocks_with_one_factor", "kernels/round_blocks_cpu.cpp", "encode[static_cast<size_t>(first / step)]", "encode[0]", "kernels_test EncodeValues*", "expr"),
     ("kept_codes_along_one_dimension", "nn/rounded_weight.cpp", "sum == SumOver::rows && kept.row_codes.codes.defined()", "sum == SumOver::rows && kept.row_codes.block_rows == 1", "run_test RoundedWeights.EqualRoundingForEvery*", "expr"),

@@ -171,7 +171,7 @@ TEST(StepGraphs, ThePoolHoldsWhatIsPredicted) {
       EXPECT_GE(pool.reserved, pool.peak);
     });
   }
-  EXPECT_EQ(compared, 96);
+  EXPECT_EQ(compared, 99);
 }
 
 TEST(StepGraphs, AnotherNumberOrFormOfMicrobatchesIsCapturedAgain) {

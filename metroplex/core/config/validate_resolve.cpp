@@ -73,6 +73,7 @@ Config in_double_precision(const Config& config) {
   settings.precision.params_dtype = ParamsDtype::fp64;
   settings.precision.fp32_residual_connection = false;
   settings.precision.output_logit_dtype = OutputLogitDtype::params;
+  settings.precision.fp8_products = Fp8Products::widened;  // the library has no version for fp64
   settings.precision.main_grads_dtype = MainGradsDtype::automatic;
   settings.parallel.reduce_scatter_with_fp32_accumulation = false;
   settings.precision.loss_scale = 0;

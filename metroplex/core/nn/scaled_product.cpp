@@ -105,6 +105,34 @@ at::Tensor multiply_groups(const GroupedCodes& operands, const at::Tensor& ends)
                                    {tiles}, ends, {}, at::kBFloat16);
 }
 
+// Whole blocks of one dimension of a matrix, or its last block if that is not whole.
+struct BlockRange {
+  int64_t begin, count, size, first;  // first element; number and size of the blocks; number of the first one
+};
+std::vector<BlockRange> cut_blocks(int64_t length, int64_t size) {
+  const int64_t whole = length / size, rest = length % size;
+  std::vector<BlockRange> cuts;
+  if (whole > 0) cuts.push_back({0, whole, size, 0});
+  if (rest > 0) cuts.push_back({whole * size, 1, rest, whole});
+  return cuts;
+}
+
+// Multiplies x [rows, columns] by the factors of its blocks, without a tensor of the same size. Two dtypes would need
+// copies of x: factors are converted, which is exact because half results have powers of two.
+void multiply_blocks(const at::Tensor& x, const at::Tensor& factors, int64_t block_rows, int64_t block_columns) {
+  const at::Tensor by = factors.to(x.scalar_type());
+  for (const BlockRange& down : cut_blocks(x.size(0), block_rows)) {
+    for (const BlockRange& across : cut_blocks(x.size(1), block_columns)) {
+      const at::Tensor blocks = x.narrow(0, down.begin, down.count * down.size)
+                                    .narrow(1, across.begin, across.count * across.size)
+                                    .unflatten(1, {across.count, across.size})
+                                    .unflatten(0, {down.count, down.size});
+      const at::Tensor of_blocks = by.narrow(0, down.first, down.count).narrow(1, across.first, across.count);
+      blocks.mul_(of_blocks.unsqueeze(1).unsqueeze(3));
+    }
+  }
+}
+
 void multiply_by_library(const at::Tensor& out, const Codes& left, const Codes& right) {
   const at::ScalarType type = out.scalar_type();
   at::Tensor result = out;
@@ -144,7 +172,8 @@ at::Tensor Codes::values(at::Tensor out) const {
   if (!out.defined()) out = at::empty({codes.size(0), columns()}, factors.options());
   out.copy_(has_pairs() ? pair_values(codes) : codes);
   if (!has_blocks()) return out.mul_(row_factors().unsqueeze(1));
-  return out.mul_(repeat(repeat(factors, 0, block_rows, codes.size(0)), 1, block_columns, columns()));
+  multiply_blocks(out, factors, block_rows, block_columns);
+  return out;
 }
 
 LibraryFactors library_factors(const Codes& operand) {
@@ -167,7 +196,7 @@ LibraryFactors library_factors(const Codes& operand) {
 void check_product_sizes(const std::string& layer, std::initializer_list<int64_t> sizes, int64_t multiple) {
   for (const int64_t size : sizes) {
     MPX_CHECK(size % multiple == 0, "config", "precision.fp8_products = library: ", layer,
-              " multiplies matrices with ", size, " rows, but the library needs multiples of ", multiple,
+              " multiplies matrices with a side of ", size, ", but the library needs multiples of ", multiple,
               "; change the widths or the number of tokens, or set it to widened");
   }
 }
@@ -187,10 +216,9 @@ at::Tensor scaled_product(const device::Target& target, const Codes& left, const
   check_product_sizes(layer, {n, k, left.has_blocks() ? m : n});
   if (left.has_pairs()) check_product_sizes(layer, {k}, 32);  // 16 bytes of a row
   at::Tensor out = at::empty({m, n}, left.codes.options().dtype(type));
-  if (!target.meta && m > 0) {
-    if (left.has_blocks() && !target.gpu()) out.copy_(at::mm(left.values(), right.values().t()));
-    else multiply_by_library(out, left, right);
-  }
+  const bool decodes = left.has_blocks() && !target.gpu();
+  if (m > 0 && decodes) out.copy_(at::mm(left.values(), right.values().t()));
+  if (m > 0 && !decodes && !target.meta) multiply_by_library(out, left, right);
   const double flops = 2.0 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k);
   device::issued(target, {"scaled_mm", {&left.codes, &right.codes}, {&out}, {}, flops});
   return out;
