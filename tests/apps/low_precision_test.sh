@@ -48,6 +48,8 @@ run 0 convert delayed --to torch_dist megatron
 holds "Megatron checkpoints have no histories"
 run 0 generate --load mxfp8 --prompt a --max-new-tokens 2 --precision.fp8_format=none
 holds "a run of a checkpoint can turn low precision off"
+run 0 generate --load mxfp8 --prompt a --max-new-tokens 2 --precision.fp8_products=library
+holds "generation widens products of codes, which need multiples of 16 tokens"
 
 printf 'model: {family: gpt, num_layers: 2, hidden_size: 32, num_attention_heads: 2, vocab_size: 64}\ntrain: {seq_length: 16, micro_batch_size: 1, global_batch_size: 4, train_iters: 3}\ndata: {mock_data: true}\noptim: {lr: 0.01}\n' > plan.yaml
 run 0 plan plan.yaml "${bits[@]}" --gpus 2 --cluster h100

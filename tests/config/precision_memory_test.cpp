@@ -79,6 +79,7 @@ static const std::vector<std::vector<std::string>>& allowed() {
       {fp16, "precision.loss_scale=1024", "precision.check_for_nan_in_grad=true"},
       {fp16, "precision.main_grads_dtype=params", "optim.optimizer=lion"},
       {"precision.loss_scale=8"},
+      {bf16, "precision.fp8_format=e4m3", "precision.fp8_products=library"},
       {"precision.params_dtype=fp64", zero3},
       {"precision.params_dtype=fp64", "optim.adam_eps=1e-300", "optim.clip_grad=1e39"},
       {"optim.adam_eps=7.1e-46", "optim.weight_decay=3.4e38"},

@@ -59,6 +59,8 @@ MUTANTS = [
     ("factors_in_another_tile", "nn/scaled_product.cpp", ".permute({0, 1, 4, 3, 2, 5})", ".permute({0, 1, 4, 2, 3, 5})", "nn_test ScaledProduct*"),
     ("block_products_on_later_gpus", "nn/scaled_product.cpp", "row.from <= capability && capability < row.below", "row.from <= capability", "nn_test ScaledProduct*", "expr"),
     ("last_blocks_have_the_first_factors", "nn/scaled_product.cpp", "by.narrow(0, down.first, down.count)", "by.narrow(0, 0 * down.first, down.count)", "nn_test ScaledProduct*:OperandRounding*", "expr"),
+    ("double_precision_with_products_of_codes", "config/validate_resolve.cpp", "  settings.precision.fp8_products = Fp8Products::widened;", "  settings.precision.fp8_products = config.precision.fp8_products;", "config_test Precision.InDouble*"),
+    ("generation_with_products_of_codes", "apps/upper/generate.cpp", "  config.precision.fp8_products = config::Fp8Products::widened;", "  config.precision.fp8_products = parsed.config.precision.fp8_products;", "app_low_precision_test"),
     ("transposed_codes_with_old_factors", "nn/scaled_product.cpp", "has_blocks() ? decode.t().contiguous() : decode", "decode", "nn_test ScaledProduct*", "expr"),
     ("codes_of_blocks_with_one_factor", "kernels/round_blocks_cpu.cpp", "encode[static_cast<size_t>(first / step)]", "encode[0]", "kernels_test EncodeValues*", "expr"),
     ("kept_codes_along_one_dimension", "nn/rounded_weight.cpp", "sum == SumOver::rows && kept.row_codes.codes.defined()", "sum == SumOver::rows && kept.row_codes.block_rows == 1", "run_test RoundedWeights.EqualRoundingForEvery*", "expr"),
