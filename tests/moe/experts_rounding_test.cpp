@@ -303,7 +303,8 @@ TEST(ExpertsRounding, GpusMultiplyCodes) {
   EXPECT_EQ(count_code_products({103, mx}), 0);
   const std::string error = test::catch_error([&] { count_code_products({100, mx}); });
   EXPECT_NE(
-      error.find("e.linear_fc2.weight multiplies matrices with a side of 144, but the library needs multiples of 32"),
+      error.find(
+          "e.linear_fc2.weight multiplies matrices with a dimension of 144, but the library needs multiples of 32"),
       std::string::npos)
       << error;
 }
@@ -316,7 +317,7 @@ TEST(ExpertsRounding, BlocksOfStackedWeightsNeedWholeMatrices) {
   const std::string error = test::catch_error([&] {
     rounding.encode(at::ones({2, 48, 64}), Operand::weight, SumOver::rows, {.groups = {2, {}}});
   });
-  EXPECT_NE(error.find("l multiplies matrices with a side of 48, but the library needs multiples of 32"),
+  EXPECT_NE(error.find("l multiplies matrices with a dimension of 48, but the library needs multiples of 32"),
             std::string::npos)
       << error;
 }

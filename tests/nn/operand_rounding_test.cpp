@@ -143,7 +143,7 @@ TEST(OperandRounding, PairsNeedWholeBytes) {
     const std::string error = catch_error([&] {
       rounding.encode(at::ones({32, columns}), Operand::input, SumOver::columns);
     });
-    EXPECT_NE(error.find("l multiplies matrices with a side of " + std::to_string(columns) +
+    EXPECT_NE(error.find("l multiplies matrices with a dimension of " + std::to_string(columns) +
                          ", but the library needs multiples of 32; change the widths"),
               std::string::npos)
         << error;
@@ -165,7 +165,7 @@ TEST(OperandRounding, ProductsOfCodesHaveShapesWithoutValues) {
     EXPECT_EQ(codes(24, 48).transposed().codes.sizes(), at::IntArrayRef({48, 24}));
     const std::string error =
         catch_error([&] { nn::scaled_product(target, codes(24, 40), codes(80, 40), at::kFloat, "l"); });
-    EXPECT_NE(error.find("l multiplies matrices with a side of 40"), std::string::npos) << error;
+    EXPECT_NE(error.find("l multiplies matrices with a dimension of 40"), std::string::npos) << error;
   }
 }
 

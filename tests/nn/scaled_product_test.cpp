@@ -180,9 +180,9 @@ TEST(ScaledProduct, PairsNeedMultiplesOf32) {
     EXPECT_NE(error.find(what), std::string::npos) << error;
     EXPECT_NE(error.find("change the widths or the number of tokens"), std::string::npos) << error;
   };
-  refused(48, 80, 48, "l multiplies matrices with a side of 48, but the library needs multiples of 32");
-  refused(40, 80, 64, "l multiplies matrices with a side of 40, but the library needs multiples of 16");
-  refused(48, 72, 64, "l multiplies matrices with a side of 72, but the library needs multiples of 16");
+  refused(48, 80, 48, "l multiplies matrices with a dimension of 48, but the library needs multiples of 32");
+  refused(40, 80, 64, "l multiplies matrices with a dimension of 40, but the library needs multiples of 16");
+  refused(48, 72, 64, "l multiplies matrices with a dimension of 72, but the library needs multiples of 16");
 }
 
 // Each code is multiplied by the factor of its block, also after a transposition.
@@ -283,7 +283,7 @@ TEST(ScaledProduct, GroupsWithBlocksNeedMultiplesOf32) {
   EXPECT_EQ(multiply(64, 48).sizes(), at::IntArrayRef({40, 48}));
   EXPECT_EQ(multiply(64, 48).scalar_type(), at::kBFloat16);
   const std::string error = catch_error([&] { multiply(48, 64); });
-  EXPECT_NE(error.find("l multiplies matrices with a side of 48, but the library needs multiples of 32"),
+  EXPECT_NE(error.find("l multiplies matrices with a dimension of 48, but the library needs multiples of 32"),
             std::string::npos)
       << error;
 }
@@ -312,7 +312,7 @@ TEST(ScaledProduct, GroupsNeedTheirArchitectures) {
   const std::string error = catch_error([&] {
     nn::scaled_grouped_product(target, nn::grouped_codes(codes(16, 40, 3), codes(3 * 48, 40, 3), true), ends, 1, "l");
   });
-  EXPECT_NE(error.find("l multiplies matrices with a side of 40"), std::string::npos) << error;
+  EXPECT_NE(error.find("l multiplies matrices with a dimension of 40"), std::string::npos) << error;
 }
 
 TEST(ScaledProduct, RecipesNeedTheirArchitectures) {

@@ -118,9 +118,10 @@ TEST(RoundingFigures, Nvfp4SaturatesAndHasScale) {
   for (const step::LayerRounding& layer : measure(make_config(kDense, "nvfp4", {}, 1), 1)) {
     for (const RoundingFigures& operand : layer.operands) {
       EXPECT_GT(operand.saturated, 0) << layer.module;
+      // Half of the factors are rounded down, and then mostly one of 16 values is too large: about 3%.
       EXPECT_LT(operand.saturated, 0.1 * operand.elements) << layer.module;
-      // A factor of each microbatch's tensor; the weight is one tensor.
-      EXPECT_NEAR(operand.decode, operand.largest / 2688, operand.decode * 0x1p-50) << layer.module;
+      // A factor of each microbatch's tensor; the weight is one tensor. Three divisions in fp64 round once each.
+      EXPECT_NEAR(operand.decode, operand.largest / 2688, operand.decode * 4 * 0x1p-53) << layer.module;
     }
   }
 }

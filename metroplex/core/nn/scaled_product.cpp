@@ -196,7 +196,7 @@ LibraryFactors library_factors(const Codes& operand) {
 void check_product_sizes(const std::string& layer, std::initializer_list<int64_t> sizes, int64_t multiple) {
   for (const int64_t size : sizes) {
     MPX_CHECK(size % multiple == 0, "config", "precision.fp8_products = library: ", layer,
-              " multiplies matrices with a side of ", size, ", but the library needs multiples of ", multiple,
+              " multiplies matrices with a dimension of ", size, ", but the library needs multiples of ", multiple,
               "; change the widths or the number of tokens, or set it to widened");
   }
 }
