@@ -1,6 +1,6 @@
 // Prints predicted and measured step times of small models on this CPU: ranks are threads on the virtual clock. One
-// calibration serves all configurations.
-//   step_time [--machine FILE] [--save FILE] [--steps 5] [--only NAME]
+// calibration serves all configurations. The fastest of some steps counts, as in a calibration.
+//   step_time [--machine FILE] [--save FILE] [--steps 5] [--rounds 3] [--only NAME]
 #include <ATen/Parallel.h>
 #include <CLI/CLI.hpp>
 #include <cmath>
@@ -31,9 +31,13 @@ struct StepSeconds {
   double all = 0, compute = 0;  // of rank 0
 };
 
+void keep_faster(StepSeconds& step, const StepSeconds& other) {
+  if (other.all < step.all) step = other;
+}
+
 StepSeconds measure(const config::Config& config, int ranks, const price::LinkCost& link, int steps) {
   const auto clock = std::make_shared<clock::VirtualClock>(ranks, link);
-  std::vector<double> times, compute;
+  StepSeconds fastest{INFINITY, INFINITY};
   comm::run_threads(
       ranks, topology::RankGrid(ranks, config.parallel), {.observer = clock}, [&](const comm::World& world) {
         auto assembly = step::assemble(config, world, config.model.vocab_size);
@@ -47,11 +51,10 @@ StepSeconds measure(const config::Config& config, int ranks, const price::LinkCo
           comm::barrier(world.groups().world);
           const clock::RankTime passed = clock->of(world.rank()) - start;
           if (step < 2 || world.rank() != 0) continue;
-          times.push_back(passed.total_s());
-          compute.push_back(passed.compute_s);
+          keep_faster(fastest, {passed.total_s(), passed.compute_s});
         }
       });
-  return {bench::median(times), bench::median(compute)};
+  return fastest;
 }
 
 // Prints measured and predicted times of the operators of a step on rank 0.
@@ -74,14 +77,13 @@ void print_operators(const config::Config& config, int ranks, const price::Machi
                   static_cast<double>(one.bytes));
     const double predicted =
         price::operator_seconds(machine, {one.name, one.dtype, one.flops, static_cast<double>(one.bytes)});
-    for (Sum* sum : {&sums[key], &all})
-      sum->measured += one.seconds / step.steps, sum->predicted += predicted / step.steps, ++sum->count;
+    for (Sum* sum : {&sums[key], &all}) sum->measured += one.seconds, sum->predicted += predicted, ++sum->count;
   }
   for (const auto& [name, sum] : sums)
     if (sum.measured > 0.002 * all.measured)
-      std::printf("    %-60s %5d measured %8.3f predicted %8.3f ms\n", name.c_str(), sum.count / step.steps,
-                  sum.measured * 1e3, sum.predicted * 1e3);
-  std::printf("    all %d measured %.3f predicted %.3f, step %.3f ms\n", all.count / step.steps, all.measured * 1e3,
+      std::printf("    %-60s %5d measured %8.3f predicted %8.3f ms\n", name.c_str(), sum.count, sum.measured * 1e3,
+                  sum.predicted * 1e3);
+  std::printf("    all %d measured %.3f predicted %.3f, step %.3f ms\n", all.count, all.measured * 1e3,
               all.predicted * 1e3, step.step_s * 1e3);
 }
 
@@ -90,10 +92,11 @@ void print_operators(const config::Config& config, int ranks, const price::Machi
 int main(int argc, char** argv) {
   CLI::App app("step_time");
   std::string machine_file, save, only;
-  int steps = 5;
+  int steps = 5, rounds = 3;
   app.add_option("--machine", machine_file);
   app.add_option("--save", save);
   app.add_option("--steps", steps);
+  app.add_option("--rounds", rounds);
   app.add_option("--only", only);
   bool breakdown = false;
   app.add_flag("--operators", breakdown);
@@ -104,13 +107,7 @@ int main(int argc, char** argv) {
   CLI11_PARSE(app, argc, argv);
   bench::use_run_settings(argv);
   at::set_num_threads(1);
-  // A shared machine changes its speed by 10 % within minutes. So the same step of one rank is measured before and
-  // after the calibration and each case, and the measured time of a case is scaled to the speed of the calibration.
   const price::LinkCost link{20e-6, 1e9};
-  const config::Config reference = make_config(cases().front());
-  const auto reference_seconds = [&] { return measure(reference, 1, link, 3).all; };
-  double speed_before = reference_seconds();
-  const double first = speed_before;
   price::Machine machine =
       machine_file.empty()
           ? forecast::calibrate({.progress = [](const std::string& line) { std::puts(line.c_str()); }})
@@ -126,33 +123,35 @@ int main(int argc, char** argv) {
     print_operators(config::resolved(config, ranks), ranks, machine);
     return 0;
   }
-  speed_before = reference_seconds();
-  const double calibrated = machine_file.empty() ? (first + speed_before) / 2 : speed_before;
   // Every communicator of the virtual clock has its own link.
   machine.cluster.domains = {{.name = "link", .link = link, .shared = false}};
-  double sum = 0, worst = 0, raw_sum = 0;
-  int count = 0;
-  for (const Case& one : cases()) {
-    if (!only.empty() && only != one.name) continue;
+  std::vector<Case> chosen;
+  for (const Case& one : cases())
+    if (only.empty() || only == one.name) chosen.push_back(one);
+  // Other programs disturb a measurement for seconds, so each case is measured at several times.
+  std::vector<StepSeconds> fastest(chosen.size(), {INFINITY, INFINITY});
+  for (int round = 0; round < rounds; ++round) {
+    for (size_t i = 0; i < chosen.size(); ++i)
+      keep_faster(fastest[i], measure(make_config(chosen[i]), chosen[i].ranks, link, steps));
+  }
+  double sum = 0, worst = 0;
+  std::puts(
+      "| configuration | measured ms | predicted ms | error | compute, measured / predicted | waits, measured / "
+      "predicted |"
+      "\n|---|---|---|---|---|---|");
+  for (size_t i = 0; i < chosen.size(); ++i) {
+    const Case& one = chosen[i];
+    const auto& [measured, compute] = fastest[i];
     const config::Config config = make_config(one);
-    const auto [raw, compute] = measure(config, one.ranks, link, steps);
-    const double speed_after = reference_seconds(), slowdown = (speed_before + speed_after) / 2 / calibrated;
-    speed_before = speed_after;
-    const double measured = raw / slowdown;
     const replay::StepTime predicted = forecast::price_step(
         {.config = config, .world_size = one.ranks, .vocab_size = config.model.vocab_size}, machine);
     const double error = predicted.seconds / measured - 1;
-    raw_sum += std::abs(predicted.seconds / raw - 1);
-    sum += std::abs(error), worst = std::max(worst, std::abs(error)), ++count;
+    sum += std::abs(error), worst = std::max(worst, std::abs(error));
     const replay::RankTimes& times = predicted.ranks[0];
-    std::printf(
-        "%-22s measured %8.2f ms, scaled %8.2f  predicted %8.2f ms  %+6.1f %%   compute %8.2f / %8.2f  waits %7.2f / "
-        "%7.2f\n",
-        one.name, raw * 1e3, measured * 1e3, predicted.seconds * 1e3, error * 100, compute * 1e3,
-        times.compute() * 1e3, (raw - compute) * 1e3, (times.communication() + times.idle) * 1e3);
+    std::printf("| %s | %.2f | %.2f | %+.1f %% | %.2f / %.2f | %.2f / %.2f |\n", one.name, measured * 1e3,
+                predicted.seconds * 1e3, error * 100, compute * 1e3, times.compute() * 1e3,
+                (measured - compute) * 1e3, (times.communication() + times.idle) * 1e3);
     if (breakdown) print_operators(config, one.ranks, machine);
-    std::fflush(stdout);
   }
-  std::printf("mean %.1f %%, worst %.1f %%; without scaling mean %.1f %%\n", sum / count * 100, worst * 100,
-              raw_sum / count * 100);
+  std::printf("mean %.1f %%, worst %.1f %%\n", sum / static_cast<double>(chosen.size()) * 100, worst * 100);
 }

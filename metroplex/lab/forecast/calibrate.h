@@ -23,11 +23,12 @@ struct CalibrateOptions {
   std::function<void(const std::string& line)> progress;
 };
 
-// Operators of the steps of one rank with their CPU times, and the median time of a step without a recorder.
+// The fastest of some steps of one rank: its operators with their CPU times, and the time of a step without a
+// recorder. Other programs on the machine only make a step slower.
 struct MeasuredStep {
-  std::vector<replay::TraceOperation> operators;  // of `steps` steps
+  std::vector<replay::TraceOperation> operators;
   double step_s = 0;
-  int steps = 0;
+  double operators_s() const;
 };
 // At most `steps` steps on a single rank; exactly three on every rank of `world` if `steps` is 3.
 MeasuredStep measure_step(const config::Config& config, int steps);
