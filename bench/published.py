@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""Compares predicted step times with published runs (published_runs.json). Every row is printed.
+"""Compares predicted step times with published runs. Every row is printed, rows of one layout in one line.
    published.py BINARY [--rows REGEX] [--json FILE]   prints the table
    published.py BINARY --fit [--devices REGEX]        fits at most five constants per device and rewrites its machine file
-Machines are read from metroplex/lab/price/machines, not from the binary. The fit uses every third row of a device."""
+Machines are read from metroplex/lab/price/machines, not from the binary. The fit uses every third row of a device in
+published_runs.json. The rows of published_later.json were collected after the fit, and never used for it."""
 import argparse
 import concurrent.futures
 import json
@@ -15,13 +16,18 @@ import subprocess
 import tempfile
 
 HERE = pathlib.Path(__file__).parent
-ROWS = HERE / "published_runs.json"
+ROWS, LATER = HERE / "published_runs.json", HERE / "published_later.json"
+UNSTATED = dict.fromkeys(("sp", "vpp", "zero", "compile", "cuda_graphs"))
 MACHINES = HERE.parent / "metroplex/lab/price/machines"
 FAMILY = {"gpt": "gpt", "llama": "llama", "nemotron4": "gpt", "qwen2": "llama", "qwen3_moe": "llama"}
 UNFUSED = {"model.attention_dropout": 0.1, "model.hidden_dropout": 0.1, "precision.params_dtype": "fp16",
            "precision.main_grads_dtype": "params", "parallel.overlap_grad_reduce": "false"}
 NEMO = {"precision.main_grads_dtype": "params", "parallel.overlap_p2p_comm": "true", "parallel.align_param_gather": "true",
         "parallel.ddp_bucket_size": 134217728}
+LOW_PRECISION = {"delayed": {"precision.fp8_format": "hybrid", "precision.fp8_recipe": "delayed"},
+                 "tensorwise": {"precision.fp8_format": "hybrid", "precision.fp8_recipe": "tensorwise"},
+                 "mxfp8": {"precision.fp8_format": "e4m3", "precision.fp8_recipe": "mxfp8"},
+                 "nvfp4": {"precision.fp4_format": "e2m1"}}
 # Properties of the published programs that the rows do not hold: settings and a note for the table.
 PROGRAMS = {
     "Megatron SC21 table 1": (UNFUSED, "dropout 0.1, which Megatron-LM defaults to: attention without flash"),
@@ -38,7 +44,9 @@ PROGRAMS = {
 }
 RECOMPUTE = {"selective": "core_attn", "selective (torchtitan policy: op)": "mlp,layernorm",
              "selective (per op)": "mlp,layernorm", "selective: --recompute-ffn": "mlp",
-             "selective: --recompute-ffn --recompute-norm": "mlp,layernorm"}
+             "selective: --recompute-ffn --recompute-norm": "mlp,layernorm",
+             "selective: --recompute-swiglu --recompute-norm": "mlp,layernorm", "selective: mla_up_proj": "mla_up_proj",
+             "selective: mlp": "mlp", "selective: layernorm,moe_act": "layernorm,moe_act"}
 # Devices that differ from a built-in machine: base, published figures, and the fitted factor of matmul and attention.
 VARIANTS = {"h100_500w": ("h100", {"memory_bytes_per_s": 2.4e12, "memory_bytes": 1.02e11}, {"clock": 0.5788})}
 # Devices without enough rows, and the relative whose factors they take. Their rows are not fitted.
@@ -109,6 +117,10 @@ def settings(row):
         out |= {"model.num_moe_experts": model["experts"], "model.moe_router_topk": model["topk"],
                 "model.moe_ffn_hidden_size": model["expert_ffn"], "parallel.expert_model_parallel_size": row["ep"],
                 "parallel.expert_tensor_parallel_size": row["etp"] or 1, "model.moe_router_force_load_balancing": "true"}
+    if row.get("fp8"):
+        out |= LOW_PRECISION[row["fp8"]] | {"precision.fp8_products": "library"}
+        if row["fp8"] in ("delayed", "tensorwise") and zero > 0:
+            out |= {"precision.fp8_param_gather": "true"}
     out |= row.get("keys", {})
     return [f"--{key}={value}" for key, value in out.items()]
 
@@ -168,10 +180,14 @@ class Predictor:
         return list(self.pool.map(lambda row: predict(self.binary, row, machines[row["device"]]), rows))
 
 
-def fitted_rows(rows):
+def read_rows(path):
+    return [UNSTATED | row for row in json.loads(path.read_text())]
+
+
+def fitted_rows():
     """Returns the names of the rows that the constants are fitted on: every third row of a device."""
     names, counts = set(), {}
-    for row in rows:
+    for row in read_rows(ROWS):
         if row["device"] in BORROWED:
             continue
         count = counts.get(row["device"], 0)
@@ -270,35 +286,57 @@ def summary(title, errors):
             f"median {100 * statistics.median(errors):.1f} %, worst {100 * max(errors):.1f} %")
 
 
+def precision(row):
+    return row.get("fp8", "16 bits")
+
+
+def layout(row):
+    """What the rows of one line of the table have in common."""
+    varying = {"name", "gpus", "gbs", "step_seconds", "step_from", "source"}
+    return json.dumps({key: value for key, value in row.items() if key not in varying})
+
+
 def print_table(rows, plans, fitted):
-    print("| run | GPUs | measured s | predicted s | error | fitted | note |\n|---|---|---|---|---|---|---|")
-    by_device, by_group, every, rest, missing = {}, {}, [], [], 0
-    notes = {}
+    print("| run | device | precision | GPUs | measured s | predicted s | error in % (*: fitted) | note |\n"
+          "|---|---|---|---|---|---|---|---|")
+    lines, notes, problems = {}, {}, []
     for row, (plan, problem) in zip(rows, plans):
-        note = "; ".join(filter(None, [PROGRAMS.get(row["group"], ({}, ""))[1], row.get("note", "")]))
-        letter = notes.setdefault(note, chr(ord("a") + len(notes))) if note else ""
-        head = f"| {row['name']} | {row['gpus']} {row['device']} | {row['step_seconds']:.3g} |"
         if not plan:
-            missing += 1
-            print(f"{head} not predicted: {problem} | | | {letter} |")
+            problems.append(f"{row['name']}: {problem}")
             continue
-        error = plan["step_s"] / row["step_seconds"] - 1
-        every.append(abs(error))
-        by_group.setdefault(row["group"], []).append(abs(error))
+        error = 100 * (plan["step_s"] / row["step_seconds"] - 1)
+        lines.setdefault(layout(row), []).append(
+            (row, f"{row['step_seconds']:.3g}", f"{plan['step_s']:.3g}", f"{error:+.1f}{'*' * (row['name'] in fitted)}"))
+    for line in lines.values():
+        row = line[0][0]
+        note = "; ".join(filter(None, [PROGRAMS.get(row["group"], ({}, ""))[1], row.get("note", "")]))
+        number = notes.setdefault(note, len(notes) + 1) if note else ""
+        cells = [" ".join(cell) for cell in zip(*(cells for _, *cells in line))]
+        print(f"| {row['name']} | {row['device']} | {precision(row)} | {' '.join(str(one['gpus']) for one, *_ in line)} | "
+              + " | ".join(cells) + f" | {number} |")
+    print()
+    for note, number in notes.items():
+        print(f"{number}. {note}.")
+    print()
+    for problem in problems:
+        print(f"- not predicted: {problem}")
+
+
+def print_summaries(rows, plans, fitted):
+    groups = {"rows not fitted": [], "all rows": []}
+    later = {row["name"] for row in read_rows(LATER)}
+    for row, (plan, _) in zip(rows, plans):
+        if not plan:
+            continue
+        error = abs(plan["step_s"] / row["step_seconds"] - 1)
+        names = ["all rows", f"{row['group']}, {precision(row)}{', experts' if row['model'].get('experts') else ''}"]
         if row["name"] not in fitted:
-            rest.append(abs(error))
-            by_device.setdefault(row["device"], []).append(abs(error))
-        print(f"{head} {plan['step_s']:.3g} | {100 * error:+.1f} % | {'yes' if row['name'] in fitted else ''} | {letter} |")
-    print()
-    for note, letter in notes.items():
-        print(f"- {letter}: {note}.")
-    print()
-    print(summary("rows not fitted", rest))
-    print(summary("all rows", every) + f"; {missing} rows not predicted")
-    for device, errors in by_device.items():
-        print(summary(f"{device}, not fitted", errors))
-    for group, errors in by_group.items():
-        print(summary(group, errors))
+            age = "later rows" if row["name"] in later else "rows of the first file, not fitted"
+            names += ["rows not fitted", age, f"{age}, {precision(row)}", f"{row['device']}, {precision(row)}, not fitted"]
+        for name in names:
+            groups.setdefault(name, []).append(error)
+    for name, errors in sorted(groups.items()):
+        print(summary(name, errors))
 
 
 def main():
@@ -309,8 +347,8 @@ def main():
     parser.add_argument("--fit", action="store_true")
     parser.add_argument("--devices", default="")
     options = parser.parse_args()
-    every = json.loads(ROWS.read_text())
-    fitted = fitted_rows(every)
+    every = read_rows(ROWS) + read_rows(LATER)
+    fitted = fitted_rows()
     predictor = Predictor(options.binary)
     if options.fit:
         for device in dict.fromkeys(row["device"] for row in every if re.search(options.devices, row["device"])):
@@ -319,6 +357,7 @@ def main():
     rows = [row for row in every if re.search(options.rows, row["name"])]
     plans = predictor.rows(rows)
     print_table(rows, plans, fitted)
+    print_summaries(rows, plans, fitted)
     if options.json:
         pathlib.Path(options.json).write_text(json.dumps([[row["name"], *plan] for row, plan in zip(rows, plans)]))
 

@@ -466,6 +466,8 @@ class Drawing(Experts, LowPrecision, Positions):
         elif way == "selective":
             self.put("memory.recompute_granularity", "selective")
             names = ["core_attn", "mlp", "layernorm", "activation"]
+            if "model.multi_latent_attention" in self.keys:
+                names.append("mla_up_proj")
             if self.experts:
                 names += ["moe"] + (["moe_act"] if "model.moe_grouped_gemm" not in self.keys else [])
                 if self.keys.get("model.moe_shared_expert_intermediate_size") and "model.moe_shared_expert_overlap" not in self.keys:

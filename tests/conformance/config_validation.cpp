@@ -244,7 +244,7 @@ const std::pair<const char*, const char*> kLater[] = {
 std::string needs_key(const Json& kwargs) {
   std::string unknown;
   // Modules of layers that belong to unsupported parts.
-  static const std::vector<std::string> kOtherLayers{"mla_up_proj", "gdn_norm_out", "gdp_in_proj", "gdp_qkv", "mhc"};
+  static const std::vector<std::string> kOtherLayers{"gdn_norm_out", "gdp_in_proj", "gdp_qkv", "mhc"};
   for (const std::string& module : words(kwargs.value("recompute_modules", Json()))) {
     if (std::find(kOtherLayers.begin(), kOtherLayers.end(), module) != kOtherLayers.end()) return "module " + module;
   }

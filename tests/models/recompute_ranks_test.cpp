@@ -37,10 +37,24 @@ std::vector<Form> forms() {
           {{"mlp", "layernorm"}},
           {{"core_attn", "layernorm", "activation"}},
           {{"core_attn", "mlp", "layernorm", "activation"}},
+          {{"mla_up_proj"}},
+          {{"core_attn", "mla_up_proj", "layernorm"}},
           {{}, "host"},
           {{}, "file"},
           {{"core_attn", "layernorm", "activation"}, "file"},
-          {{"core_attn", "mlp"}, "file"}};
+          {{"core_attn", "mlp"}, "file"},
+          {{"mla_up_proj"}, "file"}};
+}
+
+config::Model latent_model(int64_t q_lora_rank) {
+  config::Model model = llama_model();
+  model.multi_latent_attention = true;
+  model.num_query_groups = 0;
+  model.q_lora_rank = q_lora_rank, model.kv_lora_rank = 10;
+  model.qk_head_dim = 6, model.qk_pos_emb_head_dim = 4, model.v_head_dim = 5;
+  model.qk_layernorm = q_lora_rank > 0;
+  model.attention_dropout = 0.15;
+  return model;
 }
 
 struct Variant {
@@ -75,6 +89,8 @@ std::vector<Variant> variants() {
   lightning.model.apply_residual_connection_post_layernorm = true;
   lightning.model.residual_stream_multiplier = 1.7;
   all.push_back(lightning);
+  all.push_back({"latent attention with latent queries", latent_model(12)});
+  all.push_back({"latent attention with queries of the input", latent_model(0)});
   Variant codegeex{"codegeex", gpt_model()};
   codegeex.model.family = "codegeex";
   codegeex.model.hidden_dropout = 0.1;
@@ -176,7 +192,8 @@ int64_t block_bytes(const config::Model& model, const Sizes& size, const Layout&
 TEST(RecomputeRanks, ABlockKeepsTheBytesOfTheFormula) {
   const int64_t s = 8, b = 3;
   for (const Variant& variant : variants()) {
-    if (variant.model.has_linear_attention()) continue;  // the formula is that of softmax attention
+    // The formula is that of softmax attention without latents.
+    if (variant.model.has_linear_attention() || variant.model.multi_latent_attention) continue;
     for (const at::ScalarType dtype : {at::kDouble, at::kFloat, at::kBFloat16}) {
       for (const auto& [tp, sequence_parallel] : {std::pair{1, false}, std::pair{2, false}, std::pair{2, true}}) {
         SCOPED_TRACE(testing::Message() << variant.name << " " << dtype << " tp " << tp << " sp "
@@ -213,6 +230,27 @@ TEST(RecomputeRanks, ABlockKeepsTheBytesOfTheFormula) {
       }
     }
   }
+}
+
+// Queries and keys have n (d + p) features, values n dv. Without them, the shared rotated key of p is kept.
+TEST(Recompute, LatentHeadsAreNotKept) {
+  const int64_t s = 8, b = 3, heads = 8, element = 8;
+  const config::Model model = latent_model(12);
+  const auto kept = [&](const Form& form) {
+    const models::ModelContext context = make_context(model, {}, form.memory());
+    const nn::Blocks blocks = models::build_stage(context, {0, 1, false, false});
+    const nn::Microbatch batch = small_batch(b, s, kVocab);
+    const nn::Region region = nn::make_region(blocks[0]);
+    const nn::Values x(nn::kHiddenStates, at::ones({s, b, model.hidden_size}, at::kDouble));
+    nn::run_forward(region, x, {batch}, nullptr);  // grows the table of rotary positions
+    const device::MemoryMeter meter;
+    const int64_t before = meter.bytes();
+    nn::RegionRun run;
+    const nn::Values y = nn::run_forward(region, x, {batch, context.saving.store.get()}, &run);
+    return meter.bytes() - before;
+  };
+  const int64_t of_heads = heads * (2 * (6 + 4) + 5), shared = 4;
+  EXPECT_EQ(kept({}) - kept({{"mla_up_proj"}}), s * b * (of_heads - shared) * element);
 }
 
 // The formula once with numbers: 8 x 3 tokens of 32 features, 4 heads of 8, 128 between fc1 and fc2, in float.

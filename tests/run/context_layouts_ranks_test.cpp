@@ -66,6 +66,10 @@ config::Config latent(bool documents) {
       "train: {seq_length: 32, micro_batch_size: 1}\n"
       "optim: {lr: 1.0e-3, weight_decay: 0.1}\n");
   config.data.reset_attention_mask = documents;
+  if (documents) {
+    config.memory.recompute_granularity = config::Recompute::selective;
+    config.memory.recompute_modules = {"mla_up_proj"};
+  }
   return config;
 }
 

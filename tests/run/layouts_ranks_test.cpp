@@ -198,6 +198,12 @@ void walk(const config::Config& base, int64_t num_layers, int64_t max_tp) {
 TEST(AnyLayoutEqualsOneRank, GptWithTiedHeadAndDropout) { walk(gpt(), 8, 8); }
 TEST(AnyLayoutEqualsOneRank, LlamaWithGroupedQueries) { walk(llama(), 6, 4); }
 TEST(AnyLayoutEqualsOneRank, LatentAttentionWithYarn) { walk(latent(), 6, 4); }
+TEST(AnyLayoutEqualsOneRank, LatentHeadsAreMadeAgain) {
+  config::Config config = latent();
+  config.memory.recompute_granularity = config::Recompute::selective;
+  config.memory.recompute_modules = {"mla_up_proj"};
+  walk(config, 6, 4);
+}
 TEST(AnyLayoutEqualsOneRank, WindowsCapsAndSinks) { walk(windows(), 6, 4); }
 TEST(AnyLayoutEqualsOneRank, NormsAfterLayersAndMultipliers) { walk(norms(), 6, 4); }
 TEST(AnyLayoutEqualsOneRank, ParallelAttentionAndMlp) { walk(parallel(), 6, 4); }

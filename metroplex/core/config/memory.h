@@ -16,6 +16,7 @@ namespace metroplex::config {
 enum class SavePoint : uint8_t {
   norm,
   qkv,
+  latent_heads,
   core_attn,
   proj,
   fc1,
@@ -44,13 +45,14 @@ class SavePointSet {
   unsigned bits_ = 0;
 };
 
-// mlp and shared_experts: the tensors between fc1 and fc2, including fc1's product. activation, moe_act: only the
-// input of fc2. moe has no save points, because it recomputes the MoE layer as a unit (nn/recompute.h).
+// mla_up_proj: queries, keys and values of latent attention, including their up-projections. mlp and shared_experts: the
+// tensors between fc1 and fc2, including fc1's product. activation, moe_act: only the input of fc2. moe has no save points, because it recomputes the MoE layer as a unit (nn/recompute.h).
 struct Module {
   const char* name;
   SavePointSet points;
 };
 inline constexpr Module kModules[] = {{"core_attn", {SavePoint::core_attn}},
+                                      {"mla_up_proj", {SavePoint::latent_heads}},
                                       {"mlp", {SavePoint::fc1, SavePoint::activation}},
                                       {"layernorm", {SavePoint::norm}},
                                       {"activation", {SavePoint::activation}},

@@ -233,6 +233,8 @@ class SettingsChecker {
       refuse(list_, "memory.recompute_modules", module, "must be one of " + names,
              nearest.empty() ? "use one of these" : "did you mean " + nearest + "?");
     }
+    if (among("mla_up_proj", modules) && !s_.latent_attention)
+      refuse(list_, "memory.recompute_modules", "mla_up_proj", "needs model.multi_latent_attention", "leave it out");
   }
 
   const TransformerSettings& s_;
@@ -301,6 +303,7 @@ TransformerSettings transformer_settings(const Config& config) {
   if (!memory.recompute_modules.empty()) settings.recompute_modules = memory.recompute_modules;
   settings.distribute_saved_activations = memory.distribute_saved_activations;
   settings.add_bias_linear = m.add_bias_linear;
+  settings.latent_attention = m.multi_latent_attention;
   settings.etp = parallel.etp();
   if (m.has_experts()) settings.experts = expert_settings(m);
   settings.graphs = {config.train.cuda_graph_impl.text(), config.train.cuda_graph_modules};

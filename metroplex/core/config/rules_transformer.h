@@ -61,6 +61,7 @@ struct TransformerSettings {
   std::optional<std::vector<std::string>> recompute_modules;
   bool distribute_saved_activations = false;
   bool add_bias_linear = true;
+  bool latent_attention = false;
   std::optional<int64_t> etp;  // unset: tp
   ExpertSettings experts;
   GraphSettings graphs;

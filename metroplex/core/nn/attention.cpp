@@ -307,6 +307,8 @@ Input SelfAttention::run_core(const at::Tensor& fused, const at::Tensor& query, 
       in.k = normalize_saving(in.k.x, k_norm_, rows, saved ? &saved->k : nullptr);
     }
     CoreSaved* const core_saved = saved ? &saved->core : nullptr;
+    // Norms are applied again only for a core that is computed again.
+    if (!saving_.recomputes(SavePoint::core_attn)) in.q = in.q.x, in.k = in.k.x;
     const Input core = [&] {
       if (batch.cache == nullptr) return core_.forward(in.q, in.k, in.v, {rows, rows}, batch, core_saved);
       const KvCache::Layer all = batch.cache->append(spec_.layer, in.k.x, in.v);

@@ -102,9 +102,9 @@ Input CoreAttention::forward(const Input& q, const Input& k, const Input& v, con
   const at::Tensor out = result.out.reshape({s_q, b, width});
   if (saved == nullptr) return out;
   if (!saving_.recomputes(SavePoint::core_attn)) {
-    *saved = {saving_.keep(q.x),
-              saving_.keep(k.x),
-              saving_.keep(v.x),
+    *saved = {saving_.keep(q),
+              saving_.keep(k),
+              saving_.keep(v),
               saving_.keep(out),
               saving_.keep(result.logsumexp),
               positions,

@@ -3,6 +3,9 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 
+#include <array>
+#include <utility>
+
 #include "base/error.h"
 #include "comm/collectives.h"
 #include "nn/autograd_node.h"
@@ -97,23 +100,56 @@ at::Tensor LatentAttention::gather_for_heads(const at::Tensor& shared) const {
   });
 }
 
-Input LatentAttention::run_core(const Projections& in, const Microbatch& batch) {
+// Overwrites q with its rotated parts.
+CoreInputs LatentAttention::heads(const Projections& in, const Positions& rows) const {
+  const int64_t s = in.q.size(0), b = in.q.size(1);
+  const at::Tensor q = in.q.detach().view({s, b, heads_, plain_dim_ + rotated_dim_});
+  rope_->rotate(q.narrow(3, plain_dim_, rotated_dim_), rows, 1);
+  const at::Tensor shared = in.k_rotated.detach().clone(at::MemoryFormat::Contiguous).unsqueeze(2);
+  rope_->rotate(shared, rows, 1);
+  const at::Tensor kv = in.kv.detach().view({s, b, heads_, plain_dim_ + v_dim_});
+  const at::Tensor k = at::empty(q.sizes(), q.options());
+  k.narrow(3, 0, plain_dim_).copy_(kv.narrow(3, 0, plain_dim_));
+  k.narrow(3, plain_dim_, rotated_dim_).copy_(shared.expand({s, b, heads_, rotated_dim_}));
+  return {q, k, kv.narrow(3, plain_dim_, v_dim_).contiguous()};
+}
+
+// Makes the heads again in backward; empty unless the policy says so.
+std::function<CoreInputs()> LatentAttention::recomputed_heads(const Input& q_in, const Input& kv_in,
+                                                              const at::Tensor& k_rotated, const Microbatch& batch) {
+  if (!at::GradMode::is_enabled() || !saving_.recomputes(SavePoint::latent_heads)) return {};
+  return [this, q = saving_.keep(q_in), kv = saving_.keep(kv_in), shared = saving_.keep(k_rotated), batch] {
+    const Projections again{q_.forward(q.get(), batch), kv_up_.forward(kv.get(), batch), shared.get()};
+    return heads(again, sequence_positions(batch));
+  };
+}
+
+namespace {
+
+// Queries, keys and values that backward makes by one call of `again`; saved as usual if it is empty.
+std::array<Input, 3> with_recomputation(const CoreInputs& in, const std::function<CoreInputs()>& again) {
+  if (!again) return {in.q, in.k, in.v};
+  const auto made = std::make_shared<CoreInputs>();
+  const auto part = [&](at::Tensor CoreInputs::*member) {
+    return Saved::recomputed([made, again, member] {
+      if (!made->q.defined()) *made = again();
+      return (*made).*member;
+    });
+  };
+  return {Input(in.q, part(&CoreInputs::q)), Input(in.k, part(&CoreInputs::k)), Input(in.v, part(&CoreInputs::v))};
+}
+
+}  // namespace
+
+Input LatentAttention::run_core(const Projections& in, const std::function<CoreInputs()>& again,
+                                const Microbatch& batch) {
   const auto saved = at::GradMode::is_enabled() ? std::make_shared<CoreSaved>() : nullptr;
   Input out = [&] {
     const at::NoGradGuard no_grad;
-    const int64_t s = in.q.size(0), b = in.q.size(1);
     const Positions rows = sequence_positions(batch);
-    const at::Tensor q = in.q.detach().view({s, b, heads_, plain_dim_ + rotated_dim_});
-    rope_->rotate(q.narrow(3, plain_dim_, rotated_dim_), rows, 1);
-    const at::Tensor shared = in.k_rotated.detach().clone(at::MemoryFormat::Contiguous).unsqueeze(2);
-    rope_->rotate(shared, rows, 1);
-    const at::Tensor kv = in.kv.detach().view({s, b, heads_, plain_dim_ + v_dim_});
-    const at::Tensor k = at::empty(q.sizes(), q.options());
-    k.narrow(3, 0, plain_dim_).copy_(kv.narrow(3, 0, plain_dim_));
-    k.narrow(3, plain_dim_, rotated_dim_).copy_(shared.expand({s, b, heads_, rotated_dim_}));
-    const at::Tensor v = kv.narrow(3, plain_dim_, v_dim_).contiguous();
+    const auto [q, k, v] = with_recomputation(heads(in, rows), again);
     if (batch.cache == nullptr) return core_.forward(q, k, v, {rows, rows}, batch, saved.get());
-    const KvCache::Layer all = batch.cache->append(spec_.layer, k, v);
+    const KvCache::Layer all = batch.cache->append(spec_.layer, k.x, v.x);
     return core_.forward(q, all.k, all.v, {rows, {}}, batch, saved.get());
   }();
   if (!saved) return out;
@@ -141,12 +177,13 @@ at::Tensor LatentAttention::forward(const Input& in, const Microbatch& batch, co
   const auto normed = [&](std::optional<Norm>& norm, const at::Tensor& x) {
     return norm ? normalize(*norm, x, saving_) : Input(x);
   };
-  Projections projections;
-  projections.q = q_.forward(q_down_ ? normed(q_norm_, q_down_->forward(in, batch)) : in, batch);
-  const at::Tensor down = kv_down_.forward(in, batch);
-  projections.kv = kv_up_.forward(normed(kv_norm_, down.narrow(2, 0, latent_dim_)), batch);
-  projections.k_rotated = gather_for_heads(down.narrow(2, latent_dim_, rotated_dim_));
-  return proj_.forward(run_core(projections, batch), batch);
+  const Input q_in = q_down_ ? normed(q_norm_, q_down_->forward(in, batch)) : in;
+  const at::Tensor q = q_.forward(q_in, batch), down = kv_down_.forward(in, batch);
+  const Input kv_in = normed(kv_norm_, down.narrow(2, 0, latent_dim_));
+  const Projections projections{q, kv_up_.forward(kv_in, batch),
+                                gather_for_heads(down.narrow(2, latent_dim_, rotated_dim_))};
+  return proj_.forward(
+      run_core(projections, recomputed_heads(q_in, kv_in, projections.k_rotated, batch), batch), batch);
 }
 
 void LatentAttention::collect_params(std::vector<Param*>& params) {

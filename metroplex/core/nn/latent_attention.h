@@ -9,6 +9,7 @@
 // of the rotated part, dv of values.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -29,7 +30,10 @@ class LatentAttention final : public Attention {
  private:
   struct Projections;
   at::Tensor gather_for_heads(const at::Tensor& shared) const;
-  Input run_core(const Projections& in, const Microbatch& batch);
+  CoreInputs heads(const Projections& in, const Positions& rows) const;
+  std::function<CoreInputs()> recomputed_heads(const Input& q_in, const Input& kv_in, const at::Tensor& k_rotated,
+                                               const Microbatch& batch);
+  Input run_core(const Projections& in, const std::function<CoreInputs()>& again, const Microbatch& batch);
   std::vector<at::Tensor> run_core_backward(const at::Tensor& dout, const CoreSaved& saved);
 
   AttentionSpec spec_;

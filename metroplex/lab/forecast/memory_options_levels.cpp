@@ -54,6 +54,7 @@ bool recomputable(const config::Model& m, const std::string& module) {
   if (module == "shared_experts")
     return any && m.moe_shared_expert_intermediate_size > 0 && !m.moe_shared_expert_overlap;
   if (module == "mlp" || module == "activation") return config::any_layer_has(m, &LayerParts::mlp);
+  if (module == "mla_up_proj") return m.multi_latent_attention;
   if (module == "core_attn")
     return config::any_layer_has(m, &LayerParts::attention) || config::any_layer_has(m, &LayerParts::delta_net) ||
            config::any_layer_has(m, &LayerParts::lightning);
@@ -64,8 +65,10 @@ void add_selective(const config::Config& config, OptionLevels& list) {
   static const std::vector<std::set<std::string>> kSets = {{"layernorm"},
                                                            {"activation", "moe_act"},
                                                            {"core_attn"},
+                                                           {"mla_up_proj"},
                                                            {"activation", "core_attn", "layernorm", "moe_act"},
                                                            {"layernorm", "moe_act", "shared_experts"},
+                                                           {"layernorm", "mla_up_proj", "moe_act", "shared_experts"},
                                                            {"layernorm", "mlp", "moe"},
                                                            {"core_attn", "layernorm", "mlp", "moe"}};
   const std::set<std::string> already(config.memory.recompute_modules.begin(), config.memory.recompute_modules.end());

@@ -38,6 +38,8 @@ std::string dtype_name(at::ScalarType type) {
     case at::kFloat8_e4m3fn:
     case at::kFloat8_e5m2:
       return "fp8";
+    case at::kFloat4_e2m1fn_x2:
+      return "fp4";
     default:
       return "";
   }
