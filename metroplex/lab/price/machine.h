@@ -33,7 +33,7 @@ struct Machine {
   double cache_bytes = 0, cache_bytes_per_s = 0;  // last-level cache; 0: not modeled
   double launch_s = 0;                            // of one operator on the host
   // Fraction of the peak that operators achieve, by class and size. Classes: matmul, grouped_matmul, attention (sizes
-  // in FLOPs) and memory (bytes).
+  // in FLOPs of bf16, if it has a peak) and memory (bytes).
   std::map<std::string, Curve> shares;
   // Measured operators. The key is name and dtype: "mm bf16".
   std::map<std::string, std::vector<MeasuredOperator>> measured;

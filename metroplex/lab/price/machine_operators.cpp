@@ -26,6 +26,12 @@ double peak(const Machine& machine, std::string_view dtype) {
   return found->second;
 }
 
+// Shares of products are those of bf16. A product of another dtype has the share of the one that takes as long in bf16.
+double bf16_flops(const Machine& machine, const Operator& one) {
+  const auto bf16 = machine.peak_flops.find("bf16");
+  return bf16 == machine.peak_flops.end() ? one.flops : one.flops * bf16->second / peak(machine, one.dtype);
+}
+
 double memory_seconds(const Machine& machine, double bytes) {
   if (machine.memory_bytes_per_s <= 0 || bytes <= 0) return 0;
   return bytes / (machine.memory_bytes_per_s * share(machine, "memory", bytes));
@@ -80,7 +86,7 @@ double operator_seconds(const Machine& machine, const Operator& one) {
     return measured_seconds(machine, measured->second, one);
   double seconds = 0;
   if (one.flops > 0)
-    seconds = one.flops / (peak(machine, one.dtype) * share(machine, operator_class(one), one.flops));
+    seconds = one.flops / (peak(machine, one.dtype) * share(machine, operator_class(one), bf16_flops(machine, one)));
   return std::max(seconds, memory_seconds(machine, one.bytes));
 }
 
