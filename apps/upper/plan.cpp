@@ -84,7 +84,7 @@ double number_or(const char* name, const std::string& text, double otherwise, do
 forecast::MemoryDomains memory_domains(const config::Config& config, int64_t world_size,
                                        const price::Machine& machine) {
   forecast::MemoryDomains domains;
-  domains.gpu = machine.gpu;
+  domains.gpu = machine.gpu, domains.capability = machine.capability;
   if (!machine.gpu) domains.ranks_each = world_size;  // one machine
   domains.from = machine.name;
   if (machine.memory_bytes > 0) domains.bytes = std::llround(machine.memory_bytes);

@@ -94,9 +94,10 @@ TEST(ZeroBubbleEqualsOneRank, OtherModelsAndStages) {
       {"train.freeze=decoder.layers.1.*;parallel.pipeline_model_parallel_size=2;parallel.pipeline_schedule=zb_h2", 2},
       {"parallel.context_parallel_size=2;" + v2 + "parallel.pipeline_schedule=zb_v", 4},
       {latent + v2 + "parallel.pipeline_schedule=dualpipe_v", 2},
-      {latent + v2 + "parallel.tensor_model_parallel_size=2;parallel.sequence_parallel=true;"
-                     "parallel.pipeline_schedule=zb_v;memory.recompute_granularity=selective;"
-                     "memory.recompute_modules=[mla_up_proj,layernorm]",
+      {latent + v2 +
+           "parallel.tensor_model_parallel_size=2;parallel.sequence_parallel=true;"
+           "parallel.pipeline_schedule=zb_v;memory.recompute_granularity=selective;"
+           "memory.recompute_modules=[mla_up_proj,layernorm]",
        4},
       {"parallel.pipeline_model_parallel_size=2;parallel.pipeline_model_parallel_layout=Ett|tt||L;"
        "parallel.pipeline_schedule=zb_v",

@@ -45,8 +45,9 @@ class SavePointSet {
   unsigned bits_ = 0;
 };
 
-// mla_up_proj: queries, keys and values of latent attention, including their up-projections. mlp and shared_experts: the
-// tensors between fc1 and fc2, including fc1's product. activation, moe_act: only the input of fc2. moe has no save points, because it recomputes the MoE layer as a unit (nn/recompute.h).
+// mla_up_proj: queries, keys and values of latent attention, including their up-projections. mlp and shared_experts:
+// the tensors between fc1 and fc2, including fc1's product. activation, moe_act: only the input of fc2. moe has no
+// save points, because it recomputes the MoE layer as a unit (nn/recompute.h).
 struct Module {
   const char* name;
   SavePointSet points;

@@ -82,8 +82,8 @@ class CoreAttention {
   CoreAttention(const CoreSpec& spec, const SavePolicy& saving, std::shared_ptr<Param> sinks = nullptr);
 
   // Returns [s_q, b, n dv]. Masked positions have probability 0; a query with every key masked gives 0. `saved` may
-  // be null; otherwise it is filled according to the policy. Inputs that have their own recomputation are not saved. If
-  // the policy recomputes the core, the result includes its recomputation.
+  // be null; otherwise it is filled according to the policy. Inputs that have their own recomputation are not saved.
+  // If the policy recomputes the core, the result includes its recomputation.
   Input forward(const Input& q, const Input& k, const Input& v, const CorePositions& positions,
                 const Microbatch& batch, CoreSaved* saved) const;
   // Maps dout [s_q, b, n dv] to the gradients of q, k and v in their shapes.

@@ -182,8 +182,8 @@ at::Tensor LatentAttention::forward(const Input& in, const Microbatch& batch, co
   const Input kv_in = normed(kv_norm_, down.narrow(2, 0, latent_dim_));
   const Projections projections{q, kv_up_.forward(kv_in, batch),
                                 gather_for_heads(down.narrow(2, latent_dim_, rotated_dim_))};
-  return proj_.forward(
-      run_core(projections, recomputed_heads(q_in, kv_in, projections.k_rotated, batch), batch), batch);
+  return proj_.forward(run_core(projections, recomputed_heads(q_in, kv_in, projections.k_rotated, batch), batch),
+                       batch);
 }
 
 void LatentAttention::collect_params(std::vector<Param*>& params) {

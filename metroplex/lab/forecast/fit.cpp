@@ -97,6 +97,13 @@ int64_t max_microbatches(const config::Config& config, int world_size) {
   return most;
 }
 
+RankRequest FitRequest::of_rank(int rank, int64_t num_microbatches) const {
+  RankRequest request{config,     world_size,       rank,
+                      vocab_size, num_microbatches, domains.gpu ? at::Device(at::kCUDA, 0) : at::Device(at::kCPU)};
+  request.capability = domains.capability;
+  return request;
+}
+
 RankFigures predict_figures(const FitRequest& request, int rank, const Predictor& predict) {
   const topology::RankGrid grid(request.world_size, request.config.parallel);
   const int64_t size = shard_size(request.config.parallel, grid);
@@ -106,9 +113,7 @@ RankFigures predict_figures(const FitRequest& request, int rank, const Predictor
   const int64_t index = size > 1 ? grid.index_in_group(rank, {Axis::dp, Axis::cp}) % size : 0;
   out.last = size > 1 && index == size - 1;
   out.between = index > 0 && !out.last;
-  out.prediction = predict({request.config, request.world_size, rank, request.vocab_size,
-                            max_microbatches(request.config, request.world_size),
-                            request.domains.gpu ? at::Device(at::kCUDA, 0) : at::Device(at::kCPU)});
+  out.prediction = predict(request.of_rank(rank, max_microbatches(request.config, request.world_size)));
   out.peak = out.prediction.memory.peak - (request.domains.gpu ? out.prediction.memory.use.host : 0);
   return out;
 }

@@ -18,6 +18,7 @@ struct MemoryDomains {
   std::optional<int64_t> bytes;  // size of each domain; nullopt: unknown
   std::string from;              // source of the size, for messages: "/proc/meminfo"
   std::optional<int64_t> only;   // check only the domain of this rank; nullopt: all domains
+  int capability = 0;            // of the GPUs, as RankRequest::capability
 };
 
 struct FitRequest {
@@ -25,6 +26,8 @@ struct FitRequest {
   int world_size = 1;
   int64_t vocab_size = 0;  // without padding
   MemoryDomains domains;
+
+  RankRequest of_rank(int rank, int64_t num_microbatches) const;
 };
 
 // Returns the request with these settings ("memory.recompute_granularity=full"); nullopt if they violate the config

@@ -116,8 +116,8 @@ LayerCosts sum_layers(const MicrobatchCosts& costs, const std::vector<double>& c
 
 MicrobatchCosts measure_layers(const PlanRequest& request, const LayerForms& forms, const Layout& layout) {
   const LayerRun run = layer_run(forms, layout);
-  const TracedRun traced = trace_run({run.config, run.world, 0, request.run.vocab_size, 1,
-                                      request.run.domains.gpu ? at::Device(at::kCUDA, 0) : at::Device(at::kCPU)});
+  const FitRequest layers{run.config, run.world, request.run.vocab_size, request.run.domains};
+  const TracedRun traced = trace_run(layers.of_rank(0, 1));
   const replay::StepTrace& trace = traced.traces[0];
   const PassTimes all = measure_passes(request, run, traced),
                   ends = measure_passes(request, run, without_blocks(traced, block(0), block(forms.count() - 1)));

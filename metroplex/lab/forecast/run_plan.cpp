@@ -41,12 +41,7 @@ RunPlan plan_time(const PlanRequest& request, Fit memory, bool events) {
   const config::Config& config = request.run.config;
   RunPlan plan;
   plan.fit = std::move(memory);
-  const RankRequest rank{config,
-                         request.run.world_size,
-                         0,
-                         request.run.vocab_size,
-                         max_microbatches(config, request.run.world_size),
-                         request.run.domains.gpu ? at::Device(at::kCUDA, 0) : at::Device(at::kCPU)};
+  const RankRequest rank = request.run.of_rank(0, max_microbatches(config, request.run.world_size));
   TracedRun traced = trace_run(rank);
   plan.time = price_step(traced, config, request.machine, request.experts, events);
   plan.table = std::move(traced.table);

@@ -24,6 +24,7 @@ struct Range {
 };
 constexpr Range kRate{1, 1e30, "per second"}, kOptionalRate{1, 1e30, "per second", true};
 constexpr Range kTime{0, 1e6, "seconds"}, kMeasuredTime{1e-12, 1e6, "seconds"};
+constexpr Range kCapability{50, 999, "ten times the compute capability, such as 90", true};
 constexpr Range kWork{1, 1e30, "FLOPs or bytes"}, kOptionalWork{1, 1e30, "FLOPs or bytes", true};
 constexpr Range kShare{1e-6, 1, "fraction of the peak"}, kError{0, 1, "relative error"};
 constexpr Range kRanks{1, 1e9, "ranks", true};
@@ -118,10 +119,11 @@ Curve read_curve(const Reader& reader, const YAML::Node& node, const std::string
 
 void read_device(const Reader& reader, Machine& machine) {
   const YAML::Node device = reader.section(reader.root(), "device", YAML::NodeType::Map);
-  reader.check_keys(
-      device, "device.",
-      {"gpu", "peak_flops", "memory_bytes", "memory_bytes_per_s", "cache_bytes", "cache_bytes_per_s", "launch_s"});
+  reader.check_keys(device, "device.",
+                    {"gpu", "capability", "peak_flops", "memory_bytes", "memory_bytes_per_s", "cache_bytes",
+                     "cache_bytes_per_s", "launch_s"});
   machine.gpu = reader.boolean(device, "device", "gpu", true);
+  machine.capability = static_cast<int>(reader.number(device, "device", "capability", kCapability, 0));
   const YAML::Node peaks = reader.section(device, "peak_flops", YAML::NodeType::Map);
   for (const auto& entry : peaks) {
     const std::string dtype = entry.first.as<std::string>();
@@ -265,6 +267,7 @@ std::string write_machine(const Machine& machine) {
   out << YAML::BeginMap << YAML::Key << "name" << YAML::Value << machine.name;
   out << YAML::Key << "device" << YAML::Value << YAML::BeginMap;
   out << YAML::Key << "gpu" << YAML::Value << machine.gpu;
+  out << YAML::Key << "capability" << YAML::Value << machine.capability;
   out << YAML::Key << "peak_flops" << YAML::Value << YAML::Flow << YAML::BeginMap;
   for (const auto& [dtype, flops] : machine.peak_flops) out << YAML::Key << dtype << YAML::Value << flops;
   out << YAML::EndMap;

@@ -28,6 +28,7 @@ struct MeasuredOperator {
 struct Machine {
   std::string name;
   bool gpu = false;
+  int capability = 0;                        // 90 for sm_90: selects operators; 0: unknown, or not NVIDIA's
   std::map<std::string, double> peak_flops;  // FLOP/s by dtype: "bf16"
   double memory_bytes = 0, memory_bytes_per_s = 0;
   double cache_bytes = 0, cache_bytes_per_s = 0;  // last-level cache; 0: not modeled

@@ -26,7 +26,8 @@ double peak(const Machine& machine, std::string_view dtype) {
   return found->second;
 }
 
-// Shares of products are those of bf16. A product of another dtype has the share of the one that takes as long in bf16.
+// Shares of products are those of bf16. A product of another dtype has the share of the one that takes as long in
+// bf16.
 double bf16_flops(const Machine& machine, const Operator& one) {
   const auto bf16 = machine.peak_flops.find("bf16");
   return bf16 == machine.peak_flops.end() ? one.flops : one.flops * bf16->second / peak(machine, one.dtype);
