@@ -29,7 +29,9 @@ TEST(Attention, IsLibtorchsForWhatItsOperatorsTake) {
         for (const int gpu : kGpus) {
           for (const bool window : {false, true}) {
             for (const bool documents : {false, true}) {
-              const AttentionBy by = gpu_attention({dtype, d, dv, true, true, window, false, documents, gpu}).by;
+              AttentionCase test_case{dtype, d, dv};
+              test_case.window = window, test_case.documents = documents, test_case.capability = gpu;
+              const AttentionBy by = gpu_attention(test_case).by;
               const bool cudnn = half && cudnn_has(d, dv, gpu) && !window && !documents;
               AttentionBy wanted = AttentionBy::own;
               if (half && flash_takes(d, dv, gpu)) wanted = AttentionBy::flash;
@@ -41,12 +43,12 @@ TEST(Attention, IsLibtorchsForWhatItsOperatorsTake) {
                                     << (documents ? " documents" : "");
               ++chosen[by];
               // With a fixed order of sums, or on an unknown GPU, all but cuDNN's.
-              AttentionCase test_case{dtype, d, dv, true, true, window, false, documents, gpu};
               test_case.deterministic = true;
               if (cudnn) wanted = without;
               ASSERT_EQ(gpu_attention(test_case).by, wanted) << d << " and " << dv << " on sm_" << gpu;
               if (d > 192 && d <= 224) continue;
-              ASSERT_EQ(gpu_attention({dtype, d, dv, true, true, window, false, documents}).by, wanted);
+              test_case.deterministic = false, test_case.capability = 0;
+              ASSERT_EQ(gpu_attention(test_case).by, wanted);
             }
           }
         }
@@ -91,7 +93,8 @@ TEST(Attention, IsOursWhereOneOfThemTakesNoneOfIt) {
   EXPECT_TRUE(has(why([](C& c) { c.dtype = ParamsDtype::fp32, c.documents = true; }), "documents"));
   EXPECT_TRUE(has(why([](C& c) { c.dtype = ParamsDtype::fp32, c.window = true; }), "windows"));
   EXPECT_TRUE(has(why([](C& c) { c.plain_mask = false; }), "causal"));
-  EXPECT_TRUE(has(why([](C& c) { c.plain_scores = false; }), "capped"));
+  EXPECT_TRUE(has(why([](C& c) { c.capped = true; }), "capped"));
+  EXPECT_TRUE(has(why([](C& c) { c.dtype = ParamsDtype::fp32, c.sinks = true; }), "sinks in fp32"));
   EXPECT_TRUE(has(why([](C& c) { c.v_head_dim = 64; }), "another head size"));
   EXPECT_TRUE(has(why([](C& c) { c.v_head_dim = 64, c.capability = 80; }), "another head size"));
   EXPECT_TRUE(has(why([](C& c) { c.v_head_dim = 64, c.capability = 90, c.deterministic = true; }), "fixed order"));
@@ -135,12 +138,14 @@ TEST(Attention, OfARunIsNamedWithItsKeyWhereItIsOurs) {
            {"model.attention_dropout=0.1", "model.attention_dropout = 0.1"},
            {"model.kv_channels=12", "head size 12"},
            {"model.attn_logit_softcapping=30", "model.attn_logit_softcapping = 30"},
-           {"model.softmax_type=learnable", "model.softmax_type = learnable"},
            {"precision.params_dtype=fp64", "params_dtype = fp64"}}) {
     const std::string said = of({"precision.params_dtype=bf16", "model.kv_channels=64", override});
     EXPECT_NE(said.find(text), std::string::npos) << said;
     EXPECT_NE(said.find("slower than libtorch's"), std::string::npos) << said;
   }
+  EXPECT_EQ(of({"precision.params_dtype=bf16", "model.kv_channels=64", "model.softmax_type=learnable"}), "");
+  EXPECT_NE(of({"model.kv_channels=64", "model.softmax_type=learnable"}).find("model.softmax_type = learnable"),
+            std::string::npos);
   const auto of_ranks = [&](std::vector<std::string> overrides) {
     overrides.insert(overrides.end(), {"model.kv_channels=64", "parallel.context_parallel_size=2"});
     return of(overrides);

@@ -196,6 +196,8 @@ MUTANTS = [
     neighbour("linear-key-head-dim", "model.linear_key_head_dim", "model.linear_value_head_dim"),
     neighbour("linear-num-value-heads", "model.linear_num_value_heads", "model.linear_num_key_heads"),
     ("sections_of_a_shard_begin_at_zero", "topology/placement.cpp", "begin + range.global", "range.global", "nn_test *ShortConvolution*:ColumnParallel*"),
+    ("sinks_in_fp32_by_the_library", "config/attention.cpp", "  if (c.sinks && single) return {AttentionBy::own, \"sinks in fp32\"};\n", "", "config_test Attention*"),
+    ("sinks_are_not_in_the_logsumexp_of_backward", "nn/core_attention.cpp", "return {at::mul(result.out, share).to(result.out.scalar_type()), all};", "return {at::mul(result.out, share).to(result.out.scalar_type()), result.logsumexp};", "nn_test LibraryAttention.OfSinks*:CoreAttention.Sinks*"),
     ("latent_heads_are_kept", "nn/latent_attention.cpp", "!saving_.recomputes(SavePoint::latent_heads)) return {};", "saving_.recomputes(SavePoint::latent_heads)) return {};", "models_test Recompute.LatentHeads*"),
     ("latent_heads_again_with_another_shared_key", "nn/latent_attention.cpp", "kv_up_.forward(kv.get(), batch), shared.get()};", "kv_up_.forward(kv.get(), batch), shared.get().neg()};", "models_test RecomputeRanks.EveryForm*"),
     ("latent_heads_again_at_other_positions", "nn/latent_attention.cpp", "return heads(again, sequence_positions(batch));", "return heads(again, {});", "run_test ContextParallelEqualsOneRank.Latent*"),

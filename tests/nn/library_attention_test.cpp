@@ -107,6 +107,45 @@ TEST(LibraryAttention, OfAMicrobatchGoesByItsOffsets) {
   EXPECT_EQ(calls.documents, 2);
 }
 
+// The operator's result is scaled by the share of the keys, and its backward reads a logsumexp that includes the sinks.
+TEST(LibraryAttention, OfSinksIsTheFormula) {
+  const FakeOperators fakes;
+  const int64_t s = 33, b = 2, heads = 4;
+  const nn::CoreInputs in = inputs(s, b, heads, 2, 16, at::kBFloat16);
+  const at::Tensor dy = sample({s, b, heads, 16}, 8, at::kBFloat16);
+  for (const bool with_documents : {false, true}) {
+    for (const int64_t window : {-1, 5}) {
+      SCOPED_TRACE(testing::Message() << with_documents << " window " << window);
+      nn::Microbatch batch;
+      if (with_documents) {
+        batch.documents.ids = documents(b, s, 5);
+        batch.documents.offsets = nn::document_offsets(batch.documents.ids, s);
+      }
+      nn::CoreSpec spec = core_spec(in);
+      spec.softmax = config::SoftmaxType::learnable;
+      spec.window = window;
+      const auto sinks = std::make_shared<nn::Param>(
+          nn::make_param({"sinks", {heads}, {}, nn::Init::normal}, layer_context({}, false, at::kBFloat16)));
+      sinks->data.add_(at::arange(heads));
+      give_main_grad({sinks.get()});
+      const AttentionResult wanted = plain_attention(in, {spec, {}, batch}, dy, sinks->data.to(at::kDouble));
+      spec.target = kGpu;
+      const nn::CoreAttention core(spec, {}, sinks);
+      nn::CoreSaved saved;
+      const at::Tensor out = core.forward(in.q, in.k, in.v, {}, batch, &saved).x;
+      const nn::CoreInputs gradients = core.backward(dy.flatten(2), saved);
+      // As above, and the result is rounded twice.
+      expect_attended({out.view(dy.sizes()), gradients.q, gradients.k, gradients.v}, wanted, 3 * 0x1p-8);
+      // Sums over 66 rows of products with the rounded result; rounding errors have random signs.
+      EXPECT_LE(largest(sinks->main_grad.to(at::kDouble) - wanted.dsinks),
+                3 * 0x1p-8 * std::sqrt(66.0) * std::max(1.0, largest(wanted.dsinks)));
+      EXPECT_GT(largest(wanted.dsinks), 0.1);
+    }
+  }
+  EXPECT_EQ(calls.dense, 4);
+  EXPECT_EQ(calls.documents, 4);
+}
+
 // Consecutive rows, also of a query after cached keys. Documents and fp32 use Metroplex's kernels.
 TEST(LibraryAttention, OfChunksIsOneCallAChunk) {
   const FakeOperators fakes;

@@ -46,8 +46,9 @@ AttentionChoice gpu_attention(const AttentionCase& c) {
   const bool half = is_half(c.dtype), single = c.dtype == ParamsDtype::fp32;
   if (c.dropout) return {AttentionBy::own, "dropout that is a function of the position"};
   if (!c.plain_mask) return {AttentionBy::own, "a mask that is not causal from the first row on"};
-  if (!c.plain_scores) return {AttentionBy::own, "capped scores or sinks"};
+  if (c.capped) return {AttentionBy::own, "capped scores"};
   if (!half && !single) return {AttentionBy::own, "float64"};
+  if (c.sinks && single) return {AttentionBy::own, "sinks in fp32"};
   if (c.head_dim % 8 != 0 || c.v_head_dim % 8 != 0)
     return {AttentionBy::own, "a head size that is not a multiple of 8"};
   for (const AttentionRow& row : kRows) {
@@ -57,18 +58,14 @@ AttentionChoice gpu_attention(const AttentionCase& c) {
   return {AttentionBy::own, why_none(c)};
 }
 
-static std::string not_plain(const Model& m) {
-  if (m.attn_logit_softcapping > 0) return base::concat("model.attn_logit_softcapping = ", m.attn_logit_softcapping);
-  return m.softmax_type == SoftmaxType::vanilla ? "" : base::concat("model.softmax_type = ", m.softmax_type.text());
-}
-
 static AttentionCase attention_case(const Config& config, int capability) {
   const Model& m = config.model;
   AttentionCase c{config.precision.params_dtype};
   c.head_dim = c.v_head_dim =
       m.kv_channels > 0 ? m.kv_channels : m.hidden_size / std::max<int64_t>(1, m.num_attention_heads);
   if (m.multi_latent_attention) c.head_dim = m.qk_head_dim + m.qk_pos_emb_head_dim, c.v_head_dim = m.v_head_dim;
-  c.plain_scores = not_plain(m).empty();
+  c.capped = m.attn_logit_softcapping > 0;
+  c.sinks = m.softmax_type != SoftmaxType::vanilla;
   c.window = m.has_window();
   c.dropout = m.attention_dropout > 0;
   c.documents = config.data.reset_attention_mask;
@@ -100,7 +97,8 @@ std::string own_attention(const Config& config, int capability) {
   if (m.attention_chunk_size > 0 && (c.documents || single))
     key = base::concat("model.attention_chunk_size = ", m.attention_chunk_size);
   if (c.dtype == ParamsDtype::fp64) key = "precision.params_dtype = fp64";
-  if (!c.plain_scores) key = not_plain(m);
+  if (c.sinks && single) key = base::concat("model.softmax_type = ", m.softmax_type.text());
+  if (c.capped) key = base::concat("model.attn_logit_softcapping = ", m.attn_logit_softcapping);
   if (config.parallel.hybrid_context_parallel) key = "parallel.hybrid_context_parallel = true";
   if (c.dropout) key = base::concat("model.attention_dropout = ", m.attention_dropout);
   return base::concat("attention uses metroplex's own kernels, which are slower than libtorch's: ", choice.why, " (",

@@ -15,7 +15,8 @@ struct AttentionCase {
   ParamsDtype dtype = ParamsDtype::bf16;
   int64_t head_dim = 0, v_head_dim = 0;
   bool plain_mask = true;    // full or causal mask, or a block of one; no padding
-  bool plain_scores = true;  // no softcap and no extra softmax logit without a key
+  bool capped = false;       // scores have a softcap
+  bool sinks = false;        // an extra softmax score without a key, applied to the operator's result and logsumexp
   bool window = false;       // a query sees only a limited number of previous positions
   bool dropout = false, documents = false;
   int capability = 0;             // 90 for sm_90; 0: unknown, assumed to support what most devices do
@@ -37,7 +38,7 @@ struct AttentionChoice {
 //   - Flash attention: fp16 and bf16, equal head sizes that are multiples of 8 up to 256. It supports windows, and
 //     documents by their offsets. Head sizes 200 to 224 on sm_86, 89, 120 and 121 are excluded, because libtorch 2.11
 //     rejects their backward.
-//   - Memory-efficient attention: fp32 with the same head sizes.
+//   - Memory-efficient attention: fp32 with the same head sizes, without sinks.
 AttentionChoice gpu_attention(const AttentionCase& c);
 
 // For variable-length attention on a GPU: the maximum number of documents per sample

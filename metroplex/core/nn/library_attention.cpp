@@ -70,7 +70,8 @@ bool plain_mask(const CoreInputs& in, const CoreCall& call) {
 config::AttentionCase make_case(const CoreInputs& in, const CoreCall& call) {
   const CoreSpec& spec = call.spec;
   config::AttentionCase c{to_params_dtype(in.q), spec.head_dim, spec.v_head_dim};
-  c.plain_scores = spec.softcap == 0 && spec.softmax == config::SoftmaxType::vanilla;
+  c.capped = spec.softcap != 0;
+  c.sinks = spec.softmax != config::SoftmaxType::vanilla;
   c.window = spec.window >= 0;
   c.dropout = spec.dropout.active(call.batch);
   c.documents = call.batch.documents.ids.defined();
