@@ -347,6 +347,27 @@ TEST(EncodeValues, BlocksHaveTheRoundedValues) {
   }
 }
 
+// bf16 represents the numbers of all codes, and the factors are those of the codes, also of a group without rows.
+TEST(RoundBlocks, NumbersAreThoseOfCodes) {
+  constexpr int64_t kRows = 20, kColumns = 37;
+  std::vector<Bf16> x;
+  for (const double value : random_values(kRows * kColumns)) x.push_back(store<Bf16>(static_cast<float>(value)));
+  const std::vector<int64_t> counts = {7, 0, 9};
+  for (const auto& [number, form] :
+       {std::pair(SmallNumber::e4m3, e4m3_code()), {SmallNumber::e5m2, code_form(SmallNumber::e5m2)}}) {
+    const RoundShape shape{kRows, kColumns, 3, 0, 0, number, BlockFactor::fp32};
+    const std::vector<float> magnitudes = {0.3F, 5, 1e6F};  // some saturate, most are subnormal or 0
+    std::vector<float> decode(3, -1), factors(3, -2);
+    std::vector<uint8_t> codes(x.size());
+    std::vector<Bf16> numbers(x.size(), store<Bf16>(-7));
+    encode_values<Bf16>({codes.data(), decode.data()}, x.data(), magnitudes.data(), counts.data(), shape);
+    round_blocks(numbers.data(), x.data(), magnitudes.data(), counts.data(), shape, {}, factors.data());
+    EXPECT_EQ(factors, decode);
+    for (size_t i = 0; i < x.size(); ++i)
+      ASSERT_EQ(load(numbers[i]), i < 16 * kColumns ? small_value(codes[i], form) : -7) << i;
+  }
+}
+
 constexpr std::pair<int64_t, int64_t> kNvfp4Blocks[] = {{1, 16}, {16, 1}, {16, 16}};
 
 // The bits of code * (factor * decode) are those of round_blocks, also with random rounding. The last blocks are

@@ -225,10 +225,14 @@ TEST(ExpertsOnHost, FindsGroupsOfManyExperts) {
 }
 
 // The operands of one grouped matmul. The last `slots` weights or gradients are separate allocations, and these
-// gradients are overwritten; the others are added to if `adds`. One group has no rows.
+// gradients are overwritten; the others are added to if `adds`. One group has no rows. `scales`: the operands that
+// have factors.
+struct Scales {
+  bool a = false, b = false;
+};
 template <class T, class C>
 void check_product(const GroupedShape& shape, size_t shift, int64_t slots = 0, bool adds = true,
-                   const std::vector<int64_t>& row_counts = kCounts) {
+                   const std::vector<int64_t>& row_counts = kCounts, const Scales& scales = {}) {
   const bool weight = shape.op == GroupedOp::weight_gradient;
   const int64_t home = (shape.groups - slots) * shape.out, apart = slots * shape.out;
   const int64_t a_width = shape.op == GroupedOp::forward ? shape.in : shape.out, b_rows = weight ? shape.rows : home,
@@ -237,20 +241,25 @@ void check_product(const GroupedShape& shape, size_t shift, int64_t slots = 0, b
                        b_replicas = make_values<T>(weight ? 0 : apart * shape.in, 0.4);
   const std::vector<C> start = make_values<C>(c_rows * c_width, 0.1),
                        start_replicas = make_values<C>(weight ? apart * shape.in : 0, 0.2);
-  const auto source = [&](const T* at_a, const T* at_b, const T* at_b_replicas, const C* at_c,
-                          const C* at_c_replicas) {
-    return GroupedSource{{at_a, a_width, 0, sizeof(T)},
-                         {at_b, shape.in, weight ? 0 : shape.out * shape.in, sizeof(T), at_b_replicas},
-                         {at_c, c_width, weight ? shape.out * shape.in : 0, sizeof(C), at_c_replicas},
-                         shape.groups,
-                         shape.rows,
-                         slots,
-                         adds};
+  const std::vector<float> a_factors = make_values<float>(shape.groups, 0.5),
+                           b_factors = make_values<float>(shape.groups, 0.8);
+  const auto source = [&](const T* at_a, const T* at_b, const T* at_b_replicas, const C* at_c, const C* at_c_replicas,
+                          const float* of_a, const float* of_b) {
+    return GroupedSource{
+        {at_a, a_width, 0, sizeof(T), nullptr, scales.a ? of_a : nullptr},
+        {at_b, shape.in, weight ? 0 : shape.out * shape.in, sizeof(T), at_b_replicas, scales.b ? of_b : nullptr},
+        {at_c, c_width, weight ? shape.out * shape.in : 0, sizeof(C), at_c_replicas},
+        shape.groups,
+        shape.rows,
+        slots,
+        adds};
   };
   std::vector<C> c = start, c_replicas = start_replicas;
   std::vector<int64_t> arguments(static_cast<size_t>(kGroupedFields * shape.groups));
-  grouped_arguments(row_counts.data(), source(a.data(), b.data(), b_replicas.data(), c.data(), c_replicas.data()),
-                    arguments.data());
+  grouped_arguments(
+      row_counts.data(),
+      source(a.data(), b.data(), b_replicas.data(), c.data(), c_replicas.data(), a_factors.data(), b_factors.data()),
+      arguments.data());
   grouped_product<T>(arguments.data(), shape);
   const auto got = run_all_orders([&] {
     const DeviceArray<T> ga(a, Use::in, "a", shift), gb(b, Use::in, "b", shift),
@@ -258,17 +267,20 @@ void check_product(const GroupedShape& shape, size_t shift, int64_t slots = 0, b
     const DeviceArray<C> gc(start, Use::both, "c", shift),
         gc_replicas(start_replicas, Use::both, "c of clones", shift);
     const DeviceArray<int64_t> counts(row_counts, Use::in, "counts"), table(arguments, Use::out, "arguments");
-    grouped_arguments_cuda(counts.data(),
-                           source(ga.data(), gb.data(), gb_replicas.data(), gc.data(), gc_replicas.data()),
-                           table.data(), nullptr);
+    const DeviceArray<float> of_a(a_factors, Use::in, "factors of a"), of_b(b_factors, Use::in, "factors of b");
+    grouped_arguments_cuda(
+        counts.data(),
+        source(ga.data(), gb.data(), gb_replicas.data(), gc.data(), gc_replicas.data(), of_a.data(), of_b.data()),
+        table.data(), nullptr);
     grouped_product_cuda<T>(table.data(), shape, nullptr);
     return std::tuple{gc.values(), gc_replicas.values()};
   });
   const double terms = static_cast<double>(std::max({shape.in, shape.out, shape.rows}));
-  // Sums for half types are in fp32, of up to `terms` products of at most 9.
+  // Sums for half types are in fp32, of up to `terms` products of at most 9, times two factors of at most 3.
   const auto parts = [&](const std::vector<C>& of) {
     std::vector<double> out(of.size());
-    for (size_t i = 0; i < of.size(); ++i) out[i] = kIsHalf<C> ? std::fabs(double{load(of[i])}) + 3 : 9 * terms;
+    for (size_t i = 0; i < of.size(); ++i)
+      out[i] = kIsHalf<C> ? std::fabs(double{load(of[i])}) + 3 : (scales.a ? 3 : 1) * (scales.b ? 3 : 1) * 9 * terms;
     return out;
   };
   expect_close(std::get<0>(got), c, "product of groups", parts(c));
@@ -280,12 +292,14 @@ void check_products() {
   const auto groups = static_cast<int64_t>(kCounts.size());
   for (const auto& [in, out] : std::vector<std::pair<int64_t, int64_t>>{{33, 70}, {5, 3}, {8, 16}}) {
     const size_t shift = in == 33 ? 0 : 1;
-    for (const int64_t slots : {0, 1, 4}) {
+    for (const auto& [slots, scales] : std::vector<std::pair<int64_t, Scales>>{
+             {0, {}}, {1, {true, false}}, {4, {true, true}}, {0, {false, true}}}) {
       for (const GroupedOp op : {GroupedOp::forward, GroupedOp::input_gradient})
-        check_product<T, T>({op, groups, 16, in, out}, shift, slots);
-      check_product<T, Wide<T>>({GroupedOp::weight_gradient, groups, 16, in, out, true}, shift, slots);
-      check_product<T, T>({GroupedOp::weight_gradient, groups, 16, in, out, false}, shift, slots);
-      check_product<T, Wide<T>>({GroupedOp::weight_gradient, groups, 16, in, out, true}, shift, slots, false);
+        check_product<T, T>({op, groups, 16, in, out}, shift, slots, true, kCounts, scales);
+      const GroupedShape wide{GroupedOp::weight_gradient, groups, 16, in, out, true};
+      check_product<T, Wide<T>>(wide, shift, slots, true, kCounts, scales);
+      check_product<T, T>({wide.op, groups, 16, in, out, false}, shift, slots, true, kCounts, scales);
+      check_product<T, Wide<T>>(wide, shift, slots, false, kCounts, scales);
     }
   }
 }
@@ -308,7 +322,8 @@ void check_tiles(int64_t in, int64_t out, size_t shift) {
     const int64_t slots = cut ? 2 : 0;
     check_product<T, T>({GroupedOp::forward, groups, rows, in, out}, shift, slots, true, counts);
     check_product<T, T>({GroupedOp::input_gradient, groups, rows, in, out}, shift, slots, true, counts);
-    check_product<T, float>({GroupedOp::weight_gradient, groups, rows, in, out, true}, shift, slots, cut, counts);
+    check_product<T, float>({GroupedOp::weight_gradient, groups, rows, in, out, true}, shift, slots, cut, counts,
+                            {true, true});
     check_product<T, T>({GroupedOp::weight_gradient, groups, rows, in, out, false}, shift, slots, !cut, counts);
   }
 }

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <vector>
 
@@ -42,7 +43,7 @@ void check(const RoundShape& shape, const std::vector<int64_t>& counts, bool ran
         parts(std::vector<W>(static_cast<size_t>(shape.groups * kMagnitudeParts)), Use::out, "parts", 0);
     const int64_t* const on_device = counts.empty() ? nullptr : rows.data();
     largest_magnitudes_cuda<T>(largest.data(), parts.data(), there.data(), on_device, shape, nullptr);
-    round_blocks_cuda<T, Out>(out.data(), there.data(), largest.data(), on_device, shape, noise, nullptr);
+    round_blocks_cuda<T, Out>(out.data(), there.data(), largest.data(), on_device, shape, noise, nullptr, nullptr);
     return std::tuple{largest.values(), out.values()};
   });
   EXPECT_TRUE(same_bits(std::get<0>(got), magnitudes));
@@ -71,6 +72,27 @@ void check_codes(const RoundShape& shape, const std::vector<int64_t>& counts) {
     return std::tuple{out.values(), factors.values()};
   });
   EXPECT_EQ(std::get<0>(got), on_cpu);
+  EXPECT_EQ(std::get<1>(got), decode);
+}
+
+// Codes as bf16 numbers, with the factors of all groups.
+void check_numbers(const RoundShape& shape, const std::vector<int64_t>& counts) {
+  const std::vector<Bf16> x = make_values<Bf16>(shape.rows * shape.columns, 0.7), none(x.size(), store<Bf16>(-7));
+  std::vector<float> magnitudes = make_values<float>(shape.groups, 0.4), decode(magnitudes.size());
+  for (float& magnitude : magnitudes) magnitude = std::fabs(magnitude);
+  std::vector<Bf16> on_cpu = none;
+  round_blocks(on_cpu.data(), x.data(), magnitudes.data(), counts.empty() ? nullptr : counts.data(), shape, {},
+               decode.data());
+  const auto got = run_all_orders([&] {
+    const DeviceArray<Bf16> there(x, Use::in, "x", 0), out(none, Use::both, "numbers", 0);
+    const DeviceArray<int64_t> rows(counts, Use::in, "counts", 0);
+    const DeviceArray<float> largest(magnitudes, Use::in, "magnitudes", 0),
+        factors(std::vector<float>(decode.size()), Use::out, "decode", 0);
+    round_blocks_cuda<Bf16, Bf16>(out.data(), there.data(), largest.data(), counts.empty() ? nullptr : rows.data(),
+                                  shape, {}, factors.data(), nullptr);
+    return std::tuple{out.values(), factors.values()};
+  });
+  EXPECT_TRUE(same_bits(std::get<0>(got), on_cpu));
   EXPECT_EQ(std::get<1>(got), decode);
 }
 
@@ -159,6 +181,11 @@ void check_all() {
 
 TEST(RoundBlocks, EqualTheCpu) {
   check<Bf16, Bf16>({40, 33, 3, 1, 16, SmallNumber::e4m3, BlockFactor::power_of_two}, {9, 0, 20});
+  for (const int64_t columns : {0, 7, 40, 2088}) {  // nothing, no whole packs, one step of a row, more than one
+    check_numbers({13, columns, 3}, {4, 0, 6});
+    check_numbers({12, columns, 3, 0, 0, SmallNumber::e5m2}, {});
+    check_numbers({0, columns, 3}, {0, 0, 0});
+  }
   check_all<float>();
   check_all<double>();
   check_all<Bf16>();

@@ -267,7 +267,7 @@ void run_optimizer(const Buffers& buffer) {
 void run_rounding(const Buffers& buffer) {
   const RoundShape shape{kRows, kWidth, 1, 1, 32, SmallNumber::e4m3, BlockFactor::power_of_two};
   largest_magnitudes_cuda<Bf16>(buffer.g.data(), buffer.g.data() + kWidth, buffer.x.data(), nullptr, shape, nullptr);
-  round_blocks_cuda<Bf16, float>(buffer.f.data(), buffer.x.data(), nullptr, nullptr, shape, {}, nullptr);
+  round_blocks_cuda<Bf16, float>(buffer.f.data(), buffer.x.data(), nullptr, nullptr, shape, {}, nullptr, nullptr);
   encode_values_cuda<Bf16>({buffer.codes.data(), buffer.g.data()}, buffer.x.data(), nullptr, nullptr, shape, {},
                            nullptr);
   encode_values_cuda<Bf16>({buffer.codes.data(), buffer.g.data(), buffer.codes.data() + kCount / 2}, buffer.x.data(),

@@ -240,7 +240,116 @@ TEST(ExpertsRounding, EqualsTheDefinitionInBf16) {
     expect_definition(recipe, at::kBFloat16);
 }
 
-// CPUs multiply the values of codes, which are the rounded values.
+// The product's operands before their rounding, and its results. In rows, those of local experts come first.
+struct Product {
+  kernels::GroupedOp op;
+  at::Tensor left, right, result;
+  at::ScalarType type;  // of the operands in the product
+};
+
+struct Products final : device::Recorder {
+  std::map<const void*, at::Tensor> sources;  // of rounded tensors
+  std::vector<Product> products;
+  static at::Tensor join(const at::Tensor& home, const at::Tensor* replicas) {
+    return replicas == nullptr ? home : at::cat({home, *replicas});
+  }
+  void run(device::Operation operation) override {
+    operation.run();
+    const auto& [reads, writes] = std::tie(operation.reads, operation.writes);
+    if (operation.name == "round_blocks") sources[writes[0].const_data_ptr()] = reads[0].clone();
+    if (operation.name != "grouped_product") return;
+    const auto op = static_cast<kernels::GroupedOp>(std::get<int64_t>(operation.scalars.at(0).value));
+    const auto source = [&](size_t i) { return sources.at(reads.at(i).const_data_ptr()); };
+    const bool weight = op == kernels::GroupedOp::weight_gradient;
+    const at::Tensor replicas = !weight && reads.size() > 3 ? source(3) : at::Tensor();
+    products.push_back({op, source(1), join(source(2), replicas.defined() ? &replicas : nullptr),
+                        join(writes[0], writes.size() > 1 ? &writes[1] : nullptr).clone(), reads[1].scalar_type()});
+  }
+};
+
+// Every sum of n products rounds n times, by 2^-24 of the sum of magnitudes. So do both rounded operands, the product
+// of their factors, and its product with the sum. bf16 results round once more, by 2^-8 of the result.
+void expect_sums(const at::Tensor& got, const at::Tensor& left, const at::Tensor& right) {
+  const at::Tensor want = left.mm(right), sizes = left.abs().mm(right.abs());
+  const double result = got.scalar_type() == at::kBFloat16 ? 0x1p-8 : 0;
+  const at::Tensor bound = sizes * (static_cast<double>(left.size(1) + 4) * 0x1p-24) + want.abs() * result;
+  EXPECT_LE(((got.to(at::kDouble) - want).abs() - bound).max().item<double>(), 0);
+}
+
+// `rounding`: as of the product's layer.
+void expect_product(const nn::OperandRounding& rounding, const Product& product) {
+  const auto count = static_cast<int64_t>(kRows.size());
+  const bool forward = product.op == kernels::GroupedOp::forward,
+             weight = product.op == kernels::GroupedOp::weight_gradient;
+  const auto round = [&](const at::Tensor& x, Operand operand) {
+    const at::Tensor counts = operand == Operand::weight ? at::Tensor() : at::tensor(kRows, at::kLong);
+    return rounding.round(x, operand, SumOver::columns, {.groups = {count, counts}}).to(at::kDouble);
+  };
+  const at::Tensor left = round(product.left, forward ? Operand::input : Operand::gradient),
+                   right = round(product.right, weight ? Operand::input : Operand::weight);
+  int64_t first = 0;
+  for (int64_t expert = 0; expert < count; ++expert) {
+    SCOPED_TRACE(testing::Message() << "product " << static_cast<int>(product.op) << " expert " << expert);
+    const int64_t own = kRows[static_cast<size_t>(expert)];
+    const at::Tensor rows = left.narrow(0, first, own);
+    if (weight) {
+      expect_sums(product.result.select(0, expert), rows.t(), right.narrow(0, first, own));
+    } else if (own > 0) {
+      const at::Tensor matrix = right.view({count, -1, right.size(-1)}).select(0, expert);
+      expect_sums(product.result.narrow(0, first, own), rows, forward ? matrix.t() : matrix);
+    }
+    first += own;
+  }
+}
+
+// `slots`: the last experts are replicas.
+void expect_products(const Recipe& recipe, int64_t slots) {
+  SCOPED_TRACE(testing::Message() << recipe.name << " " << recipe.hybrid << " " << slots);
+  Products seen;
+  nn::LayerContext context = test::layer_context({}, false, at::kBFloat16);
+  context.precision = precision_keys(recipe);
+  const auto count = static_cast<int64_t>(kRows.size());
+  nn::OperandRounding rounding(context, "e", {});
+  if (const auto history = rounding.make_history("e", at::kBFloat16, {}, count))
+    history->data.select(0, 0).fill_(kDelayed);
+  context.target.recorder = &seen;
+  moe::ExpertContext at;
+  at.slots = slots;
+  config::Model model = make_model(true);
+  model.num_moe_experts = count - slots;
+  moe::Experts experts("e", model, context, at);
+  std::vector<nn::Param*> params;
+  experts.collect_params(params);
+  test::give_main_grad(params);
+  for (nn::Param* param : params) {
+    param->data.copy_(test::sample(param->local_shape, 5, at::kBFloat16));
+    param->data.mul_(at::arange(1, param->local_shape[0] + 1, at::kBFloat16).view({-1, 1, 1}));
+    if (param->operand_history) param->operand_history->data.select(0, 0).fill_(kDelayed);
+  }
+  moe::Replicas replicas;
+  replicas.bring_home = [](nn::Param&, const at::Tensor&) {};
+  if (slots > 0) {
+    replicas.weights.fc1 = test::sample({slots, 2 * kWidth, kHidden}, 6, at::kBFloat16).mul(8);
+    replicas.weights.fc2 = test::sample({slots, kHidden, kWidth}, 7, at::kBFloat16).mul(16);
+  }
+  const Input in = make_input(at::kBFloat16);
+  const at::Tensor x = in.x.clone().requires_grad_(), probs = in.probs.clone().requires_grad_();
+  const at::Tensor y = experts.forward({x, probs, at::tensor(kRows, at::kLong)}, replicas);
+  torch::autograd::backward({y}, {in.dy});
+  ASSERT_EQ(seen.products.size(), 6U);
+  for (const Product& product : seen.products) {
+    EXPECT_EQ(product.type, at::kBFloat16);
+    expect_product(rounding, product);
+  }
+}
+
+TEST(ExpertsRounding, ProductsOfBf16CodesSumInFp32) {
+  for (const char* const name : {"delayed", "tensorwise"})
+    for (const bool hybrid : {false, true}) expect_products({name, hybrid}, 0);
+  for (const bool hybrid : {false, true}) expect_products({"tensorwise", hybrid}, 2);
+}
+
+// CPUs multiply the values of codes, which are the rounded values, or with one factor and grouped GEMM codes in bf16.
 TEST(ExpertsRounding, CodesHaveTheSameProducts) {
   for (const bool grouped : {true, false}) {
     for (const Recipe& recipe :
@@ -256,7 +365,11 @@ TEST(ExpertsRounding, CodesHaveTheSameProducts) {
 
 struct ProductNames final : device::Recorder {
   std::vector<std::string> names;
-  void run(device::Operation operation) override { operation.run(); }
+  void run(device::Operation operation) override {
+    operation.run();
+    if (operation.name == "grouped_product")
+      names.push_back(operation.name + " of " + at::toString(operation.reads.at(1).scalar_type()));
+  }
   void issued(const device::Operation& product) override { names.push_back(product.name); }
 };
 
@@ -267,8 +380,8 @@ struct GpuCase {
   int64_t width = kWidth;
 };
 
-// Numbers of libtorch's products of codes in a step without values.
-int64_t count_code_products(const GpuCase& given) {
+// Numbers of libtorch's products of codes and of our products in bf16, in a step without values.
+std::pair<int64_t, int64_t> count_code_products(const GpuCase& given) {
   ProductNames seen;
   nn::LayerContext context = test::layer_context({}, false, at::kBFloat16);
   context.precision = precision_keys(given.recipe);
@@ -288,19 +401,23 @@ int64_t count_code_products(const GpuCase& given) {
   EXPECT_EQ(y.sizes(), x.sizes());
   EXPECT_EQ(y.scalar_type(), at::kBFloat16);
   torch::autograd::backward({y}, {at::empty_like(y)});
-  return std::count(seen.names.begin(), seen.names.end(), "scaled_grouped_mm");
+  const auto count_of = [&](const char* name) { return std::count(seen.names.begin(), seen.names.end(), name); };
+  return {count_of("scaled_grouped_mm"), count_of("grouped_product of BFloat16")};
 }
 
-// In bf16, both products of rows with e4m3, and the forward ones with hybrid.
+// In bf16, both products of rows with e4m3, and the forward ones with hybrid. Our kernel multiplies other codes with
+// one factor.
 TEST(ExpertsRounding, GpusMultiplyCodes) {
   const Recipe tensor{"tensorwise", false, true}, mx{"mxfp8", false, true};
-  EXPECT_EQ(count_code_products({90, tensor}), 4);
-  EXPECT_EQ(count_code_products({90, {"tensorwise", true, true}}), 2);
-  EXPECT_EQ(count_code_products({90, tensor, config::ParamsDtype::fp32}), 0);
-  EXPECT_EQ(count_code_products({100, tensor}), 0);
-  EXPECT_EQ(count_code_products({100, mx, config::ParamsDtype::bf16, 160}), 4);
-  EXPECT_EQ(count_code_products({100, {"mxfp8", true, true}, config::ParamsDtype::bf16, 160}), 2);
-  EXPECT_EQ(count_code_products({103, mx}), 0);
+  using Counts = std::pair<int64_t, int64_t>;
+  EXPECT_EQ(count_code_products({90, tensor}), Counts(4, 2));
+  EXPECT_EQ(count_code_products({90, {"tensorwise", true, true}}), Counts(2, 4));
+  EXPECT_EQ(count_code_products({90, {"delayed", true}}), Counts(0, 6));
+  EXPECT_EQ(count_code_products({90, tensor, config::ParamsDtype::fp32}), Counts(0, 6));
+  EXPECT_EQ(count_code_products({100, tensor}), Counts(0, 6));
+  EXPECT_EQ(count_code_products({100, mx, config::ParamsDtype::bf16, 160}).first, 4);
+  EXPECT_EQ(count_code_products({100, {"mxfp8", true, true}, config::ParamsDtype::bf16, 160}).first, 2);
+  EXPECT_EQ(count_code_products({103, mx}).first, 0);
   const std::string error = test::catch_error([&] { count_code_products({100, mx}); });
   EXPECT_NE(
       error.find(

@@ -159,6 +159,30 @@ TEST(GroupedLibrary, IsWhatAGpuIsAskedForByArchitecture) {
   }
 }
 
+// The library has no factors of groups.
+TEST(GroupedLibrary, MultipliesOnlyWithoutFactors) {
+  const auto meta = at::TensorOptions().dtype(at::kBFloat16).device(at::kMeta);
+  const at::Tensor x = at::empty({32, 16}, meta), dy = at::empty({32, 24}, meta),
+                   weights = at::empty({4, 24, 16}, meta), counts = at::empty({4}, meta.dtype(at::kLong)),
+                   factors = at::empty({4}, meta.dtype(at::kFloat));
+  for (const bool left : {false, true}) {
+    Names seen;
+    device::Target target;
+    target.device = at::Device(at::kCUDA, 0);
+    target.recorder = &seen;
+    target.meta = true;
+    const moe::GroupedProduct product(target, 4, 90);
+    const auto scaled = [&](const at::Tensor& of, bool has) {
+      return moe::GroupedWeights(of, {}, has ? factors : at::Tensor());
+    };
+    product.rows(GroupedOp::forward, scaled(x, left), scaled(weights, !left), counts);
+    product.run(GroupedOp::weight_gradient, scaled(dy, left), scaled(x, !left), weights, counts);
+    const std::vector<std::string> own{"grouped_arguments", "grouped_product", "grouped_arguments",
+                                       "grouped_product"};
+    EXPECT_EQ(seen.names, own);
+  }
+}
+
 // With one replica and three local experts: weights are joined only for many rows; gradients are always contiguous.
 TEST(GroupedLibrary, IsWhatAGpuIsAskedForWithClones) {
   for (const int64_t rows : {4 * 512 - 1, 4 * 512}) {

@@ -31,6 +31,7 @@ const std::vector<Case> kCases = {{{3, 0, 17, 1}, 5, 19, 7},   {{0, 0, 0}, 4, 8,
 struct Data {
   at::Tensor x, dy, weight, gradient, counts;
   std::vector<int64_t> rows;
+  at::Tensor left_factors = {}, right_factors = {};
 };
 
 at::Tensor with_poison(int64_t valid, int64_t padding, int64_t width, at::ScalarType type) {
@@ -175,6 +176,8 @@ Results run_by(const kernels::GroupedChoice& choice, const Data& data, Replicas*
   };
   const auto product = [&](GroupedOp op, const at::Tensor& a, const at::Tensor& b, const at::Tensor& c) {
     kernels::GroupedSource source{operand(a), operand(b), operand(c), experts, rows};
+    source.a.factors = nn::elements<float>(data.left_factors);
+    source.b.factors = nn::elements<float>(data.right_factors);
     if (replicas != nullptr) {
       source.replicas = replicas->weight.size(0);
       source.b.replicas = replicas->weight.data_ptr();
@@ -187,6 +190,96 @@ Results run_by(const kernels::GroupedChoice& choice, const Data& data, Replicas*
   product(GroupedOp::input_gradient, data.dy, data.weight, results.dx);
   product(GroupedOp::weight_gradient, data.dy, data.x, results.gradient);
   return results;
+}
+
+// A sum of n products rounds n times, and its product with the factor and the addition once each, by the unit of
+// `wide` of the sum of magnitudes. The result rounds to its type. The product of two factors is exact
+// (make_factors()).
+void expect_scaled(const at::Tensor& got, const at::Tensor& left, const at::Tensor& right, double factor,
+                   const at::Tensor& start, const std::string& what) {
+  const at::Tensor want = left.mm(right) * factor + start,
+                   sizes = left.abs().mm(right.abs()) * std::abs(factor) + start.abs();
+  const at::ScalarType type = got.scalar_type();
+  const double wide = nn::acc_type(type) == at::kDouble ? 0x1p-53 : 0x1p-24, own = type == at::kBFloat16 ? 0x1p-8
+                                                                                   : type == at::kHalf   ? 0x1p-11
+                                                                                                         : 0;
+  const double subnormal = type == at::kHalf ? 0x1p-25 : 0;
+  const at::Tensor bound = sizes * (wide * static_cast<double>(left.size(1) + 2)) + want.abs() * own + subnormal;
+  if (got.numel() == 0) return;
+  EXPECT_LE(((got.to(at::kDouble) - want).abs() - bound).max().item<double>(), 0) << what;
+}
+
+void expect_scaled(const Data& data, const Results& results, bool adds, const std::string& what) {
+  const auto factor = [](const at::Tensor& factors, int64_t expert) {
+    return factors.defined() ? factors[expert].item<double>() : 1;
+  };
+  int64_t first = 0;
+  for (int64_t expert = 0; expert < data.counts.numel(); ++expert) {
+    const int64_t rows = data.rows[static_cast<size_t>(expert)];
+    const auto part = [&](const at::Tensor& of) { return of.narrow(0, first, rows); };
+    const at::Tensor x = part(data.x).to(at::kDouble), dy = part(data.dy).to(at::kDouble),
+                     weight = data.weight[expert].to(at::kDouble), gradient = data.gradient[expert].to(at::kDouble);
+    const double both = factor(data.left_factors, expert) * factor(data.right_factors, expert);
+    const at::Tensor nothing = at::zeros({1, 1}, at::kDouble);
+    const std::string where = what + ", expert " + std::to_string(expert);
+    expect_scaled(part(results.y), x, weight.t(), both, nothing, where + ", y");
+    expect_scaled(part(results.dx), dy, weight, both, nothing, where + ", dx");
+    expect_scaled(results.gradient[expert], dy.t(), x, both, adds ? gradient : nothing, where + ", gradient");
+    first += rows;
+  }
+}
+
+// Numbers with 12 significant bits: products of two of them are exact in fp32.
+at::Tensor make_factors(int64_t count) {
+  return at::floor(at::rand({count}, at::kDouble) * 2048 + 2048).mul(0x1p-11).to(at::kFloat);
+}
+
+TEST(GroupedProduct, FactorsMultiplySumsInEveryImplementation) {
+  at::manual_seed(4);
+  for (const at::ScalarType type : kTypes) {
+    nn::dispatch_element(type, [&](auto zero) {
+      using T = decltype(zero);
+      for (const auto* choice : kernels::grouped_choices(false, kernels::kElementNumber<T>)) {
+        for (const Case& test_case : kCases) {
+          Data data = make_data(test_case, type, nn::acc_type(type));
+          data.left_factors = make_factors(data.counts.numel());
+          for (const bool both : {false, true}) {
+            if (both) data.right_factors = make_factors(data.counts.numel());
+            expect_scaled(data, run_by<T>(*choice, data), true, std::string(at::toString(type)) + choice->name);
+          }
+        }
+      }
+    });
+  }
+}
+
+// Home experts come before replicas, whose gradients are overwritten.
+void expect_factors(const Case& test_case, at::ScalarType type, at::ScalarType gradient, int64_t slots, bool adds) {
+  Data whole = make_data(test_case, type, gradient);
+  const int64_t groups = whole.counts.numel(), home = groups - slots;
+  whole.left_factors = make_factors(groups), whole.right_factors = make_factors(groups);
+  if (adds) whole.gradient.narrow(0, home, slots).zero_();
+  Data own = whole;
+  const Replicas replicas = slots > 0 ? split_off(own, slots) : Replicas();
+  if (slots == 0) own.gradient = whole.gradient.clone();
+  const moe::GroupedProduct product({}, groups);
+  const moe::GroupedWeights x(own.x, {}, own.left_factors), dy(own.dy, {}, own.left_factors),
+      weights(own.weight, replicas.weight, own.right_factors);
+  Results results{product.rows(GroupedOp::forward, x, weights, own.counts),
+                  product.rows(GroupedOp::input_gradient, dy, weights, own.counts), own.gradient};
+  product.run(GroupedOp::weight_gradient, dy, moe::GroupedWeights(own.x, {}, own.right_factors),
+              {own.gradient, replicas.gradient}, own.counts, adds);
+  if (slots > 0) results.gradient = at::cat({own.gradient, replicas.gradient});
+  expect_scaled(whole, results, adds, std::string(at::toString(type)) + " into " + at::toString(gradient));
+}
+
+TEST(GroupedProduct, FactorsBelongToExpertsAndReplicas) {
+  at::manual_seed(5);
+  for (const at::ScalarType type : kTypes)
+    for (const Case& test_case : kCases)
+      for (const at::ScalarType gradient : {nn::acc_type(type), type})
+        for (const int64_t slots : {0, 1})
+          for (const bool adds : {true, false}) expect_factors(test_case, type, gradient, slots, adds);
 }
 
 TEST(GroupedProduct, EveryWayThatThisMachineHasIsRight) {

@@ -139,9 +139,10 @@ TEST(LowPrecision, OutputLayerIsRounded) {
 
 // Gradients in half precision: of dense layers and of experts, in one product or expert by expert.
 TEST(LowPrecision, HalfGradientsAreThoseOfFp32) {
-  const auto gradients = [](std::vector<std::string> keys) {
-    keys.insert(keys.end(), {"precision.params_dtype=bf16", "precision.fp8_format=hybrid",
-                             "precision.fp8_recipe=mxfp8", "train.global_batch_size=2", "train.train_iters=3"});
+  const std::string fp8 = "precision.fp8_format=hybrid";
+  const auto gradients = [](std::vector<std::string> keys, const std::vector<std::string>& more) {
+    keys.insert(keys.end(), {"precision.params_dtype=bf16", "train.global_batch_size=2", "train.train_iters=3"});
+    keys.insert(keys.end(), more.begin(), more.end());
     const config::Config config = config::resolved(config::parse(kExperts, keys), 1);
     std::map<std::string, at::Tensor> all;
     comm::run_threads(1, topology::RankGrid(1, config.parallel), {}, [&](const comm::World& world) {
@@ -155,14 +156,20 @@ TEST(LowPrecision, HalfGradientsAreThoseOfFp32) {
     });
     return all;
   };
-  const auto wide = gradients({}), half = gradients({"precision.main_grads_dtype=params"}),
-             single = gradients({"precision.main_grads_dtype=params", "model.moe_grouped_gemm=false"});
-  for (const auto& [name, gradient] : wide) {
-    // One microbatch: half gradients of products are rounded once, by 2^-8 of their size.
-    if (name.find(".linear_") == std::string::npos) continue;
-    const at::Tensor bound = gradient.abs().mul(0x1p-8).add(1e-30);
-    EXPECT_LE((half.at(name) - gradient).abs().sub(bound).max().item<double>(), 0) << name;
-    EXPECT_LE((single.at(name) - gradient).abs().sub(bound).max().item<double>(), 0) << name;
+  using Keys = std::vector<std::string>;
+  for (const Keys& recipe : {Keys{fp8, "precision.fp8_recipe=mxfp8"}, Keys{fp8, "precision.fp8_recipe=tensorwise"},
+                             Keys{"precision.fp4_format=e2m1"}}) {
+    const std::string half_key = "precision.main_grads_dtype=params";
+    const auto wide = gradients(recipe, {}), half = gradients(recipe, {half_key}),
+               single = gradients(recipe, {half_key, "model.moe_grouped_gemm=false"});
+    for (const auto& [name, gradient] : wide) {
+      // One microbatch: half gradients of products are rounded once, by 2^-8 of their size.
+      if (name.find(".linear_") == std::string::npos) continue;
+      const at::Tensor bound = gradient.abs().mul(0x1p-8).add(1e-30);
+      EXPECT_LE((half.at(name) - gradient).abs().sub(bound).max().item<double>(), 0) << name;
+      if (recipe.back() == "precision.fp8_recipe=tensorwise") continue;  // expert by expert, operands are fp32
+      EXPECT_LE((single.at(name) - gradient).abs().sub(bound).max().item<double>(), 0) << name;
+    }
   }
 }
 

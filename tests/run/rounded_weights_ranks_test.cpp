@@ -179,11 +179,11 @@ TEST(RoundedWeights, RoundsFrozenWeightsOnce) {
 }
 
 // Bytes of the kept values on one rank. Linear layers of kDense have 4 x (256 x 128 + 3 x 128 x 128) values.
-int64_t count_kept_bytes(const Settings& settings, int64_t ranks = 1) {
+int64_t count_kept_bytes(const Settings& settings, int64_t ranks = 1, const std::string& yaml = kDense) {
   std::array<int64_t, 2> bytes{};
   for (const bool keeps : {false, true}) {
-    run_ranks(make_config(kDense, settings, ranks, keeps), ranks, [&](const comm::World& world) {
-      const auto assembly = step::assemble(make_config(kDense, settings, ranks, keeps), world, kVocab);
+    run_ranks(make_config(yaml, settings, ranks, keeps), ranks, [&](const comm::World& world) {
+      const auto assembly = step::assemble(make_config(yaml, settings, ranks, keeps), world, kVocab);
       if (world.rank() == 0) bytes[keeps ? 1 : 0] = assembly->model.values_bytes();
     });
   }
@@ -203,6 +203,11 @@ TEST(RoundedWeights, CountTheirMemory) {
   EXPECT_EQ(codes("mxfp8"), 2 * (kValues + kValues / 32 * 4));
   EXPECT_EQ(codes("nvfp4"), kValues / 2 + kValues / (16 * 16) + 16 * 4);
   EXPECT_EQ(count_kept_bytes(join(recipe("delayed"), {zero("optim_grads_params")}), 2), 0);
+  // Experts: 2 layers of 4 experts with two weights of 64 x 64. Codes in bf16, and their factors.
+  const auto experts = [](const char* grouped) {
+    return count_kept_bytes(join(recipe("delayed"), {std::string("model.moe_grouped_gemm=") + grouped}), 1, kExperts);
+  };
+  EXPECT_EQ(experts("false") - experts("true"), 2 * 4 * 2 * (64 * 64 * (4 - 2) - 4));
 }
 
 TEST(RoundedWeights, FrozenWeightsAreMeasured) {

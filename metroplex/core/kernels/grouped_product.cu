@@ -38,6 +38,7 @@ __global__ void arguments_kernel(const int64_t* counts, GroupedSource source, in
     }
     arguments[kGroupRows * groups + e] = rows;
     arguments[kGroupAdds * groups + e] = e < home ? source.adds : source.replicas_add;
+    arguments[kGroupFactor * groups + e] = make_factor(source, e);
     first += rows;
   }
 }
@@ -58,6 +59,7 @@ struct Problem {
   void* c;
   int64_t lda, ldb, ldc, m, n, k;
   bool adds, wide_c;
+  float factor;
 };
 // Storage order of operands: a [k, m] or [m, k], b [n, k] or [k, n].
 template <GroupedOp op>
@@ -92,7 +94,8 @@ __device__ Problem<T> make_problem(const int64_t* arguments, const GroupedShape&
           : kWeight                ? of[kGroupRows * groups]
                                    : shape.out,
           kWeight && of[kGroupAdds * groups] != 0,
-          kWeight && shape.wide_sum};
+          kWeight && shape.wide_sum,
+          read_factor(of[kGroupFactor * groups])};
 }
 
 struct Place {
@@ -153,6 +156,7 @@ template <class T>
 __device__ void store_sum(const Problem<T>& problem, int64_t row, int64_t column, T sum) {
   if (row >= problem.m || column >= problem.n) return;
   T* const to = static_cast<T*>(problem.c) + row * problem.ldc + column;
+  sum *= static_cast<T>(problem.factor);
   *to = problem.adds ? *to + sum : sum;
 }
 
@@ -253,12 +257,12 @@ class Reader {
 constexpr int kPatchPitch = kAcross * kSide + 4;
 
 template <class C, int count>
-__device__ void store_sums(C* to, const float* sums, bool adds) {
+__device__ void store_sums(C* to, const float* sums, float factor, bool adds) {
   Elements<C, count> all{};
   Elements<float, count> more;
   if (adds) all.read(to);
   more.read(sums);
-  for (int i = 0; i < count; ++i) all.values[i] += more.values[i];
+  for (int i = 0; i < count; ++i) all.values[i] += more.values[i] * factor;
   all.write(to);
 }
 
@@ -274,9 +278,9 @@ __device__ void store_patch(const Problem<T>& problem, int64_t row, int64_t colu
     const float* const sums = patch + down * kPatchPitch + right;
     const int64_t inside = problem.n - column - right;
     if (wide && inside >= kCount) {
-      store_sums<C, kCount>(to, sums, problem.adds);
+      store_sums<C, kCount>(to, sums, problem.factor, problem.adds);
     } else {
-      for (int e = 0; e < kCount && e < inside; ++e) store_sums<C, 1>(to + e, sums + e, problem.adds);
+      for (int e = 0; e < kCount && e < inside; ++e) store_sums<C, 1>(to + e, sums + e, problem.factor, problem.adds);
     }
   }
 }

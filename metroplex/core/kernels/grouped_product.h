@@ -24,6 +24,7 @@ struct GroupedOperand {
   const void* base = nullptr;
   int64_t leading = 0, group_stride = 0, element_bytes = 0;
   const void* replicas = nullptr;
+  const float* factors = nullptr;  // [groups] on the device: what the operand's values are multiplied by; null: 1
 };
 
 struct GroupedSource {
@@ -45,8 +46,18 @@ enum GroupedField : int64_t {
   kLeadingC,
   kGroupRows,
   kGroupAdds,
+  kGroupFactor,  // bits of a float: the product of both operands' factors, which multiplies the sums
   kGroupedFields
 };
+
+// The factor of group e as kGroupFactor. Products below 2^-126 lose bits.
+constexpr MPX_INLINE int64_t make_factor(const GroupedSource& source, int64_t e) {
+  const float *const a = source.a.factors, *const b = source.b.factors;
+  return __builtin_bit_cast(uint32_t, (a != nullptr ? a[e] : 1.0F) * (b != nullptr ? b[e] : 1.0F));
+}
+constexpr MPX_INLINE float read_factor(int64_t field) {
+  return __builtin_bit_cast(float, static_cast<uint32_t>(field));
+}
 
 struct GroupedShape {
   GroupedOp op = GroupedOp::forward;

@@ -191,18 +191,19 @@ MPX_TILES __attribute__((noinline)) void pack_tiles(const uint16_t* source, int6
 
 template <class T>
 MPX_INLINE void store_block(const GroupedProblem& problem, const GroupedBlock& block, const float* sums, int64_t ld) {
+  const float factor = problem.factor;
   for (int64_t i = 0; i < block.m(); ++i) {
     const int64_t at = (block.m_begin + i) * problem.ldc + block.n_begin, n = block.n();
     const float* const from = sums + i * ld;
     if (problem.wide_c) {
       float* const to = static_cast<float*>(problem.c) + at;
-      for (int64_t j = 0; j < n; ++j) to[j] = problem.adds ? to[j] + from[j] : from[j];
+      for (int64_t j = 0; j < n; ++j) to[j] = problem.adds ? to[j] + from[j] * factor : from[j] * factor;
     } else {
       T* const to = static_cast<T*>(problem.c) + at;
       if (problem.adds) {
-        for (int64_t j = 0; j < n; ++j) to[j] = store<T>(load(to[j]) + from[j]);
+        for (int64_t j = 0; j < n; ++j) to[j] = store<T>(load(to[j]) + from[j] * factor);
       } else {
-        for (int64_t j = 0; j < n; ++j) to[j] = store<T>(from[j]);
+        for (int64_t j = 0; j < n; ++j) to[j] = store<T>(from[j] * factor);
       }
     }
   }

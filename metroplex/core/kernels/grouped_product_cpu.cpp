@@ -98,6 +98,7 @@ GroupedProblem make_problem(const int64_t* arguments, const GroupedShape& shape,
   problem.b = reinterpret_cast<const void*>(field(kPointerB));
   problem.c = reinterpret_cast<void*>(field(kPointerC));
   problem.lda = field(kLeadingA), problem.ldb = field(kLeadingB), problem.ldc = field(kLeadingC);
+  problem.factor = read_factor(field(kGroupFactor));
   const int64_t rows = field(kGroupRows);
   switch (shape.op) {
     case GroupedOp::forward:
@@ -242,6 +243,7 @@ void grouped_arguments(const int64_t* counts, const GroupedSource& source, int64
     }
     arguments[kGroupRows * groups + e] = rows;
     arguments[kGroupAdds * groups + e] = e < home ? source.adds : source.replicas_add;
+    arguments[kGroupFactor * groups + e] = make_factor(source, e);
     first += rows;
   }
 }

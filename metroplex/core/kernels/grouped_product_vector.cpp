@@ -24,8 +24,8 @@ struct Plain {
   static constexpr int kRows = 6, kVectors = 2, kBytes = 16;
 };
 
-// result [m, n] = or += left times right, summed over `depth` values of k. left: [m][kLeftRow], or [depth][kBlockM]
-// if left_by_k. right: [depth][ld], or [n][ld] if right_by_n.
+// result [m, n] = or += factor left times right, summed over `depth` values of k. left: [m][kLeftRow], or
+// [depth][kBlockM] if left_by_k. right: [depth][ld], or [n][ld] if right_by_n.
 template <class A>
 struct Panels {
   const A* left;
@@ -37,6 +37,7 @@ struct Panels {
   int64_t ld_result;
   bool adds;
   int64_t m, n, depth;
+  A factor;
   A* panel;       // scratch: kDepth * kBlockN
   const A* next;  // right operand of the next call; null if there is none or it is already in cache
 };
@@ -50,13 +51,15 @@ __attribute__((noinline)) void store_edge(const A* edge, int64_t width, A* to, i
   }
 }
 
-// result [kRows, n] = or += left [kRows, k] times panel [k][kVectors * kLanes].
+// result [kRows, n] = or += factor left [kRows, k] times panel [k][kVectors * kLanes].
 template <class A, int kLanes, int kRows, int kVectors, bool kByK>
-MPX_INLINE void inner(int64_t k, const A* left, const A* __restrict panel, A* result, int64_t ld, bool adds,
-                      int64_t n, Ahead& ahead) {
+MPX_INLINE void inner(const Panels<A>& of, const A* left, A* result, int64_t n, Ahead& ahead) {
   using V = typename VectorOf<A, kLanes>::Type;
   constexpr int kWidth = kVectors * kLanes;
   constexpr int64_t kRow = kByK ? 1 : kLeftRow, kColumn = kByK ? kBlockM : 1;
+  const A* __restrict panel = of.panel;
+  const int64_t k = of.depth, ld = of.ld_result;
+  const bool adds = of.adds;
   V sums[kRows][kVectors];
 #pragma GCC unroll 14
   for (int i = 0; i < kRows; ++i) {
@@ -82,6 +85,11 @@ MPX_INLINE void inner(int64_t k, const A* left, const A* __restrict panel, A* re
       left += kColumn;
     }
   }
+#pragma GCC unroll 14
+  for (int i = 0; i < kRows; ++i) {
+#pragma GCC unroll 2
+    for (int v = 0; v < kVectors; ++v) sums[i][v] *= of.factor;
+  }
   if (n == kWidth) {
 #pragma GCC unroll 14
     for (int i = 0; i < kRows; ++i) {
@@ -105,12 +113,8 @@ MPX_INLINE void inner(int64_t k, const A* left, const A* __restrict panel, A* re
 template <class A, class Set, int kRows, bool kByK>
 MPX_INLINE void inner_columns(const Panels<A>& panels, const A* left, A* result, int64_t n, Ahead& ahead) {
   constexpr int kLanes = Set::kBytes / static_cast<int>(sizeof(A));
-  if (n > kLanes)
-    inner<A, kLanes, kRows, 2, kByK>(panels.depth, left, panels.panel, result, panels.ld_result, panels.adds, n,
-                                     ahead);
-  else
-    inner<A, kLanes, kRows, 1, kByK>(panels.depth, left, panels.panel, result, panels.ld_result, panels.adds, n,
-                                     ahead);
+  if (n > kLanes) inner<A, kLanes, kRows, 2, kByK>(panels, left, result, n, ahead);
+  else inner<A, kLanes, kRows, 1, kByK>(panels, left, result, n, ahead);
 }
 
 template <class A, class Set, bool kByK>
@@ -200,15 +204,17 @@ MPX_INLINE void widen(const T* source, int64_t ld, int64_t rows, int64_t columns
 template <class T>
 MPX_INLINE void store_sums(const GroupedProblem& problem, const GroupedBlock& block, const float* sums) {
   const int64_t n = block.n();
+  const float factor = problem.factor;
   for (int64_t i = 0; i < block.m(); ++i) {
     const int64_t at = (block.m_begin + i) * problem.ldc + block.n_begin;
     const float* const from = sums + i * n;
     if (problem.wide_c) {
       float* const to = static_cast<float*>(problem.c) + at;
-      for (int64_t j = 0; j < n; ++j) to[j] = problem.adds ? to[j] + from[j] : from[j];
+      for (int64_t j = 0; j < n; ++j) to[j] = problem.adds ? to[j] + from[j] * factor : from[j] * factor;
     } else {
       T* const to = static_cast<T*>(problem.c) + at;
-      for (int64_t j = 0; j < n; ++j) to[j] = store<T>(problem.adds ? load(to[j]) + from[j] : from[j]);
+      for (int64_t j = 0; j < n; ++j)
+        to[j] = store<T>(problem.adds ? load(to[j]) + from[j] * factor : from[j] * factor);
     }
   }
 }
@@ -242,10 +248,10 @@ void block_product(const GroupedWork& work, const GroupedWork* next, char* scrat
   A *const left = panel + kDepth * kBlockN, *const right = left + kBlockM * kLeftRow;
   const int64_t m = block.m(), n = block.n();
   Panels<A> of{left, problem.a_by_k, nullptr, problem.ldb, problem.b_by_n, nullptr, problem.ldc, problem.adds, m, n,
-               0,    panel,          nullptr};
+               0,    problem.factor, panel,   nullptr};
   if constexpr (kIsHalf<T>) {
     of.right = right, of.ld = problem.b_by_n ? kDepth : n;
-    of.result = right + kBlockN * kDepth, of.ld_result = n, of.adds = false;
+    of.result = right + kBlockN * kDepth, of.ld_result = n, of.adds = false, of.factor = 1;
   } else {
     of.result = static_cast<A*>(problem.c) + block.m_begin * problem.ldc + block.n_begin;
   }

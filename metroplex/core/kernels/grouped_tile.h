@@ -9,13 +9,15 @@
 
 namespace metroplex::kernels {
 
-// c [m, n] = a b or c += a b, summed over k. a is [m, k], or [k, m] if `a_by_k`; b is [k, n], or [n, k] if `b_by_n`.
+// c [m, n] = factor a b or c += factor a b, summed over k. a is [m, k], or [k, m] if `a_by_k`; b is [k, n], or [n, k]
+// if `b_by_n`.
 struct GroupedProblem {
   const void *a = nullptr, *b = nullptr;
   void* c = nullptr;
   int64_t lda = 0, ldb = 0, ldc = 0, m = 0, n = 0, k = 0;
   bool a_by_k = false, b_by_n = false, adds = false;
   bool wide_c = false;  // c is in Wide<T>
+  float factor = 1;
 };
 
 struct GroupedBlock {

@@ -117,7 +117,8 @@ MPX_NO_KERNEL(rope, T*, const Wide<T>*, const Wide<T>*, int, const RopeShape&)
 template <class T>
 MPX_NO_KERNEL(largest_magnitudes, Wide<T>*, Wide<T>*, const T*, const int64_t*, const RoundShape&)
 template <class T, class Out>
-MPX_NO_KERNEL(round_blocks, Out*, const T*, const Wide<T>*, const int64_t*, const RoundShape&, const RoundingNoise&)
+MPX_NO_KERNEL(round_blocks, Out*, const T*, const Wide<T>*, const int64_t*, const RoundShape&, const RoundingNoise&,
+              Wide<T>*)
 template <class T>
 MPX_NO_KERNEL(encode_values, const EncodedValues<Wide<T>>&, const T*, const Wide<T>*, const int64_t*,
               const RoundShape&, const RoundingNoise&)

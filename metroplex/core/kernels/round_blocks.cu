@@ -55,7 +55,7 @@ struct Rounding {
   const int64_t* counts;
   RoundShape shape;
   RoundingNoise noise;
-  W* decode = nullptr;  // of codes
+  W* decode = nullptr;  // null: `out` receives decoded values
 
   __device__ GroupWalk groups() const { return {counts, shape.groups, shape.rows}; }
   // Factors of a block with the largest magnitude `largest`, which is not read if the blocks are whole groups.
@@ -70,7 +70,8 @@ struct Rounding {
                           : round_small(scaled, form);
   }
   __device__ W rounded(W value, const CodeFactors<W>& by, const SmallForm& form, int64_t row, int64_t column) const {
-    return rounded_code(value, by, form, row, column) * by.decode;
+    const W code = rounded_code(value, by, form, row, column);
+    return decode != nullptr ? code : code * by.decode;
   }
   __device__ void write(W value, const CodeFactors<W>& by, const SmallForm& form, int64_t row, int64_t column) const {
     const int64_t at = row * shape.columns + column;
@@ -93,6 +94,9 @@ __global__ void __launch_bounds__(kThreads) round_rows_kernel(Rounding<T, Out> a
   const SmallForm form = small_form(all.shape.number);
   const int64_t packs = all.shape.columns / kCount;
   const auto lanes = static_cast<unsigned>(all.shape.whole_groups() ? 1 : all.shape.column_step() / kCount);
+  const int64_t thread = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  for (int64_t group = thread; all.decode != nullptr && group < all.shape.groups; group += gridDim.x * kThreads)
+    all.decode[group] = all.factors(0, group).decode;
   GroupWalk walk = all.groups();
   for (int64_t row = blockIdx.x; walk.reaches(row); row += gridDim.x) {
     for (int64_t first = 0; first < packs; first += kThreads) {
@@ -301,12 +305,12 @@ void largest_magnitudes_cuda(Wide<T>* magnitudes, Wide<T>* parts, const T* x, co
 
 template <class T, class Out>
 void round_blocks_cuda(Out* out, const T* x, const Wide<T>* magnitudes, const int64_t* counts,
-                       const RoundShape& shape, const RoundingNoise& noise, CUstream_st* stream) {
-  if (shape.rows == 0 || shape.columns == 0) return;
-  const Rounding<T, Out> all{out, x, magnitudes, counts, shape, noise};
+                       const RoundShape& shape, const RoundingNoise& noise, Wide<T>* decode, CUstream_st* stream) {
+  if ((shape.rows == 0 || shape.columns == 0) && decode == nullptr) return;
+  const Rounding<T, Out> all{out, x, magnitudes, counts, shape, noise, decode};
   const int64_t blocks = count_blocks(shape);
   const auto launch = [&](auto kernel, unsigned thread_blocks) {
-    launch_kernel("round_blocks", kernel, Grid{thread_blocks, kThreads, 0, stream}, all);
+    launch_kernel("round_blocks", kernel, Grid{std::max(1U, thread_blocks), kThreads, 0, stream}, all);
   };
   if (rounds_by_rows(all)) launch(round_rows_kernel<T, Out>, blocks_for_rows(shape.rows));
   else if (shape.block_columns == 1) launch(round_columns_kernel<T, Out>, blocks_for(blocks));
@@ -344,7 +348,7 @@ void rotate_rows_cuda(T* out, const T* x, const int64_t* counts, const RoundShap
 MPX_FOR_ELEMENTS(MPX_INSTANTIATE);
 #define MPX_INSTANTIATE_ROUND(T, Out)                                                                        \
   template void round_blocks_cuda<T, Out>(Out*, const T*, const Wide<T>*, const int64_t*, const RoundShape&, \
-                                          const RoundingNoise&, CUstream_st*)
+                                          const RoundingNoise&, Wide<T>*, CUstream_st*)
 MPX_FOR_ROUNDINGS(MPX_INSTANTIATE_ROUND);
 
 }  // namespace metroplex::kernels

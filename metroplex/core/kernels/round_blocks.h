@@ -51,10 +51,12 @@ struct RoundingNoise {
 template <class T>
 void largest_magnitudes(Wide<T>* magnitudes, const T* x, const int64_t* counts, const RoundShape& shape);
 // out [rows, columns]: Wide<T>, or Bf16 for Bf16, which represents all results with BlockFactor::power_of_two.
-// `magnitudes` [groups] are read if blocks are whole groups, and for BlockFactor::e4m3.
+// `magnitudes` [groups] are read if blocks are whole groups, and for BlockFactor::e4m3. With `decode` [groups], only
+// if blocks are whole groups: receives the factors, also of groups without values, and `out` the rounded values
+// without them, which are the numbers of codes. Bf16 represents these exactly.
 template <class T, class Out>
 void round_blocks(Out* out, const T* x, const Wide<T>* magnitudes, const int64_t* counts, const RoundShape& shape,
-                  const RoundingNoise& noise = {});
+                  const RoundingNoise& noise = {}, Wide<T>* decode = nullptr);
 
 // The results of encode_values.
 template <class W>
@@ -88,7 +90,7 @@ void largest_magnitudes_cuda(Wide<T>* magnitudes, Wide<T>* parts, const T* x, co
                              const RoundShape& shape, CUstream_st* stream);
 template <class T, class Out>
 void round_blocks_cuda(Out* out, const T* x, const Wide<T>* magnitudes, const int64_t* counts,
-                       const RoundShape& shape, const RoundingNoise& noise, CUstream_st* stream);
+                       const RoundShape& shape, const RoundingNoise& noise, Wide<T>* decode, CUstream_st* stream);
 template <class T>
 void encode_values_cuda(const EncodedValues<Wide<T>>& out, const T* x, const Wide<T>* magnitudes,
                         const int64_t* counts, const RoundShape& shape, const RoundingNoise& noise,

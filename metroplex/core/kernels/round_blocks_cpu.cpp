@@ -163,6 +163,7 @@ struct Blocks {
   const W* magnitudes;
   RoundShape shape;
   RoundingNoise noise;
+  W* decode = nullptr;  // see round_blocks()
 
   // The random numbers of a row in `noise_row`; null: round to nearest.
   const W* row_noise(int64_t row, std::vector<W>& noise_row) const {
@@ -234,8 +235,14 @@ struct Blocks {
   }
 
   void round(const RowBlock& block) const {
-    const Factors by = factors(block);
+    Factors by = factors(block);
+    if (decode != nullptr) by.decode = {W(1)};
     round_rows(block, by.encode, by.decode);
+  }
+  // Writes the factors of all groups, if blocks are whole groups.
+  void write_factors(W* of_groups) const {
+    for (int64_t group = 0; group < shape.groups; ++group)
+      of_groups[group] = code_factors(magnitudes[group], magnitudes[group], shape.number, shape.factor).decode;
   }
   // The codes of a row, one in each byte. encode: one factor for each block of columns.
   void encode_blocks(uint8_t* codes, int64_t row, const std::vector<W>& encode, std::vector<W>& noise_row) const {
@@ -305,8 +312,9 @@ void largest_magnitudes(Wide<T>* magnitudes, const T* x, const int64_t* counts, 
 
 template <class T, class Out>
 void round_blocks(Out* out, const T* x, const Wide<T>* magnitudes, const int64_t* counts, const RoundShape& shape,
-                  const RoundingNoise& noise) {
-  const Blocks<T, Out> blocks{out, x, magnitudes, shape, noise};
+                  const RoundingNoise& noise, Wide<T>* decode) {
+  const Blocks<T, Out> blocks{out, x, magnitudes, shape, noise, decode};
+  if (decode != nullptr) blocks.write_factors(decode);
   // Rows of one group that share a factor are rounded independently.
   const int64_t block_rows = shape.whole_groups() ? 1 : shape.block_rows;
   for_blocks(row_blocks(counts, shape, block_rows), shape, [&](const RowBlock& block) { blocks.round(block); });
@@ -319,10 +327,7 @@ void encode_values(const EncodedValues<Wide<T>>& out, const T* x, const Wide<T>*
   const Blocks<T, W> blocks{nullptr, x, magnitudes, shape, noise};
   const bool pairs = shape.number == SmallNumber::e2m1;
   if (pairs) *out.decode = W(1) / group_factor(*magnitudes, shape.number);
-  if (shape.whole_groups()) {
-    for (int64_t group = 0; group < shape.groups; ++group)
-      out.decode[group] = code_factors(magnitudes[group], magnitudes[group], shape.number, shape.factor).decode;
-  }
+  if (shape.whole_groups()) blocks.write_factors(out.decode);
   const int64_t block_rows = shape.whole_groups() ? 1 : shape.block_rows;
   for_blocks(row_blocks(counts, shape, block_rows), shape, [&](const RowBlock& block) {
     if (pairs) blocks.encode_pairs(out, block);
@@ -358,7 +363,7 @@ void rotate_rows(T* out, const T* x, const int64_t* counts, const RoundShape& sh
 MPX_FOR_ELEMENTS(MPX_INSTANTIATE);
 #define MPX_INSTANTIATE_ROUND(T, Out)                                                                   \
   template void round_blocks<T, Out>(Out*, const T*, const Wide<T>*, const int64_t*, const RoundShape&, \
-                                     const RoundingNoise&)
+                                     const RoundingNoise&, Wide<T>*)
 MPX_FOR_ROUNDINGS(MPX_INSTANTIATE_ROUND);
 
 }  // namespace metroplex::kernels

@@ -78,8 +78,12 @@ Experts::Experts(const std::string& name, const config::Model& model, const nn::
     rounding2_.check_shards(fc2_.name, {fc2_.local_shape[2]});
   }
   for (nn::Param* weight : {&fc1_, &fc2_}) nn::store_as_codes(*weight, context, at.inner);
-  nn::keep_rounded(fc1_, rounding1_, context, rounding1_.encodes_groups(nn::Operand::input));
-  nn::keep_rounded(fc2_, rounding2_, context, rounding2_.encodes_groups(nn::Operand::input));
+  for (auto [weight, rounding] : {std::pair(&fc1_, &rounding1_), std::pair(&fc2_, &rounding2_)}) {
+    const auto form = rounding->encodes_groups(nn::Operand::input)      ? nn::KeptForm::codes
+                      : multiplies_bf16_codes(*rounding, context.dtype) ? nn::KeptForm::bf16_codes
+                                                                        : nn::KeptForm::values;
+    nn::keep_rounded(*weight, *rounding, context, form);
+  }
   if (stash_) {
     const int64_t activated = saving_.recomputes(nn::SavePoint::expert_activation) ? 0 : fc2_.local_shape[2];
     const int64_t width = hidden + fc1_.local_shape[1] + activated;
@@ -186,6 +190,28 @@ nn::Codes encoded_weights(const nn::OperandRounding& rounding, const nn::Param& 
 
 }  // namespace
 
+bool Experts::multiplies_bf16_codes(const nn::OperandRounding& rounding, at::ScalarType of_rows) const {
+  return grouped_ && rounding.has_bf16_codes(of_rows);
+}
+
+GroupedWeights Experts::bf16_weights(const nn::OperandRounding& rounding, const ExpertWeights& weights,
+                                     nn::SumOver sum, bool trains) const {
+  const nn::Codes home = nn::encode_weight(rounding, weights.home, sum, trains, true);
+  GroupedWeights all(home.codes.view(weights.home.local_shape), {}, home.decode);
+  if (!weights.replicas.defined()) return all;
+  const nn::Codes others = rounding.encode(weights.replicas, nn::Operand::weight, sum,
+                                           {.groups = {weights.replicas.size(0), {}}, .bf16_codes = true});
+  all.replicas = others.codes.view(weights.replicas.sizes()), all.factors = at::cat({home.decode, others.decode});
+  return all;
+}
+
+GroupedWeights Experts::bf16_rows(const nn::OperandRounding& rounding, const at::Tensor& rows, nn::Operand operand,
+                                  const nn::RowGroups& groups, bool trains) const {
+  const nn::Codes codes =
+      rounding.encode(rows, operand, nn::SumOver::columns, {.groups = groups, .counts = trains, .bf16_codes = true});
+  return {codes.codes, {}, codes.decode};
+}
+
 at::Tensor Experts::code_product(const nn::OperandRounding& rounding, GroupedOp op, const at::Tensor& rows,
                                  const ExpertWeights& weights, const Counts& counts, bool trains) const {
   const bool forward = op == GroupedOp::forward;
@@ -208,13 +234,17 @@ at::Tensor Experts::rounded_product(const nn::OperandRounding& rounding, Grouped
                                     const ExpertWeights& weights, const Counts& counts, bool trains) const {
   const bool forward = op == GroupedOp::forward;
   const nn::Operand operand = forward ? nn::Operand::input : nn::Operand::gradient;
-  if (rounding.encodes_groups(operand)) return code_product(rounding, op, rows, weights, counts, trains);
-  const nn::RoundOptions options{
-      {counts.device.numel(), counts.device},
-      trains,
-      forward ? nn::DropoutMask() : rounding.positions(rows.size(0), first_row_, counts.counter)};
-  const at::Tensor rounded = rounding.round(rows, operand, nn::SumOver::columns, options);
+  const nn::RowGroups groups{counts.device.numel(), counts.device};
   const nn::SumOver sum = forward ? nn::SumOver::columns : nn::SumOver::rows;
+  const bool encodes = rounding.encodes_groups(operand);
+  if (multiplies_bf16_codes(rounding, rows.scalar_type()) && !(encodes && target_.gpu())) {
+    return products_.rows(op, bf16_rows(rounding, rows, operand, groups, trains),
+                          bf16_weights(rounding, weights, sum, forward && trains), counts.of_groups());
+  }
+  if (encodes) return code_product(rounding, op, rows, weights, counts, trains);
+  const nn::RoundOptions options{
+      groups, trains, forward ? nn::DropoutMask() : rounding.positions(rows.size(0), first_row_, counts.counter)};
+  const at::Tensor rounded = rounding.round(rows, operand, nn::SumOver::columns, options);
   return product(op, rounded, rounded_weights(rounding, weights.home, weights.replicas, sum, forward && trains),
                  counts)
       .to(rows.scalar_type());
@@ -224,6 +254,10 @@ at::Tensor Experts::rounded_weight_gradient(const nn::OperandRounding& rounding,
                                             const at::Tensor& dy, const at::Tensor& x, const Counts& counts) const {
   if (!rounding.rounds_weight_gradients()) return weight_gradient(weight, dy, x, counts);
   const nn::RowGroups groups{counts.device.numel(), counts.device};
+  if (multiplies_bf16_codes(rounding, x.scalar_type())) {
+    return weight_gradient(weight, bf16_rows(rounding, dy, nn::Operand::gradient, groups, false),
+                           bf16_rows(rounding, x, nn::Operand::input, groups, false), counts);
+  }
   const nn::RoundOptions of_rows{groups, false, rounding.positions(dy.size(0), first_row_, counts.counter)};
   return weight_gradient(weight, rounding.round(dy, nn::Operand::gradient, nn::SumOver::rows, of_rows),
                          rounding.round(x, nn::Operand::input, nn::SumOver::rows, {groups}), counts);
@@ -235,15 +269,15 @@ at::Tensor* Experts::replicas_of(const nn::Param& home, at::Tensor& gradient) co
 }
 
 // Accumulates once for the whole stack, so that an expert without rows also counts its use.
-at::Tensor Experts::weight_gradient(nn::Param& weight, const at::Tensor& dy, const at::Tensor& x,
+at::Tensor Experts::weight_gradient(nn::Param& weight, const GroupedWeights& dy, const GroupedWeights& x,
                                     const Counts& counts) const {
   at::Tensor of_replicas;
   weight.accumulate_or_write(
       [this, dy, x, counts, replicas = replicas_of(weight, of_replicas)](at::Tensor& main_grad, bool adds) {
         const std::array<int64_t, 3> sizes_of_replicas = {slots_, main_grad.size(1), main_grad.size(2)};
         // Rounded operands are wider than half-precision gradients, which a grouped product cannot add to.
-        const bool narrows = grouped_ && nn::is_half(main_grad) && !nn::is_half(x);
-        const at::Tensor sums = narrows ? at::empty(main_grad.sizes(), x.options()) : main_grad;
+        const bool narrows = grouped_ && nn::is_half(main_grad) && !nn::is_half(x.home);
+        const at::Tensor sums = narrows ? at::empty(main_grad.sizes(), x.home.options()) : main_grad;
         GroupedWeights gradients(sums);
         if (slots_ > 0) {
           gradients.replicas =
@@ -260,7 +294,8 @@ at::Tensor Experts::weight_gradient(nn::Param& weight, const at::Tensor& dy, con
         if (!adds) main_grad.zero_();
         each_group(counts.host, [&](int64_t e, int64_t first, int64_t n) {
           at::Tensor gradient = of_group(gradients, e);
-          nn::put_linear_weight_gradient(target_, gradient, dy.narrow(0, first, n), x.narrow(0, first, n), true);
+          nn::put_linear_weight_gradient(target_, gradient, dy.home.narrow(0, first, n), x.home.narrow(0, first, n),
+                                         true);
         });
         finish();
       });

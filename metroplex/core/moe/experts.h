@@ -147,6 +147,13 @@ class Experts {
   // The same with operands in low precision. `trains`: their magnitudes count.
   at::Tensor rounded_product(const nn::OperandRounding& rounding, kernels::GroupedOp op, const at::Tensor& rows,
                              const ExpertWeights& weights, const Counts& counts, bool trains) const;
+  // Whether operands are codes as bf16 numbers, with a factor for each group (OperandRounding::has_bf16_codes()).
+  // Without grouped GEMM, rounded values are multiplied instead.
+  bool multiplies_bf16_codes(const nn::OperandRounding& rounding, at::ScalarType of_rows) const;
+  GroupedWeights bf16_weights(const nn::OperandRounding& rounding, const ExpertWeights& weights, nn::SumOver sum,
+                              bool trains) const;
+  GroupedWeights bf16_rows(const nn::OperandRounding& rounding, const at::Tensor& rows, nn::Operand operand,
+                           const nn::RowGroups& groups, bool trains) const;
   // The same as a product of codes (precision.fp8_products).
   at::Tensor code_product(const nn::OperandRounding& rounding, kernels::GroupedOp op, const at::Tensor& rows,
                           const ExpertWeights& weights, const Counts& counts, bool trains) const;
@@ -156,7 +163,7 @@ class Experts {
                  bool is_recompute) const;
   nn::Gradients backward(const at::Tensor& dy, const Kept& kept);
   // Both return the gradients of replicas, undefined without slots.
-  at::Tensor weight_gradient(nn::Param& weight, const at::Tensor& dy, const at::Tensor& x,
+  at::Tensor weight_gradient(nn::Param& weight, const GroupedWeights& dy, const GroupedWeights& x,
                              const Counts& counts) const;
   at::Tensor rounded_weight_gradient(const nn::OperandRounding& rounding, nn::Param& weight, const at::Tensor& dy,
                                      const at::Tensor& x, const Counts& counts) const;

@@ -16,10 +16,13 @@ namespace metroplex::moe {
 
 // One matrix [out, in] per group. Row tensors also convert to it.
 struct GroupedWeights {
-  GroupedWeights(at::Tensor home, at::Tensor replicas = {})  // NOLINT: a stack of home experts alone is one
-      : home(std::move(home)), replicas(std::move(replicas)) {}
+  GroupedWeights(at::Tensor home, at::Tensor replicas = {},  // NOLINT: a stack of home experts alone is one
+                 at::Tensor factors = {})
+      : home(std::move(home)), replicas(std::move(replicas)), factors(std::move(factors)) {}
   at::Tensor home;      // [local experts, out, in]
   at::Tensor replicas;  // [slots, out, in], same type; undefined without slots
+  // [groups] fp32, the last ones of replicas: the operand's values are its elements times these; undefined: 1.
+  at::Tensor factors;
 };
 
 // Rows of each group. Tensors of counts also convert to it.
@@ -38,19 +41,20 @@ class GroupedProduct {
 
   // Computes the ends once for several products of R rows of `type`, if libtorch may run them.
   GroupCounts with_ends(const at::Tensor& counts, int64_t rows, at::ScalarType type) const;
-  // Returns y or dx of forward or input_gradient, by libtorch if that is faster.
-  at::Tensor rows(kernels::GroupedOp op, const at::Tensor& rows, const GroupedWeights& weights,
+  // Returns y or dx of forward or input_gradient, by libtorch if that is faster and no operand has factors.
+  at::Tensor rows(kernels::GroupedOp op, const GroupedWeights& rows, const GroupedWeights& weights,
                   const GroupCounts& counts) const;
   // All tensors are contiguous. forward: a = x [R, in], b = weights, c = y [R, out]. input_gradient: a = dy, b =
   // weights, c = dx. weight_gradient: a = dy, b = x; a^T b by group is summed in at least fp32. It is added to c, the
   // gradients of local experts, or overwrites them if `adds` is false. Gradients of replicas are always overwritten,
-  // with zeros for groups without rows. c has the type of x or a wider one.
+  // with zeros for groups without rows. c has the type of x or a wider one, and no factors. Factors of operands
+  // multiply the sums.
   void run(kernels::GroupedOp op, const GroupedWeights& a, const GroupedWeights& b, const GroupedWeights& weights,
            const GroupCounts& counts, bool adds = true) const;
 
  private:
   // `reads`: the stack is an input; otherwise it is the gradient.
-  bool by_library(const at::Tensor& rows, const GroupedWeights& stack, bool reads) const;
+  bool by_library(const GroupedWeights& rows, const GroupedWeights& stack, bool reads) const;
 
   device::Target target_;
   int capability_;

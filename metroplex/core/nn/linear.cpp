@@ -132,7 +132,7 @@ Linear::Linear(const LinearSpec& spec, LinearSplit split, const LayerContext& co
   const bool sharded = split == LinearSplit::output && tp.size() > 1;
   rounding_.set_gradient_columns(
       spec.out_features, sharded ? weight_->placement.cuts.front().ranges : std::vector<topology::RowRange>());
-  keep_rounded(*weight_, rounding_, context, rounding_.encodes());
+  keep_rounded(*weight_, rounding_, context, rounding_.encodes() ? KeptForm::codes : KeptForm::values);
   if (spec.bias) bias_ = param(".bias", {spec.out_features}, std::move(bias), Init::zeros);
 }
 
@@ -151,7 +151,7 @@ Linear::Linear(std::shared_ptr<Param> weight, const LayerContext& context)
   if (weight_->operand_history) rounding_.share_history(weight_->operand_history);
   else weight_->operand_history = rounding_.make_history("output_layer", context.dtype, context.tp_dp_cp);
   if (weight_->rounded) return;
-  keep_rounded(*weight_, rounding_, context, rounding_.encodes());
+  keep_rounded(*weight_, rounding_, context, rounding_.encodes() ? KeptForm::codes : KeptForm::values);
   if (weight_->rounded) weight_->rounded->can_gather_codes = false;  // embedding and loss read the values
 }
 

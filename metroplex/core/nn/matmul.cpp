@@ -89,6 +89,7 @@ void own_weight_gradient(const at::Tensor& gradient, const at::Tensor& dy, const
   arguments[kernels::kLeadingB] = arguments[kernels::kLeadingC] = x.size(1);
   arguments[kernels::kGroupRows] = x.size(0);
   arguments[kernels::kGroupAdds] = adds;
+  arguments[kernels::kGroupFactor] = kernels::make_factor({}, 0);
   kernels::grouped_product<kernels::Bf16>(arguments, {.op = kernels::GroupedOp::weight_gradient,
                                                       .groups = 1,
                                                       .rows = x.size(0),

@@ -58,6 +58,21 @@ void write_codes(const device::Target& target, const Codes& out, const at::Tenso
                  counts_pointer(counts), shape, noise.values);
 }
 
+// Writes rounded values to `out.codes`, or if `out.decode` is defined, the numbers of codes and their factors; see
+// kernels::round_blocks.
+template <class T, class Out>
+void write_rounded(const device::Target& target, const Codes& out, const at::Tensor& x, const at::Tensor& largest,
+                   const at::Tensor& counts, const RoundShape& shape, const Noise& noise) {
+  device::launch(target,
+                 {"round_blocks",
+                  {&x, &largest, &counts, &noise.positions.counters, &noise.positions.rows},
+                  {&out.codes, &out.decode},
+                  {{"block_rows", shape.block_rows}, {"block_columns", shape.block_columns}}},
+                 kernels::round_blocks<T, Out>, kernels::round_blocks_cuda<T, Out>, elements<Out>(out.codes),
+                 static_cast<const T*>(elements<T>(x)), static_cast<const Wide<T>*>(elements<Wide<T>>(largest)),
+                 counts_pointer(counts), shape, noise.values, elements<Wide<T>>(out.decode));
+}
+
 struct Range {
   int64_t first, size;
 };
@@ -272,14 +287,7 @@ at::Tensor OperandRounding::round(const at::Tensor& given, Operand operand, SumO
     using T = decltype(zero);
     using Out = decltype(result);
     const at::Tensor largest = magnitudes<T>(x, operand, counts, call, options.counts);
-    device::launch(target_,
-                   {"round_blocks",
-                    {&x, &largest, &counts, &options.positions.counters, &options.positions.rows},
-                    {&out},
-                    {{"block_rows", call.block_rows}, {"block_columns", call.block_columns}}},
-                   kernels::round_blocks<T, Out>, kernels::round_blocks_cuda<T, Out>, elements<Out>(out),
-                   static_cast<const T*>(elements<T>(x)), static_cast<const Wide<T>*>(elements<Wide<T>>(largest)),
-                   counts_pointer(counts), call, random);
+    write_rounded<T, Out>(target_, {out, {}}, x, largest, counts, call, {random, options.positions});
     if (options.counts && is_measured()) measure<T>(operand, {x, out, largest, counts, call});
   });
   return out;
@@ -292,8 +300,13 @@ bool OperandRounding::encodes_groups(Operand operand) const {
          shape(operand, SumOver::columns).number == SmallNumber::e4m3;
 }
 
+bool OperandRounding::has_bf16_codes(at::ScalarType of_x) const {
+  return config::has_one_factor(recipe_) && of_x == at::kBFloat16;
+}
+
 Codes OperandRounding::make_codes(at::IntArrayRef sizes, at::Device device, Operand operand, SumOver sum,
-                                  const RowGroups& groups) const {
+                                  const RoundOptions& of_codes) const {
+  const RowGroups& groups = of_codes.groups;
   const RoundShape blocks = shape(operand, sum);
   const int64_t columns = sizes.back(), rows = columns == 0 ? 0 : c10::multiply_integers(sizes) / columns;
   const auto options = at::TensorOptions().device(device);
@@ -309,9 +322,11 @@ Codes OperandRounding::make_codes(at::IntArrayRef sizes, at::Device device, Oper
             groups.counts,
             at::empty({1}, options.dtype(at::kFloat))};
   }
-  const bool e5m2 = blocks.number == SmallNumber::e5m2;
-  return {at::empty({rows, columns}, options.dtype(e5m2 ? at::kFloat8_e5m2 : at::kFloat8_e4m3fn)),
-          at::empty(factors, options.dtype(at::kFloat)), blocks.block_rows, blocks.block_columns, groups.counts};
+  const at::ScalarType codes = of_codes.bf16_codes                  ? at::kBFloat16
+                               : blocks.number == SmallNumber::e5m2 ? at::kFloat8_e5m2
+                                                                    : at::kFloat8_e4m3fn;
+  return {at::empty({rows, columns}, options.dtype(codes)), at::empty(factors, options.dtype(at::kFloat)),
+          blocks.block_rows, blocks.block_columns, groups.counts};
 }
 
 // Blocks that end with the matrices of a stack, or with rows, are those of one matrix. Returns its number of rows, if
@@ -330,12 +345,14 @@ Codes OperandRounding::encode(const at::Tensor& given, Operand operand, SumOver 
   call.columns = given.size(-1), call.rows = given.numel() / std::max<int64_t>(1, call.columns);
   const at::Tensor counts = make_one_group(options.groups, call);
   const at::Tensor x = rotate(given.contiguous().view({call.rows, call.columns}), operand, sum, counts, call);
-  if (!out.codes.defined()) out = make_codes(x.sizes(), x.device(), operand, sum, options.groups);
+  if (!out.codes.defined()) out = make_codes(x.sizes(), x.device(), operand, sum, options);
   dispatch_element(x.scalar_type(), [&](auto zero) {
     using T = decltype(zero);
     const at::Tensor largest = magnitudes<T>(x, operand, counts, call, options.counts);
-    write_codes<T>(target_, out, x, largest, counts, call,
-                   {noise(operand, sum, options.positions), options.positions});
+    const Noise random{noise(operand, sum, options.positions), options.positions};
+    if (out.codes.scalar_type() == at::kBFloat16)
+      write_rounded<kernels::Bf16, kernels::Bf16>(target_, out, x, largest, counts, call, random);
+    else write_codes<T>(target_, out, x, largest, counts, call, random);
     if (options.counts && is_measured()) measure<T>(operand, {x, out.values(), largest, counts, call});
   });
   return out;

@@ -1,7 +1,8 @@
 // Rounds operands of matrix products to 8 bits (precision.fp8_format) or 4 bits (fp4_format), with the scales of
 // NVIDIA's TransformerEngine. Rounded operands are multiplied in fp32 (fp64 in an fp64 run), in which the product of
 // two of them is exact. The result is that of a product of the codes with fp32 sums. In bf16 runs, blockwise and
-// mxfp8 multiply in bf16, which represents the rounded operands exactly.
+// mxfp8 multiply in bf16, which represents the rounded operands exactly. Experts with delayed and tensorwise multiply
+// the codes in bf16, and then each sum by both factors (kernels/grouped_product.h).
 //
 //   recipe      values that share a factor                                   factor
 //   delayed     as tensorwise, from the largest magnitudes of earlier steps  fp32
@@ -50,6 +51,7 @@ struct RoundOptions {
   bool counts = false;         // adds the magnitude to the history, and the figures to the meter
   DropoutMask positions = {};  // of gradients: what OperandRounding::positions() returned
   at::Tensor out = {};         // receives the rounded values; undefined: a new tensor
+  bool bf16_codes = false;     // of encode() and make_codes(): the codes are bf16 numbers
 };
 
 // A shard of a stack of matrices: elements [begin, begin + values.numel()) of the flattened stack.
@@ -96,13 +98,15 @@ class OperandRounding {
   bool encodes() const { return rounds() && precision_.fp8_products == config::Fp8Products::library; }
   // Whether the operand is multiplied as codes with a factor for each group of rows (scaled_grouped_product()).
   bool encodes_groups(Operand operand) const;
+  // Whether products of groups of rows of this dtype multiply codes in bf16.
+  bool has_bf16_codes(at::ScalarType of_x) const;
   // The codes of x [.., columns] as a matrix, in `out` if it is defined. Collective as round(). nvfp4: throws
   // base::Error("config") unless `columns` are whole bytes of the library's products.
   Codes encode(const at::Tensor& x, Operand operand, SumOver sum, const RoundOptions& options = {},
                Codes out = {}) const;
   // Uninitialized codes of a tensor [.., columns], for encode().
   Codes make_codes(at::IntArrayRef sizes, at::Device device, Operand operand, SumOver sum,
-                   const RowGroups& groups) const;
+                   const RoundOptions& options) const;
   // Whether a weight can be encoded shard by shard (precision.fp8_param_gather). Blocks must not contain rows of two
   // matrices.
   bool encodes_shards(at::IntArrayRef sizes) const;

@@ -70,7 +70,7 @@ void RoundedWeight::update(const Param& weight) {
   rounding.round(weight.data, Operand::weight, SumOver::rows, options);
 }
 
-void keep_rounded(Param& weight, const OperandRounding& rounding, const LayerContext& context, bool as_codes) {
+void keep_rounded(Param& weight, const OperandRounding& rounding, const LayerContext& context, KeptForm form) {
   if (!rounding.rounds() || weight.stored) return;
   const bool can_gather_codes = rounding.encodes_shards(weight.local_shape);
   if (!context.keeps_rounded_weights && !can_gather_codes) return;
@@ -80,10 +80,11 @@ void keep_rounded(Param& weight, const OperandRounding& rounding, const LayerCon
   kept.can_gather_codes = can_gather_codes;
   if (!context.keeps_rounded_weights) return;
   const at::Device memory = context.target.memory();
-  if (as_codes) {
-    const RowGroups groups{count_matrices(weight)};
+  if (form != KeptForm::values) {
+    RoundOptions options = weight_options(weight, false);
+    options.bf16_codes = form == KeptForm::bf16_codes;
     const auto make = [&](SumOver sum) {
-      return rounding.make_codes(weight.local_shape, memory, Operand::weight, sum, groups);
+      return rounding.make_codes(weight.local_shape, memory, Operand::weight, sum, options);
     };
     kept.column_codes = make(SumOver::columns);
     if (!rounding.shares_weight()) kept.row_codes = make(SumOver::rows);
@@ -107,10 +108,15 @@ at::Tensor round_weight(const OperandRounding& rounding, const Param& weight, Su
   return rounding.round(weight_values(weight), Operand::weight, sum, weight_options(weight, counts));
 }
 
-Codes encode_weight(const OperandRounding& rounding, const Param& weight, SumOver sum, bool counts) {
-  if (!weight.rounded || !weight.rounded->column_codes.codes.defined())
-    return rounding.encode(weight_values(weight), Operand::weight, sum, weight_options(weight, counts));
-  return updated_codes(weight, sum);
+Codes encode_weight(const OperandRounding& rounding, const Param& weight, SumOver sum, bool counts, bool bf16_codes) {
+  if (!weight.rounded || !weight.rounded->column_codes.codes.defined()) {
+    RoundOptions options = weight_options(weight, counts);
+    options.bf16_codes = bf16_codes;
+    return rounding.encode(weight_values(weight), Operand::weight, sum, options);
+  }
+  Codes kept = updated_codes(weight, sum);
+  if (bf16_codes) kept.codes = kept.codes.to(at::kBFloat16);
+  return kept;
 }
 
 void WeightRounder::before(const RegionEvent& event) {

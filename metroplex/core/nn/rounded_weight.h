@@ -20,12 +20,13 @@
 
 namespace metroplex::nn {
 
-// Experts with fp8_format = hybrid and fp8_products = library decode their codes for each input gradient.
+// Experts with fp8_format = hybrid and fp8_products = library convert their codes to bf16 for each input gradient,
+// and with fp8_param_gather for each product.
 struct RoundedWeight {
   OperandRounding rounding;
   // Operands of forward and of input gradients; the same tensor if their blocks are the same.
   at::Tensor columns, rows;
-  // Instead of both, with precision.fp8_products = library; no second ones if shared. Column codes may be gathered.
+  // Instead of both, for products of codes; no second ones if shared. Column codes may be gathered.
   Codes column_codes, row_codes;
   bool is_stale = true;
   bool can_gather_codes = false;
@@ -41,8 +42,9 @@ struct RoundedWeight {
 };
 
 // Adds a RoundedWeight to a weight that is rounded and not stored as codes, if the context keeps them or codes may be
-// gathered. `as_codes`: for products of codes.
-void keep_rounded(Param& weight, const OperandRounding& rounding, const LayerContext& context, bool as_codes);
+// gathered.
+enum class KeptForm { values, codes, bf16_codes };
+void keep_rounded(Param& weight, const OperandRounding& rounding, const LayerContext& context, KeptForm form);
 
 // Number of matrices that have a factor of their own: experts of a stack.
 int64_t count_matrices(const Param& weight);
@@ -51,7 +53,8 @@ WeightShard make_shard(const Param& weight, const at::Tensor& values, const at::
 
 // Return the weight as an operand: its kept values, or newly rounded ones. `counts` as in RoundOptions.
 at::Tensor round_weight(const OperandRounding& rounding, const Param& weight, SumOver sum, bool counts = false);
-Codes encode_weight(const OperandRounding& rounding, const Param& weight, SumOver sum, bool counts = false);
+Codes encode_weight(const OperandRounding& rounding, const Param& weight, SumOver sum, bool counts = false,
+                    bool bf16_codes = false);
 
 // Updates the stale rounded weights of a block before its computation, outside of captured regions.
 class WeightRounder final : public StageObserver {

@@ -16,7 +16,7 @@ namespace metroplex::nn {
 // A matrix whose values are decode * codes, or (decode * tensor_decode) * codes.
 struct Codes {
   // Contiguous: [rows, columns], an 8-bit floating-point type; or [rows, columns / 2], pairs of E2M1 in which the
-  // even column has the low bits.
+  // even column has the low bits. Without blocks also bf16, with the numbers of the 8-bit codes.
   at::Tensor codes;
   // fp32, or fp64 in an fp64 run: [groups of rows], or [row blocks, column blocks]. Pairs: E4M3.
   at::Tensor decode;
