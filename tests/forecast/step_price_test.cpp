@@ -5,8 +5,13 @@
 
 #include <algorithm>
 #include <cstring>
+#include <set>
+#include <string>
+#include <vector>
 
+#include "config/load.h"
 #include "config/validate.h"
+#include "forecast/fit.h"
 #include "forecast/stage_traces.h"
 
 namespace metroplex::test::step_price_test {
@@ -55,6 +60,40 @@ TEST(StageForm, DiffersBetweenStagesWithOtherAttention) {
   config.model.experimental_attention_variant = config::AttentionVariant::gated_delta_net;
   config.model.linear_attention_freq = "[1,1,0,0]";
   EXPECT_NE(forecast::stage_form(config, 1), forecast::stage_form(config, 2));
+}
+
+// Names and dtypes of the products and attention operators of a step on a GPU.
+std::set<std::string> operators_on(int capability, const std::vector<std::string>& settings) {
+  config::Config config = config::parse(config::dump(small_config(2, 1)), settings);
+  config::check(config, 1);
+  forecast::FitRequest request{config::resolved(config, 1), 1, 300, {}};
+  request.domains.gpu = true, request.domains.capability = capability;
+  const forecast::TracedRun run = forecast::trace_run(request.of_rank(0, 1));
+  std::set<std::string> names;
+  for (const replay::TracedAction& action : run.traces[0].actions) {
+    for (const IslandTrace& region : action.regions) {
+      for (const replay::TraceOperation& one : region.operations)
+        if (one.flops > 0) names.insert(one.name + " " + one.dtype);
+    }
+  }
+  return names;
+}
+
+TEST(TracedRun, HasTheOperatorsOfTheMachinesGpu) {
+  const std::vector<std::string> latent{"precision.params_dtype=bf16",
+                                        "model.position_embedding_type=rope",
+                                        "model.multi_latent_attention=true",
+                                        "model.kv_lora_rank=16",
+                                        "model.qk_head_dim=16",
+                                        "model.qk_pos_emb_head_dim=8",
+                                        "model.v_head_dim=16"};
+  EXPECT_TRUE(operators_on(90, latent).contains("attention_cudnn bf16"));
+  EXPECT_FALSE(operators_on(90, latent).contains("attention_bmm bf16"));
+  EXPECT_TRUE(operators_on(80, latent).contains("attention_bmm bf16"));
+  const std::vector<std::string> codes{"precision.params_dtype=bf16",    "precision.fp4_format=e2m1",
+                                       "precision.fp8_products=library", "model.hidden_size=64",
+                                       "model.ffn_hidden_size=128",      "train.seq_length=32"};
+  EXPECT_TRUE(operators_on(100, codes).contains("scaled_mm fp4"));
 }
 
 // The stages wait for each other in the sums of all families, also if one has no parameter of a family, or none.

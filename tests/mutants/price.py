@@ -2,6 +2,10 @@
 
 MUTANTS = [
     ("large_sizes_keep_a_small_rate", "price/machine_operators.cpp", "if (one.flops <= 0 && wanted > largest)", "if (false)", "price_test OperatorCost*"),
+    ("shares_of_all_types_are_by_flops", "price/machine_operators.cpp", "one.flops * bf16->second / peak(machine, one.dtype);", "one.flops;", "price_test OperatorCost*"),
+    ("plans_have_this_process_gpu", "forecast/fit.cpp", "  request.capability = domains.capability;\n", "", "forecast_test TracedRun*"),
+    ("four_bit_products_have_no_type", "forecast/trace_recorder.cpp", '      return "fp4";', '      return "";', "forecast_test TracedRun*"),
+    ("capabilities_are_not_written", "price/machine.cpp", "YAML::Value << machine.capability;", "YAML::Value << 0;", "price_test Machine*"),
     ("products_are_never_memory_bound", "price/machine_operators.cpp", "return std::max(seconds, memory_seconds(machine, one.bytes));", "return seconds > 0 ? seconds : memory_seconds(machine, one.bytes);", "price_test OperatorCost*"),
     ("rates_are_interpolated_linearly", "price/machine_operators.cpp", "std::log(size / low.size) / std::log(high.size / low.size)", "(size - low.size) / (high.size - low.size)", "price_test OperatorCost*"),
     ("all_reduce_moves_half", "price/link.cpp", "return 2 * others * bytes;", "return others * bytes;", "price_test CollectiveCost*"),

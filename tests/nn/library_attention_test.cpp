@@ -107,7 +107,8 @@ TEST(LibraryAttention, OfAMicrobatchGoesByItsOffsets) {
   EXPECT_EQ(calls.documents, 2);
 }
 
-// The operator's result is scaled by the share of the keys, and its backward reads a logsumexp that includes the sinks.
+// The operator's result is scaled by the share of the keys, and its backward reads a logsumexp that includes the
+// sinks.
 TEST(LibraryAttention, OfSinksIsTheFormula) {
   const FakeOperators fakes;
   const int64_t s = 33, b = 2, heads = 4;

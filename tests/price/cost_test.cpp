@@ -30,6 +30,16 @@ TEST(OperatorCost, TakesTheSlowerOfComputeAndMemory) {
   EXPECT_THROW(operator_seconds(machine(), {"mm", "fp8", 1000, 10}), base::Error);
 }
 
+// A product has the share of one in bf16 that takes as long: at a tenth of the rate, of ten times the FLOPs.
+TEST(OperatorCost, SharesOfOtherTypesAreThoseOfEqualTimes) {
+  Machine other = machine();
+  other.peak_flops["fp32"] = 10;
+  EXPECT_NEAR(operator_seconds(other, {"mm", "fp32", 1, 0}), 1 / (10 * 0.5), 1e-12);
+  EXPECT_NEAR(operator_seconds(other, {"mm", "bf16", 1, 0}), 1 / (100 * 0.25), 1e-12);
+  other.peak_flops = {{"fp32", 10.0}};
+  EXPECT_NEAR(operator_seconds(other, {"mm", "fp32", 1, 0}), 1 / (10 * 0.25), 1e-12);
+}
+
 TEST(OperatorCost, InterpolatesLogarithmically) {
   // Half way between 1 and 100 in the logarithm: the geometric mean of 0.25 and 1.
   EXPECT_NEAR(price::interpolate(machine().shares["matmul"], 10), 0.5, 1e-15);

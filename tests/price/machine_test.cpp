@@ -53,6 +53,7 @@ TEST(Machine, WritesAndReadsTheSame) {
   machine.own_call_s = 3e-6;
   const Machine read = read_machine(price::write_machine(machine), "again");
   EXPECT_EQ(price::write_machine(read), price::write_machine(machine));
+  EXPECT_EQ(read.capability, 90);
   EXPECT_EQ(read.cluster.domains.size(), machine.cluster.domains.size());
   EXPECT_DOUBLE_EQ(read.measured.at("mm bf16")[1].seconds, 2e-3);
   EXPECT_DOUBLE_EQ(read.measured.at("mm bf16")[1].bytes, 2e5);
@@ -106,6 +107,8 @@ TEST(Machine, RefusesWrongFiles) {
            {"ranks: 8", "ranks: 0", "links[1].ranks = 0: must be 0 (all ranks)"},
            {"error: 0.2", "error: 1.2", "file.yaml: error = 1.2: must be a finite number between 0 and 1 (relative"},
            {"error: 0.2", "error: -0.1", "file.yaml: error = -0.1: must be a finite number between 0 and 1"},
+           {"gpu: false", "capability: 90.5", "device.capability = 90.5: must be a whole number; correct it"},
+           {"gpu: false", "capability: 9", "device.capability = 9: must be a finite number between 50 and 999"},
            {"gpu: false", "gpu: maybe", "device.gpu = maybe: must be true or false; correct it"},
            {"gpu: false", "gpu: false, gpu: true", "device.gpu = true: must be given once; remove the other entry"},
            {"ranks: 4", "ranks: 4, ranks: 2", "links[0].ranks = 2: must be given once"},

@@ -14,10 +14,10 @@ enum class AttentionBy : uint8_t { flash, cudnn, memory_efficient, own };
 struct AttentionCase {
   ParamsDtype dtype = ParamsDtype::bf16;
   int64_t head_dim = 0, v_head_dim = 0;
-  bool plain_mask = true;    // full or causal mask, or a block of one; no padding
-  bool capped = false;       // scores have a softcap
-  bool sinks = false;        // an extra softmax score without a key, applied to the operator's result and logsumexp
-  bool window = false;       // a query sees only a limited number of previous positions
+  bool plain_mask = true;  // full or causal mask, or a block of one; no padding
+  bool capped = false;     // scores have a softcap
+  bool sinks = false;      // an extra softmax score without a key, applied to the operator's result and logsumexp
+  bool window = false;     // a query sees only a limited number of previous positions
   bool dropout = false, documents = false;
   int capability = 0;             // 90 for sm_90; 0: unknown, assumed to support what most devices do
   int64_t queries = 0, keys = 0;  // per sample; 0: the best value for each operator

@@ -51,6 +51,12 @@ class Reader {
                           range.zero ? ", or 0" : "", node ? "; correct it" : "; add it"));
     return value;
   }
+  int64_t whole(const YAML::Node& map, const std::string& path, const std::string& key, const Range& range) const {
+    const double value = number(map, path, key, range, 0);
+    if (value != std::floor(value))
+      refuse(join(path, key), base::concat(value), "must be a whole number; correct it");
+    return static_cast<int64_t>(value);
+  }
   bool boolean(const YAML::Node& map, const std::string& path, const std::string& key, bool otherwise) const {
     const YAML::Node node = map[key];
     bool value = otherwise;
@@ -123,7 +129,7 @@ void read_device(const Reader& reader, Machine& machine) {
                     {"gpu", "capability", "peak_flops", "memory_bytes", "memory_bytes_per_s", "cache_bytes",
                      "cache_bytes_per_s", "launch_s"});
   machine.gpu = reader.boolean(device, "device", "gpu", true);
-  machine.capability = static_cast<int>(reader.number(device, "device", "capability", kCapability, 0));
+  machine.capability = static_cast<int>(reader.whole(device, "device", "capability", kCapability));
   const YAML::Node peaks = reader.section(device, "peak_flops", YAML::NodeType::Map);
   for (const auto& entry : peaks) {
     const std::string dtype = entry.first.as<std::string>();
@@ -179,10 +185,7 @@ void read_links(const Reader& reader, Machine& machine) {
     reader.check_keys(link, key + ".", {"name", "ranks", "latency_s", "step_s", "bytes_per_s", "share", "shared"});
     Domain domain;
     domain.name = link["name"] ? link["name"].as<std::string>("") : "";
-    const double ranks = reader.number(link, key, "ranks", kRanks, 0);
-    if (ranks != std::floor(ranks))
-      reader.refuse(key + ".ranks", base::concat(ranks), "must be a whole number; correct it");
-    domain.ranks = static_cast<int64_t>(ranks);
+    domain.ranks = reader.whole(link, key, "ranks", kRanks);
     domain.link.latency_s = reader.number(link, key, "latency_s", kTime, 0);
     domain.step_s = reader.number(link, key, "step_s", kTime, 0);
     domain.shared = reader.boolean(link, key, "shared", true);
