@@ -64,8 +64,7 @@ TEST(StageForm, DiffersBetweenStagesWithOtherAttention) {
 
 // Names and dtypes of the products and attention operators of a step on a GPU.
 std::set<std::string> operators_on(int capability, const std::vector<std::string>& settings) {
-  config::Config config = config::parse(config::dump(small_config(2, 1)), settings);
-  config::check(config, 1);
+  const config::Config config = config::parse(config::dump(small_config(2, 1)), settings);
   forecast::FitRequest request{config::resolved(config, 1), 1, 300, {}};
   request.domains.gpu = true, request.domains.capability = capability;
   const forecast::TracedRun run = forecast::trace_run(request.of_rank(0, 1));
