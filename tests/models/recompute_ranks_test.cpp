@@ -234,23 +234,23 @@ TEST(RecomputeRanks, ABlockKeepsTheBytesOfTheFormula) {
 
 // Queries and keys have n (d + p) features, values n dv. Without them, the shared rotated key of p is kept.
 TEST(Recompute, LatentHeadsAreNotKept) {
-  const int64_t s = 8, b = 3, heads = 8, element = 8;
+  const int64_t length = 8, samples = 3, heads = 8, element = 8;
   const config::Model model = latent_model(12);
   const auto kept = [&](const Form& form) {
     const models::ModelContext context = make_context(model, {}, form.memory());
     const nn::Blocks blocks = models::build_stage(context, {0, 1, false, false});
-    const nn::Microbatch batch = small_batch(b, s, kVocab);
+    const nn::Microbatch batch = small_batch(samples, length, kVocab);
     const nn::Region region = nn::make_region(blocks[0]);
-    const nn::Values x(nn::kHiddenStates, at::ones({s, b, model.hidden_size}, at::kDouble));
-    nn::run_forward(region, x, {batch}, nullptr);  // grows the table of rotary positions
+    const nn::Values in(nn::kHiddenStates, at::ones({length, samples, model.hidden_size}, at::kDouble));
+    nn::run_forward(region, in, {batch}, nullptr);  // grows the table of rotary positions
     const device::MemoryMeter meter;
     const int64_t before = meter.bytes();
     nn::RegionRun run;
-    const nn::Values y = nn::run_forward(region, x, {batch, context.saving.store.get()}, &run);
+    const nn::Values out = nn::run_forward(region, in, {batch, context.saving.store.get()}, &run);
     return meter.bytes() - before;
   };
   const int64_t of_heads = heads * (2 * (6 + 4) + 5), shared = 4;
-  EXPECT_EQ(kept({}) - kept({{"mla_up_proj"}}), s * b * (of_heads - shared) * element);
+  EXPECT_EQ(kept({}) - kept({{"mla_up_proj"}}), length * samples * (of_heads - shared) * element);
 }
 
 // The formula once with numbers: 8 x 3 tokens of 32 features, 4 heads of 8, 128 between fc1 and fc2, in float.

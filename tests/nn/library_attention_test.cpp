@@ -111,16 +111,16 @@ TEST(LibraryAttention, OfAMicrobatchGoesByItsOffsets) {
 // sinks.
 TEST(LibraryAttention, OfSinksIsTheFormula) {
   const FakeOperators fakes;
-  const int64_t s = 33, b = 2, heads = 4;
-  const nn::CoreInputs in = inputs(s, b, heads, 2, 16, at::kBFloat16);
-  const at::Tensor dy = sample({s, b, heads, 16}, 8, at::kBFloat16);
+  const int64_t length = 33, samples = 2, heads = 4;
+  const nn::CoreInputs in = inputs(length, samples, heads, 2, 16, at::kBFloat16);
+  const at::Tensor dy = sample({length, samples, heads, 16}, 8, at::kBFloat16);
   for (const bool with_documents : {false, true}) {
     for (const int64_t window : {-1, 5}) {
       SCOPED_TRACE(testing::Message() << with_documents << " window " << window);
       nn::Microbatch batch;
       if (with_documents) {
-        batch.documents.ids = documents(b, s, 5);
-        batch.documents.offsets = nn::document_offsets(batch.documents.ids, s);
+        batch.documents.ids = documents(samples, length, 5);
+        batch.documents.offsets = nn::document_offsets(batch.documents.ids, length);
       }
       nn::CoreSpec spec = core_spec(in);
       spec.softmax = config::SoftmaxType::learnable;

@@ -114,7 +114,7 @@ CoreInputs LatentAttention::heads(const Projections& in, const Positions& rows) 
   return {q, k, kv.narrow(3, plain_dim_, v_dim_).contiguous()};
 }
 
-// Makes the heads again in backward; empty unless the policy says so.
+// Makes the heads again in backward; empty unless the policy recomputes them.
 std::function<CoreInputs()> LatentAttention::recomputed_heads(const Input& q_in, const Input& kv_in,
                                                               const at::Tensor& k_rotated, const Microbatch& batch) {
   if (!at::GradMode::is_enabled() || !saving_.recomputes(SavePoint::latent_heads)) return {};
