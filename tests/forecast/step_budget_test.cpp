@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <functional>
+#include <set>
 
 #include "base/error.h"
 #include "forecast/trace_step.h"
@@ -20,9 +21,8 @@ replay::StepTrace trace(const std::string& model, bool small = false) {
   return forecast::trace_step(bench::gpu_request({model, "cuda", "none", small}));
 }
 
-TraceOperation make_operation(const std::string& name, double flops = 0, int64_t bytes = 0,
-                              int64_t largest_bytes = 0) {
-  return {name, "", flops, bytes, "bf16", 0, 0, largest_bytes};
+TraceOperation make_operation(const std::string& name, double flops = 0, int64_t bytes = 0) {
+  return {name, "", flops, bytes, "bf16"};
 }
 
 replay::StepTrace make_trace(std::vector<TraceOperation> operations) {
@@ -45,8 +45,7 @@ TEST(StepBudget, ClassesSumToTheTrace) {
     int64_t operators = 0;
     const auto add = [&](const replay::IslandTrace& region) {
       for (const TraceOperation& one : region.operations) {
-        const bool table = one.name == "gather_rows" || one.name == "scatter_add_rows";
-        bytes += table ? 0 : static_cast<double>(one.bytes);
+        bytes += static_cast<double>(one.bytes);
         flops += one.flops;
         ++operators;
       }
@@ -56,7 +55,7 @@ TEST(StepBudget, ClassesSumToTheTrace) {
     for (const replay::IslandTrace& region : of.after) add(region);
     Work all;
     for (const auto& [name, work] : forecast::sum_classes(of)) {
-      all.bytes += name == "embedding" ? 0 : work.bytes;
+      all.bytes += work.bytes;
       all.flops += work.flops;
       all.launches += work.launches;
     }
@@ -77,29 +76,34 @@ TEST(StepBudget, BoundIsTheLongerTime) {
   EXPECT_EQ(classes.at("matrix products").launches, 2);
 }
 
-// 8 rows of 100 bytes from a table of 10,000 bytes, indices of 64 bytes.
-TEST(StepBudget, EmbeddingMovesRowsOfTokens) {
-  const auto gather =
-      forecast::sum_classes(make_trace({make_operation("gather_rows", 0, 10'000 + 64 + 800, 10'000)}));
-  EXPECT_EQ(gather.at("embedding").bytes, 2 * (64 + 800));
-  const auto scatter =
-      forecast::sum_classes(make_trace({make_operation("scatter_add_rows", 0, 2 * 20'000 + 64 + 800, 20'000)}));
-  EXPECT_EQ(scatter.at("embedding").bytes, 5 * (64 + 800));
-  const auto small =
-      forecast::sum_classes(make_trace({make_operation("scatter_add_rows", 0, 2 * 200 + 64 + 800, 200)}));
-  EXPECT_EQ(small.at("embedding").bytes, 2 * 200 + 64 + 800);  // fewer rows than tokens
-  // Indices in 64 bits and rows in 16 bits, without the table.
-  const replay::StepTrace llama = trace("llama");
-  const double rows = 4096 * (2048 * 2 + 8);
-  int gathers = 0;
-  for (const replay::IslandTrace& region : llama.find(plan::ActionKind::forward, 0, {}).regions) {
-    for (const TraceOperation& one : region.operations) {
-      if (one.name != "gather_rows") continue;
-      EXPECT_EQ(one.bytes - one.largest, rows);
-      ++gathers;
+// Bytes of all operators with this name.
+std::set<int64_t> moved_bytes(const std::string& name, const std::string& model,
+                              const std::vector<std::string>& settings = {}) {
+  std::set<int64_t> found;
+  const replay::StepTrace of = forecast::trace_step(bench::gpu_request({model, "cuda", "none", false, settings}));
+  for (const replay::TracedAction& action : of.actions) {
+    for (const replay::IslandTrace& region : action.regions) {
+      for (const TraceOperation& one : region.operations)
+        if (one.name == name) found.insert(one.bytes);
     }
   }
-  EXPECT_EQ(gathers, 1);
+  return found;
+}
+
+// Not the whole table or pool: rows are read and written once; the fp32 rows of a gradient are read and written.
+TEST(StepBudget, KernelsWithIndicesMoveTheirRows) {
+  const int64_t row = 4096 * 2048;  // tokens and width
+  EXPECT_EQ(moved_bytes("gather_rows", "llama"), std::set{row * (2 + 2)});
+  EXPECT_EQ(moved_bytes("scatter_add_rows", "llama"), std::set{row * (2 + 2 * 4)});
+  // A table of fewer rows than tokens: all of it, indices in 64 bits, and the rows.
+  EXPECT_EQ(moved_bytes("gather_rows", "llama", {"model.vocab_size=128"}),
+            std::set{128 * 2048 * 2 + 4096 * 8 + row * int64_t{2}});
+  const std::vector<std::string> stash{"model.moe_token_dispatcher_type=static_buffer",
+                                       "model.moe_expert_rank_capacity_factor=1.5", "model.moe_paged_stash=true"};
+  const int64_t rows = 4096 * 2;  // two experts for each token
+  const std::set<int64_t> moved{rows * 2048 * 4, rows * 7168 * 4, rows * 2 * 7168 * 4};
+  EXPECT_EQ(moved_bytes("rows_to_pages", "mixtral", stash), moved);
+  EXPECT_EQ(moved_bytes("rows_from_pages", "mixtral", stash), moved);
 }
 
 TEST(StepBudget, NamesAnUnknownOperator) {

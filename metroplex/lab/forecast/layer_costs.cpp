@@ -1,6 +1,7 @@
 #include "forecast/layer_costs.h"
 
 #include <algorithm>
+#include <limits>
 #include <numeric>
 #include <string>
 
@@ -120,7 +121,9 @@ MicrobatchCosts measure_layers(const PlanRequest& request, const LayerForms& for
   const TracedRun traced = trace_run(layers.of_rank(0, 1));
   const replay::StepTrace& trace = traced.traces[0];
   const PassTimes all = measure_passes(request, run, traced),
-                  ends = measure_passes(request, run, without_blocks(traced, block(0), block(forms.count() - 1)));
+                  ends = measure_passes(request, run, without_blocks(traced, block(0), block(forms.count() - 1))),
+                  embedding =
+                      measure_passes(request, run, without_blocks(traced, block(0), std::numeric_limits<int>::max()));
   MicrobatchCosts costs;
   for (size_t form = 0; form < forms.count(); ++form) {
     const PassTimes rest = measure_passes(request, run, without_blocks(traced, block(form), block(form)));
@@ -132,7 +135,8 @@ MicrobatchCosts measure_layers(const PlanRequest& request, const LayerForms& for
     for (const replay::IslandTrace& region : trace.find(plan::ActionKind::forward, 0, {}).regions)
       layer.activations += region.block == block(form) ? static_cast<double>(region.net()) : 0;
   }
-  costs.ends_s = ends.forward + ends.backward;
+  costs.embedding_s = embedding.forward + embedding.backward;
+  costs.head_s = ends.forward + ends.backward - costs.embedding_s;
   count_params(costs, trace);
   const config::Config& config = request.run.config;
   costs.border = static_cast<double>(layout.micro_batch * config.train.seq_length * config.model.hidden_size) * 2 /

@@ -23,10 +23,13 @@ struct LayerCosts {
 
 struct MicrobatchCosts {
   std::vector<LayerCosts> layers;  // by form
-  double ends_s = 0;               // embedding, head, multi-token prediction and loss
+  double embedding_s = 0;          // forward and backward
+  double head_s = 0;               // with multi-token prediction and loss
   double embedding_params = 0;     // elements
   double head_params = 0;          // elements of the head and of multi-token prediction
   double border = 0;               // bytes between stages
+
+  double ends_s() const { return embedding_s + head_s; }
 };
 
 // Returns sum[domain] + times * cost.link_s[domain] in `sum`.

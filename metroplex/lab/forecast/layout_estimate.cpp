@@ -19,8 +19,7 @@ struct LayoutEstimator::Run {
   config::Config config;
   const MicrobatchCosts& costs;
   LayerCosts mean = {};                     // of a pipeline rank's layers
-  double slowest_s = 0;                     // layers of the slowest pipeline rank
-  double last_s = 0;                        // layers of the rank with the loss, and the ends of the model
+  double slowest_s = 0;                     // a microbatch on the slowest pipeline rank
   std::vector<double> first_counts = {};    // layers of the first rank by form
   std::vector<double> smallest_chunk = {};  // the chunk of the first rank with the smallest activations
   double pp = 1, vpp = 1, microbatches = 1;
@@ -211,8 +210,8 @@ LayoutEstimator::Run LayoutEstimator::describe(const Layout& layout) {
     // The costs are those of a first microbatch. Later ones also read the earlier gradients of experts.
     const double earlier = gradient_bytes(run.config) * layers.expert_params;
     const double seconds = layers.seconds() + later * memory_s(request_.machine, earlier);
-    run.slowest_s = std::max(run.slowest_s, seconds);
-    if (rank == stages.last) run.last_s = seconds + run.costs.ends_s;
+    const double ends = (rank == 0 ? run.costs.embedding_s : 0) + (rank == stages.last ? run.costs.head_s : 0);
+    run.slowest_s = std::max(run.slowest_s, seconds + ends);
   }
   const auto activations = [&](const Counts& counts) { return sum_layers(run.costs, counts).activations; };
   const std::vector<Counts>& first = stages.ranks[0];
@@ -231,9 +230,9 @@ double LayoutEstimator::pipeline_s(const Run& run) const {
   const int64_t stride = request_.run.world_size / run.layout.pp;
   const double messages =
       run.pp > 1 ? 2 * (run.pp - 1) * request_.machine.cluster.between(0, stride).seconds(run.costs.border) : 0;
-  const double layers = run.pp * run.mean.seconds() + run.costs.ends_s;
+  const double layers = run.pp * run.mean.seconds() + run.costs.ends_s();
   const double round_trip = run.vpp > 1 ? 0 : messages + layers * (run.splits_backward() ? 2.0 / 3 : 1);
-  return run.microbatches * std::max({run.slowest_s, run.last_s, round_trip / run.pp}) + bubble + messages;
+  return run.microbatches * std::max(run.slowest_s, round_trip / run.pp) + bubble + messages;
 }
 
 // A collective over all gradients or parameters of a rank. Dense and expert parameters use the same links.

@@ -104,17 +104,8 @@ void for_each_region(const replay::StepTrace& trace, const Visit& visit) {
   for (const replay::IslandTrace& region : trace.after) visit(region);
 }
 
-// gather_rows moves the indices and reads and writes each row once. scatter_add_rows reads a 16-bit row, and reads
-// and writes a row of fp32, twice as long: five times the bytes of the gradient. The trace counts their whole tables.
-double bytes_moved(const replay::TraceOperation& one) {
-  const int64_t tables = one.name == "gather_rows" ? 1 : one.name == "scatter_add_rows" ? 2 : 0;
-  if (tables == 0) return static_cast<double>(one.bytes);
-  const int64_t rows = one.bytes - tables * one.largest;
-  return static_cast<double>(std::min(one.bytes, rows * (tables == 1 ? 2 : 5)));
-}
-
 void add_work(Work& sum, const replay::TraceOperation& one, int launches, const BudgetRates& rates) {
-  const double bytes = bytes_moved(one);
+  const auto bytes = static_cast<double>(one.bytes);
   sum.launches += launches;
   sum.bytes += bytes;
   sum.flops += one.flops;

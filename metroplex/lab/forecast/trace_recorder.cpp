@@ -18,11 +18,28 @@ int64_t bytes_of(const std::vector<at::Tensor>& tensors) {
   return bytes;
 }
 
-int64_t largest_bytes(const device::Operation& operation) {
-  int64_t largest = 0;
-  for (const auto* tensors : {&operation.reads, &operation.writes})
-    for (const at::Tensor& x : *tensors) largest = std::max(largest, static_cast<int64_t>(x.nbytes()));
-  return largest;
+// Kernels that access only some rows of a table or pool: how often, and their tensor with just these rows.
+struct RowAccess {
+  const char* kernel;
+  int accesses;
+  const at::Tensor& (*rows)(const device::Operation& one);
+};
+constexpr RowAccess kRowAccesses[] = {
+    {"gather_rows", 1, [](const device::Operation& one) -> const at::Tensor& { return one.writes.front(); }},
+    {"scatter_add_rows", 2, [](const device::Operation& one) -> const at::Tensor& { return one.reads.back(); }},
+    {"rows_to_pages", 1, [](const device::Operation& one) -> const at::Tensor& { return one.reads.front(); }},
+    {"rows_from_pages", 1, [](const device::Operation& one) -> const at::Tensor& { return one.writes.front(); }}};
+
+int64_t moved_bytes(const device::Operation& operation) {
+  const int64_t all = device::bytes_of(operation);
+  for (const RowAccess& access : kRowAccesses) {
+    if (operation.name != access.kernel) continue;
+    const at::Tensor& rows = access.rows(operation);
+    // Gradients of a table are wider than the rows that are added to it.
+    const int64_t element = std::max(rows.element_size(), operation.writes.front().element_size());
+    return std::min(all, static_cast<int64_t>(rows.nbytes()) + access.accesses * rows.numel() * element);
+  }
+  return all;
 }
 
 std::string dtype_name(at::ScalarType type) {
@@ -140,14 +157,14 @@ void TraceRecorder::run(device::Operation operation) {
   const double seconds = watch.seconds() - clock_s_;
   const bool collective = !operation.group.empty();
   const int64_t bytes =
-      collective ? std::max(bytes_of(operation.reads), bytes_of(operation.writes)) : device::bytes_of(operation);
+      collective ? std::max(bytes_of(operation.reads), bytes_of(operation.writes)) : moved_bytes(operation);
   const int call = call_number(operation);
   num_calls_ = std::max(num_calls_, call);
   region_.operations.push_back({operation.name, operation.group, operation.flops, bytes,
                                 collective            ? ""
                                 : operation.flops > 0 ? product_dtype(operation.reads)
                                                       : dtype_name(operation.reads, operation.writes),
-                                call, seconds, largest_bytes(operation)});
+                                call, seconds});
 }
 
 // A product follows the library call that computed it, if these are recorded.

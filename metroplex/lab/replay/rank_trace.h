@@ -37,7 +37,6 @@ struct TraceOperation {
   std::string dtype = {};  // of an operator: of its first floating-point tensor, "bf16"
   int call = 0;            // number of a collective; its "wait" has the same number. 0: an operator
   double seconds = 0;      // of an operator that ran under a timed recorder
-  int64_t largest = 0;     // bytes of the largest tensor of an operator of ours
 };
 
 // One forward or backward of an autograd region, or the work between two regions.
