@@ -378,6 +378,31 @@ TEST(Search, NamesImpossibleRuns) {
   }
 }
 
+TEST(Search, NamesTheRuleThatRefusesAllLayouts) {
+  config::Config config = small_model(2, 0, 4, 64);
+  config.precision.params_dtype = config::ParamsDtype::bf16;
+  config.precision.fp4_format = config::Fp4Format::e2m1;
+  config.precision.fp8_products = config::Fp8Products::library;
+  config.model.num_query_groups = 1;  // refuses some layouts
+  PlanRequest one = request(config, 8, "h100");
+  one.run.domains.capability = one.machine.capability;
+  try {
+    forecast::search_layouts(one);
+    FAIL();
+  } catch (const base::Error& error) {
+    EXPECT_NE(std::string(error.what()).find("10.0 or higher"), std::string::npos) << error.what();
+  }
+}
+
+// Layouts without selective recomputation have no modules.
+TEST(Search, RefusesNoLayoutForRecomputedModules) {
+  config::Config config = small_model(2, 0, 4, 64);
+  const int64_t refused = forecast::search_layouts(request(config, 2, "h100"), kExhaustive).refused;
+  config.memory.recompute_granularity = config::Recompute::selective;
+  config.memory.recompute_modules = {"mlp", "layernorm"};
+  EXPECT_EQ(forecast::search_layouts(request(config, 2, "h100"), kExhaustive).refused, refused);
+}
+
 void expect_equals_ranks_alone(const config::Config& config, int world) {
   const forecast::FitRequest run = request(config::resolved(config, world), world, "h100").run;
   const forecast::Fit shared = forecast::fit(run, forecast::make_stage_predictor()), alone = forecast::fit(run);

@@ -27,8 +27,7 @@ LayerRun layer_run(const LayerForms& forms, Layout layout) {
   run.config = layout.apply(forms.config);
   run.config.train.global_batch_size = layout.micro_batch * layout.dp(run.world);
   run.config.train.rampup_batch_size.clear();
-  const auto problems = config::violations(run.config, run.world);
-  MPX_CHECK(problems.empty(), "cost", "a layer of this layout is refused");
+  config::check(run.config, run.world);
   run.config = config::resolved(run.config, run.world);
   return run;
 }

@@ -160,6 +160,11 @@ Counts scale(Counts counts, double factor) {
   return counts;
 }
 
+const MicrobatchCosts& costs_or_refusal(const std::variant<MicrobatchCosts, base::Error>& known) {
+  if (const auto* refusal = std::get_if<base::Error>(&known)) throw base::Error(*refusal);
+  return std::get<MicrobatchCosts>(known);
+}
+
 }  // namespace
 
 const MicrobatchCosts& LayoutEstimator::costs(const Layout& layout) {
@@ -167,19 +172,14 @@ const MicrobatchCosts& LayoutEstimator::costs(const Layout& layout) {
   {
     const std::lock_guard lock(mutex_);
     const auto found = known_.find(key);
-    if (found != known_.end()) {
-      MPX_CHECK(found->second, "cost", "a layer of this layout is refused");
-      return *found->second;
-    }
+    if (found != known_.end()) return costs_or_refusal(found->second);
   }
-  std::optional<MicrobatchCosts> measured;
+  std::variant<MicrobatchCosts, base::Error> measured;
   try {
     measured = measure_layers(request_, forms_, layout);
-  } catch (const base::Error&) {}  // the rules refuse it: recorded as nullopt
+  } catch (const base::Error& refusal) { measured = refusal; }
   const std::lock_guard lock(mutex_);
-  const auto& known = known_.try_emplace(key, std::move(measured)).first->second;
-  MPX_CHECK(known, "cost", "a layer of this layout is refused");
-  return *known;
+  return costs_or_refusal(known_.try_emplace(key, std::move(measured)).first->second);
 }
 
 price::CollectiveCost LayoutEstimator::byte_cost(const std::string& operation, int64_t count, int64_t stride) {

@@ -4,10 +4,11 @@
 
 #include <map>
 #include <mutex>
-#include <optional>
 #include <string>
 #include <tuple>
+#include <variant>
 
+#include "base/error.h"
 #include "forecast/layer_costs.h"
 #include "forecast/search.h"
 
@@ -42,7 +43,7 @@ class LayoutEstimator {
   const PlanRequest& request_;
   LayerForms forms_;
   std::mutex mutex_;
-  std::map<Key, std::optional<MicrobatchCosts>> known_;  // nullopt: refused
+  std::map<Key, std::variant<MicrobatchCosts, base::Error>> known_;  // or why the rules refuse the layers
   std::map<std::tuple<std::string, int64_t, int64_t>, price::CollectiveCost> byte_costs_;
 };
 

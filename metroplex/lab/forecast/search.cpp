@@ -106,7 +106,7 @@ class Searcher {
     int64_t need = 0;  // bytes, if the rules allow it
   };
 
-  [[noreturn]] void refuse(const std::vector<Layout>& layouts) const {
+  [[noreturn]] void refuse(const std::vector<Layout>& layouts) {
     const config::Config& config = request_.run.config;
     const int world = request_.run.world_size;
     MPX_CHECK(
@@ -114,8 +114,11 @@ class Searcher {
         " ranks: train.global_batch_size = ", config.train.global_batch_size,
         ", model.num_layers and model.num_attention_heads must be divisible by the parallel sizes, whose product "
         "is the number of ranks; choose another number of ranks or another batch size");
-    if (out_.too_large == 0) {
-      for (const Layout& layout : layouts) config::check(layout.apply(config), world);
+    // Says why the first layout is refused, which splits the least.
+    for (const Layout& layout : layouts) {
+      if (out_.too_large > 0) break;
+      estimator_.estimate(layout);
+      config::check(layout.apply(config), world);
     }
     base::throw_error(
         "cost", base::concat("no layout of ", out_.candidates, " on ", world, " ranks of ", request_.machine.name,

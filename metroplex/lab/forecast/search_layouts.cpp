@@ -121,6 +121,7 @@ config::Config Layout::apply(config::Config config) const {
   config.precision.fp8_param_gather = config.precision.fp8_param_gather && parallel.sharding().any();
   config.train.micro_batch_size = micro_batch;
   config.memory.recompute_granularity = recompute;
+  if (recompute != Recompute::selective) config.memory.recompute_modules.clear();
   const bool full = recompute == Recompute::full;
   config.memory.recompute_method = full ? config::RecomputeMethod::uniform : config::RecomputeMethod::none;
   config.memory.recompute_num_layers = full ? 1 : 0;
