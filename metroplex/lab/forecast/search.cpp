@@ -114,7 +114,7 @@ class Searcher {
         " ranks: train.global_batch_size = ", config.train.global_batch_size,
         ", model.num_layers and model.num_attention_heads must be divisible by the parallel sizes, whose product "
         "is the number of ranks; choose another number of ranks or another batch size");
-    // Says why the first layout is refused, which splits the least.
+    // The error of the first layout, which splits the least.
     for (const Layout& layout : layouts) {
       if (out_.too_large > 0) break;
       estimator_.estimate(layout);
