@@ -53,7 +53,7 @@ struct Steps {
   }
 };
 
-constexpr int kWarmup = 2;
+constexpr int kWarmup = 1;
 
 // The median time of each operator, for each pair of FLOPs and bytes.
 std::map<std::string, std::vector<price::MeasuredOperator>> measured_operators(const std::vector<MeasuredStep>& all) {
@@ -162,7 +162,6 @@ MeasuredStep measure_step(const config::Config& config, int steps) {
 
 MeasuredStep measure_step(const config::Config& config, const comm::World& world, const nn::Microbatch& batch,
                           int steps) {
-  constexpr double kEnough = 1.0;  // seconds of plain steps, after which three suffice
   MeasuredStep out;
   // Plain and recorded steps take turns, since the speed of a shared machine changes within seconds.
   Steps plain(config, world, batch);
@@ -171,12 +170,11 @@ MeasuredStep measure_step(const config::Config& config, const comm::World& world
   const comm::World recorded = world.recorded(recorder);
   Steps observed(config, recorded, batch);
   out.step_s = INFINITY;
-  double fastest = INFINITY, sum = 0;
-  for (int i = 0; i < steps + kWarmup && (sum < kEnough || i < 3 + kWarmup); ++i) {
+  double fastest = INFINITY;
+  for (int i = 0; i < steps + kWarmup; ++i) {
     const double start = device::thread_cpu_seconds();
     plain.run();
     const double seconds = device::thread_cpu_seconds() - start;
-    sum += seconds;
     if (i == kWarmup) {
       recorder.take();
       recorder.start();

@@ -19,7 +19,7 @@ struct CalibrateOptions {
   std::vector<config::Config> models = {};  // of one rank; empty: calibration_models of fp32 and bf16
   // Threads that measure at the same time, since ranks share memory bandwidth and caches; 0: one per core.
   int ranks = 0;
-  int steps = 5;  // of each model, and as many without a recorder; large models: at least 3
+  int steps = 3;  // of each model at each of two times, and as many without a recorder
   std::function<void(const std::string& line)> progress;
 };
 
@@ -30,7 +30,7 @@ struct MeasuredStep {
   double step_s = 0;
   double operators_s() const;
 };
-// At most `steps` steps on a single rank; exactly three on every rank of `world` if `steps` is 3.
+// Of `steps` steps after a first one, on a single rank or on every rank of `world`.
 MeasuredStep measure_step(const config::Config& config, int steps);
 MeasuredStep measure_step(const config::Config& config, const comm::World& world, const nn::Microbatch& batch,
                           int steps);
