@@ -30,7 +30,7 @@ struct MeasuredStep {
   double step_s = 0;
   double operators_s() const;
 };
-// Of `steps` steps after a first one, on a single rank or on every rank of `world`.
+// The fastest of `steps` steps after a first one, on a single rank or on every rank of `world`.
 MeasuredStep measure_step(const config::Config& config, int steps);
 MeasuredStep measure_step(const config::Config& config, const comm::World& world, const nn::Microbatch& batch,
                           int steps);
