@@ -3,7 +3,7 @@
    published.py BINARY [--rows REGEX] [--json FILE]   prints the table
    published.py BINARY --fit [--devices REGEX]        fits at most five constants per device and rewrites its machine file
 Machines are read from metroplex/lab/price/machines, not from the binary. The fit uses every third row of a device in
-published_runs.json. The rows of published_later.json were collected after the fit, and never used for it."""
+published_runs.json. The rows of published_later.json are never used for it."""
 import argparse
 import concurrent.futures
 import json

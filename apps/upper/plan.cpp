@@ -84,7 +84,7 @@ double number_or(const char* name, const std::string& text, double otherwise, do
 forecast::MemoryDomains memory_domains(const config::Config& config, int64_t world_size,
                                        const price::Machine& machine) {
   forecast::MemoryDomains domains;
-  domains.gpu = machine.gpu, domains.capability = machine.capability;
+  domains.gpu = machine.gpu;
   if (!machine.gpu) domains.ranks_each = world_size;  // one machine
   domains.from = machine.name;
   if (machine.memory_bytes > 0) domains.bytes = std::llround(machine.memory_bytes);
@@ -168,7 +168,7 @@ int run_plan(const std::vector<std::string>& arguments) {
   request.failures_per_hour = number_or("--failures", flags.failures, 0, 0) / 24000;
   request.restart_s = number_or("--restart", flags.restart, 600, 0);
   request.run = {config, static_cast<int>(world_size), vocab_size,
-                 memory_domains(config, world_size, request.machine)};
+                 memory_domains(config, world_size, request.machine), request.machine.capability};
   if (!request.machine.gpu) use_threads_of_rank(config.run, world_size);
   if (flags.search) {
     request.progress = show_progress;

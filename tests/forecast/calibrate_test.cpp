@@ -55,6 +55,18 @@ TEST(MeasuredStep, HasTheOperatorsOfThePredictedStep) {
   }
 }
 
+TEST(MeasuredStep, KeepsTheFasterOfBothParts) {
+  const auto make = [](double operators_s, double step_s) {
+    return forecast::MeasuredStep{{{"mm", "", 0, 0, "fp32", 0, operators_s}}, step_s};
+  };
+  forecast::MeasuredStep kept;
+  for (const auto& [operators_s, step_s] :
+       {std::pair(3.0, 5.0), std::pair(4.0, 4.0), std::pair(2.0, 6.0), std::pair(4.0, 5.0)})
+    kept.keep_faster(make(operators_s, step_s));
+  EXPECT_EQ(kept.operators_s(), 2);
+  EXPECT_EQ(kept.step_s, 4);
+}
+
 // Steps with known costs of calls and bytes.
 TEST(HostCosts, AreFoundFromSteps) {
   constexpr double kLibrary = 4e-6, kOwn = 3e-6, kByte = 5e-12;

@@ -367,15 +367,17 @@ TEST(Search, KeepsTheParetoFront) {
   }
 }
 
+std::string refusal(const PlanRequest& request) {
+  try {
+    forecast::search_layouts(request);
+  } catch (const base::Error& error) { return error.what(); }
+  return "";
+}
+
 TEST(Search, NamesImpossibleRuns) {
   PlanRequest one = request(small_model(2, 0, 4, 32), 2, "h100");
   one.run.domains.bytes = 1000;
-  try {
-    forecast::search_layouts(one);
-    FAIL();
-  } catch (const base::Error& error) {
-    EXPECT_NE(std::string(error.what()).find("no layout of"), std::string::npos) << error.what();
-  }
+  EXPECT_NE(refusal(one).find("no layout of"), std::string::npos) << refusal(one);
 }
 
 TEST(Search, NamesTheRuleThatRefusesAllLayouts) {
@@ -385,13 +387,8 @@ TEST(Search, NamesTheRuleThatRefusesAllLayouts) {
   config.precision.fp8_products = config::Fp8Products::library;
   config.model.num_query_groups = 1;  // refuses some layouts
   PlanRequest one = request(config, 8, "h100");
-  one.run.domains.capability = one.machine.capability;
-  try {
-    forecast::search_layouts(one);
-    FAIL();
-  } catch (const base::Error& error) {
-    EXPECT_NE(std::string(error.what()).find("10.0 or higher"), std::string::npos) << error.what();
-  }
+  one.run.capability = one.machine.capability;
+  EXPECT_NE(refusal(one).find("10.0 or higher"), std::string::npos) << refusal(one);
 }
 
 // Layouts without selective recomputation have no modules.

@@ -66,7 +66,7 @@ TEST(StageForm, DiffersBetweenStagesWithOtherAttention) {
 std::set<std::string> operators_on(int capability, const std::vector<std::string>& settings) {
   const config::Config config = config::parse(config::dump(small_config(2, 1)), settings);
   forecast::FitRequest request{config::resolved(config, 1), 1, 300, {}};
-  request.domains.gpu = true, request.domains.capability = capability;
+  request.domains.gpu = true, request.capability = capability;
   const forecast::TracedRun run = forecast::trace_run(request.of_rank(0, 1));
   std::set<std::string> names;
   for (const replay::TracedAction& action : run.traces[0].actions) {

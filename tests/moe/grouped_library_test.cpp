@@ -130,15 +130,19 @@ struct Names final : device::Recorder {
   void issued(const device::Operation& product) override { names.push_back(product.name); }
 };
 
+device::Target meta_gpu(Names& seen) {
+  device::Target target;
+  target.device = at::Device(at::kCUDA, 0);
+  target.recorder = &seen;
+  target.meta = true;
+  return target;
+}
+
 TEST(GroupedLibrary, IsWhatAGpuIsAskedForByArchitecture) {
   using Names3 = std::vector<std::string>;
   for (const int capability : {80, 90, 100, 120}) {
     Names seen;
-    device::Target target;
-    target.device = at::Device(at::kCUDA, 0);
-    target.recorder = &seen;
-    target.meta = true;
-    const moe::GroupedProduct product(target, 4, capability);
+    const moe::GroupedProduct product(meta_gpu(seen), 4, capability);
     const auto meta = at::TensorOptions().dtype(at::kBFloat16).device(at::kMeta);
     const at::Tensor x = at::empty({32, 16}, meta), dy = at::empty({32, 24}, meta),
                      weights = at::empty({4, 24, 16}, meta), wide = at::empty({4, 24, 16}, meta.dtype(at::kFloat));
@@ -167,11 +171,7 @@ TEST(GroupedLibrary, MultipliesOnlyWithoutFactors) {
                    factors = at::empty({4}, meta.dtype(at::kFloat));
   for (const bool left : {false, true}) {
     Names seen;
-    device::Target target;
-    target.device = at::Device(at::kCUDA, 0);
-    target.recorder = &seen;
-    target.meta = true;
-    const moe::GroupedProduct product(target, 4, 90);
+    const moe::GroupedProduct product(meta_gpu(seen), 4, 90);
     const auto scaled = [&](const at::Tensor& of, bool has) {
       return moe::GroupedWeights(of, {}, has ? factors : at::Tensor());
     };
@@ -187,11 +187,7 @@ TEST(GroupedLibrary, MultipliesOnlyWithoutFactors) {
 TEST(GroupedLibrary, IsWhatAGpuIsAskedForWithClones) {
   for (const int64_t rows : {4 * 512 - 1, 4 * 512}) {
     Names seen;
-    device::Target target;
-    target.device = at::Device(at::kCUDA, 0);
-    target.recorder = &seen;
-    target.meta = true;
-    const moe::GroupedProduct product(target, 4, 90);
+    const moe::GroupedProduct product(meta_gpu(seen), 4, 90);
     const auto meta = at::TensorOptions().dtype(at::kBFloat16).device(at::kMeta);
     const auto stack = [&](const at::TensorOptions& options) {
       return moe::GroupedWeights(at::empty({3, 24, 16}, options), at::empty({1, 24, 16}, options));

@@ -156,6 +156,11 @@ double MeasuredStep::operators_s() const {
   return sum;
 }
 
+void MeasuredStep::keep_faster(MeasuredStep other) {
+  if (operators.empty() || other.operators_s() < operators_s()) operators = std::move(other.operators);
+  step_s = std::min(step_s, other.step_s);
+}
+
 MeasuredStep measure_step(const config::Config& config, int steps) {
   return measure_step(config, single_rank(config), random_microbatch(config, 0), steps);
 }
@@ -169,8 +174,6 @@ MeasuredStep measure_step(const config::Config& config, const comm::World& world
   recorder.time_operators();
   const comm::World recorded = world.recorded(recorder);
   Steps observed(config, recorded, batch);
-  out.step_s = INFINITY;
-  double fastest = INFINITY;
   for (int i = 0; i < steps + kWarmup; ++i) {
     const double start = device::thread_cpu_seconds();
     plain.run();
@@ -182,13 +185,10 @@ MeasuredStep measure_step(const config::Config& config, const comm::World& world
     const graph::TapeHooks hooks(&recorder, nullptr);
     observed.run();
     if (i < kWarmup) continue;
-    out.step_s = std::min(out.step_s, seconds);
-    MeasuredStep step;
+    MeasuredStep step{{}, seconds};
     for (replay::IslandTrace& region : recorder.take())
       std::move(region.operations.begin(), region.operations.end(), std::back_inserter(step.operators));
-    if (step.operators_s() >= fastest) continue;
-    fastest = step.operators_s();
-    out.operators = std::move(step.operators);
+    out.keep_faster(std::move(step));
   }
   return out;
 }
@@ -285,11 +285,6 @@ std::vector<MeasuredStep> measure_at_once(const config::Config& config, int rank
   return all;
 }
 
-void keep_faster(MeasuredStep& step, MeasuredStep other) {
-  if (other.operators_s() < step.operators_s()) step.operators = std::move(other.operators);
-  step.step_s = std::min(step.step_s, other.step_s);
-}
-
 }  // namespace
 
 price::Machine calibrate(const CalibrateOptions& options) {
@@ -304,21 +299,18 @@ price::Machine calibrate(const CalibrateOptions& options) {
   price::Machine machine;
   machine.name = "calibrated";
   measure_memory(machine);
-  std::vector<MeasuredStep> all;
+  std::vector<MeasuredStep> all(models.size() * static_cast<size_t>(ranks));
   // Other programs disturb a measurement for seconds, so each model is measured at two times.
   constexpr int kRounds = 2;
   for (int round = 0; round < kRounds; ++round) {
-    auto known = all.begin();
+    size_t next = 0;
     for (const config::Config& config : models) {
       std::vector<MeasuredStep> steps = measure_at_once(config, ranks, options.steps);
       if (options.progress)
         options.progress(base::concat("hidden ", config.model.hidden_size, ", sequence ", config.train.seq_length,
                                       ", ", config.model.num_moe_experts, " experts: ", steps.back().step_s * 1e3,
                                       " ms"));
-      for (MeasuredStep& step : steps) {
-        if (round == 0) all.push_back(std::move(step));
-        else keep_faster(*known++, std::move(step));
-      }
+      for (MeasuredStep& step : steps) all[next++].keep_faster(std::move(step));
     }
   }
   machine.measured = measured_operators(all);

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -27,8 +28,9 @@ struct CalibrateOptions {
 // recorder. Other programs on the machine only make a step slower.
 struct MeasuredStep {
   std::vector<replay::TraceOperation> operators;
-  double step_s = 0;
+  double step_s = std::numeric_limits<double>::infinity();
   double operators_s() const;
+  void keep_faster(MeasuredStep other);  // of both parts, which may come from different steps
 };
 // The fastest of `steps` steps after a first one, on a single rank or on every rank of `world`.
 MeasuredStep measure_step(const config::Config& config, int steps);

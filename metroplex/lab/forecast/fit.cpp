@@ -100,7 +100,7 @@ int64_t max_microbatches(const config::Config& config, int world_size) {
 RankRequest FitRequest::of_rank(int rank, int64_t num_microbatches) const {
   RankRequest request{config,     world_size,       rank,
                       vocab_size, num_microbatches, domains.gpu ? at::Device(at::kCUDA, 0) : at::Device(at::kCPU)};
-  request.capability = domains.capability;
+  request.capability = capability;
   return request;
 }
 

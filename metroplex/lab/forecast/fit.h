@@ -18,7 +18,6 @@ struct MemoryDomains {
   std::optional<int64_t> bytes;  // size of each domain; nullopt: unknown
   std::string from;              // source of the size, for messages: "/proc/meminfo"
   std::optional<int64_t> only;   // check only the domain of this rank; nullopt: all domains
-  int capability = 0;            // of the GPUs, as RankRequest::capability
 };
 
 struct FitRequest {
@@ -26,6 +25,7 @@ struct FitRequest {
   int world_size = 1;
   int64_t vocab_size = 0;  // without padding
   MemoryDomains domains;
+  int capability = 0;  // as RankRequest::capability
 
   RankRequest of_rank(int rank, int64_t num_microbatches) const;
 };

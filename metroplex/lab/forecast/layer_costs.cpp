@@ -116,7 +116,7 @@ LayerCosts sum_layers(const MicrobatchCosts& costs, const std::vector<double>& c
 
 MicrobatchCosts measure_layers(const PlanRequest& request, const LayerForms& forms, const Layout& layout) {
   const LayerRun run = layer_run(forms, layout);
-  const FitRequest layers{run.config, run.world, request.run.vocab_size, request.run.domains};
+  const FitRequest layers{run.config, run.world, request.run.vocab_size, request.run.domains, request.run.capability};
   const TracedRun traced = trace_run(layers.of_rank(0, 1));
   const replay::StepTrace& trace = traced.traces[0];
   const PassTimes all = measure_passes(request, run, traced),

@@ -114,11 +114,12 @@ class Searcher {
         " ranks: train.global_batch_size = ", config.train.global_batch_size,
         ", model.num_layers and model.num_attention_heads must be divisible by the parallel sizes, whose product "
         "is the number of ranks; choose another number of ranks or another batch size");
-    // The error of the first layout, which splits the least.
-    for (const Layout& layout : layouts) {
-      if (out_.too_large > 0) break;
-      estimator_.estimate(layout);
-      config::check(layout.apply(config), world);
+    if (out_.too_large == 0) {
+      // Throws the error of the first layout, which splits the least.
+      for (const Layout& layout : layouts) {
+        estimator_.estimate(layout);
+        config::check(layout.apply(config), world);
+      }
     }
     base::throw_error(
         "cost", base::concat("no layout of ", out_.candidates, " on ", world, " ranks of ", request_.machine.name,
