@@ -20,6 +20,7 @@
 #include "kernels/dropout_norm.h"
 #include "kernels/echo_plan.h"
 #include "kernels/embedding.h"
+#include "kernels/encode_matrix.h"
 #include "kernels/expert_rows.h"
 #include "kernels/grouped_product.h"
 #include "kernels/heads.h"
@@ -273,6 +274,10 @@ void run_rounding(const Buffers& buffer) {
   encode_values_cuda<Bf16>({buffer.codes.data(), buffer.g.data(), buffer.codes.data() + kCount / 2}, buffer.x.data(),
                            buffer.row.data(), nullptr,
                            {kRows, kWidth, 1, 1, 16, SmallNumber::e2m1, BlockFactor::e4m3}, {}, nullptr);
+  encode_matrix_cuda<Bf16>({buffer.codes.data(), buffer.g.data(), reinterpret_cast<uint8_t*>(buffer.halves.data()),
+                            buffer.f.data(), buffer.row.data()},
+                           buffer.more.data(), buffer.x.data(), nullptr,
+                           {kRows, kWidth, 32, false, SmallNumber::e4m3, BlockFactor::power_of_two}, nullptr);
   const ShardShape shard{
       .size = kRows * kWidth, .rows = kRows, .columns = kWidth, .block_rows = 32, .block_columns = 32};
   shard_magnitudes_cuda<Bf16>(buffer.g.data(), buffer.x.data(), shard, nullptr);

@@ -135,6 +135,51 @@ TEST(OperandRounding, EncodesTheRoundedValues) {
   }
 }
 
+// Codes for both products are those for each, transposed for sums over rows. `out` is written in place.
+TEST(OperandRounding, EncodesBothSidesOfAMatrix) {
+  const auto expect_equal = [](const nn::Codes& got, const nn::Codes& want) {
+    EXPECT_TRUE(got.codes.view(at::kByte).equal(want.codes.view(at::kByte)));
+    EXPECT_TRUE(got.decode.view(at::kByte).equal(want.decode.view(at::kByte)));
+    EXPECT_EQ(got.block_rows, want.block_rows);
+    EXPECT_EQ(got.block_columns, want.block_columns);
+  };
+  for (const char* const name : {"tensorwise", "blockwise", "mxfp8", "nvfp4"}) {
+    config::Precision precision = recipe(name);
+    precision.fp8_products = config::Fp8Products::library;
+    const nn::OperandRounding rounding = make_rounding(precision);
+    const at::Tensor x = sample({160, 2, 96}, 1, at::kFloat);
+    for (const Operand operand : {Operand::input, Operand::weight, Operand::gradient}) {
+      SCOPED_TRACE(testing::Message() << name << " " << static_cast<int>(operand));
+      const nn::Codes columns = rounding.encode(x, operand, SumOver::columns),
+                      rows = rounding.encode(x, operand, SumOver::rows).transposed();
+      const nn::MatrixCodes both = rounding.encode_matrix(x, operand, {true, true});
+      expect_equal(both.columns, columns);
+      expect_equal(both.rows, rows);
+      EXPECT_FALSE(rounding.encode_matrix(x, operand, {.columns = true}).rows.codes.defined());
+      EXPECT_FALSE(rounding.encode_matrix(x, operand, {.rows = true}).columns.codes.defined());
+      const nn::MatrixCodes made = rounding.make_matrix_codes(x.sizes(), at::kCPU, operand, {true, true});
+      rounding.encode_matrix(x, operand, {true, true}, {}, made);
+      expect_equal(made.columns, columns);
+      expect_equal(made.rows, rows);
+    }
+  }
+}
+
+// A given magnitude is not found again; that of an earlier call gives the same codes.
+TEST(OperandRounding, MagnitudesAreFoundOnce) {
+  config::Precision precision = recipe("tensorwise");
+  precision.fp8_products = config::Fp8Products::library;
+  const nn::OperandRounding rounding = make_rounding(precision);
+  const at::Tensor x = sample({16, 32}, 1, at::kFloat);
+  const nn::MatrixCodes first = rounding.encode_matrix(x, Operand::input, {.columns = true});
+  EXPECT_TRUE(first.magnitude.equal(x.abs().amax().view({1})));
+  const auto decode_with = [&](const at::Tensor& magnitude) {
+    return rounding.encode_matrix(x, Operand::input, {.rows = true}, {.magnitude = magnitude}).rows.decode;
+  };
+  EXPECT_TRUE(decode_with(first.magnitude).equal(first.columns.decode));
+  EXPECT_TRUE(decode_with(first.magnitude * 2).equal(first.columns.decode * 2));
+}
+
 TEST(OperandRounding, PairsNeedWholeBytes) {
   config::Precision precision = recipe("nvfp4");
   precision.fp8_products = config::Fp8Products::library;

@@ -39,13 +39,17 @@ struct Both {
   nn::OperandRounding cpu, gpu;
 
   // Codes of the GPU, which must be those of the CPU.
-  nn::Codes encode(const at::Tensor& x, Operand operand, SumOver sum) const {
+  nn::MatrixCodes encode(const at::Tensor& x, Operand operand) const {
     const at::Tensor counter = at::full({1}, 5, at::kLong), there = counter.to(at::kCUDA);
     const int64_t rows = x.size(0);
-    const nn::Codes want = cpu.encode(x, operand, sum, {.positions = cpu.positions(rows, 0, counter)});
-    const nn::Codes got = gpu.encode(x.to(at::kCUDA), operand, sum, {.positions = gpu.positions(rows, 0, there)});
-    EXPECT_TRUE(got.codes.view(at::kByte).cpu().equal(want.codes.view(at::kByte)));
-    EXPECT_TRUE(got.decode.view(at::kByte).cpu().equal(want.decode.view(at::kByte)));
+    const nn::MatrixCodes want =
+        cpu.encode_matrix(x, operand, {true, true}, {.positions = cpu.positions(rows, 0, counter)});
+    const nn::MatrixCodes got =
+        gpu.encode_matrix(x.to(at::kCUDA), operand, {true, true}, {.positions = gpu.positions(rows, 0, there)});
+    for (const auto& [there_codes, codes] : {std::pair{got.columns, want.columns}, {got.rows, want.rows}}) {
+      EXPECT_TRUE(there_codes.codes.view(at::kByte).cpu().equal(codes.codes.view(at::kByte)));
+      EXPECT_TRUE(there_codes.decode.view(at::kByte).cpu().equal(codes.decode.view(at::kByte)));
+    }
     return got;
   }
 };
@@ -79,12 +83,11 @@ TEST(ScaledProductOnGpu, EqualsTheProductOfValues) {
     const config::Recipe recipe = precision.recipe();
     if (!catch_error([&] { nn::check_code_product(recipe, gpu_target().capability()); }).empty()) continue;
     const Both both{make_rounding(precision, at::kCPU), make_rounding(precision, at::kCUDA)};
-    expect_product(both.encode(x, Operand::input, SumOver::columns),
-                   both.encode(weight, Operand::weight, SumOver::columns));
-    expect_product(both.encode(dy, Operand::gradient, SumOver::columns),
-                   both.encode(weight, Operand::weight, SumOver::rows).transposed());
-    expect_product(both.encode(dy, Operand::gradient, SumOver::rows).transposed(),
-                   both.encode(x, Operand::input, SumOver::rows).transposed());
+    const nn::MatrixCodes of_x = both.encode(x, Operand::input), of_weight = both.encode(weight, Operand::weight),
+                          of_dy = both.encode(dy, Operand::gradient);
+    expect_product(of_x.columns, of_weight.columns);
+    expect_product(of_dy.columns, of_weight.rows);
+    expect_product(of_dy.rows, of_x.rows);
   }
 }
 

@@ -14,6 +14,7 @@
 #include "kernels/cross_entropy.h"
 #include "kernels/dropout.h"
 #include "kernels/echo_plan.h"
+#include "kernels/encode_matrix.h"
 #include "kernels/embedding.h"
 #include "kernels/expert_rows.h"
 #include "kernels/grouped_product.h"
@@ -123,6 +124,8 @@ template <class T>
 MPX_NO_KERNEL(encode_values, const EncodedValues<Wide<T>>&, const T*, const Wide<T>*, const int64_t*,
               const RoundShape&, const RoundingNoise&)
 template <class T>
+MPX_NO_KERNEL(encode_matrix, const EncodedMatrix<Wide<T>>&, Wide<T>*, const T*, const Wide<T>*, const MatrixShape&)
+template <class T>
 MPX_NO_KERNEL(shard_magnitudes, Wide<T>*, const T*, const ShardShape&)
 template <class T>
 MPX_NO_KERNEL(encode_shard, uint8_t*, Wide<T>*, const T*, const Wide<T>*, const ShardShape&)
@@ -205,6 +208,7 @@ const Function OfElement<T>::kAll[] = {Function(&activation_forward_cuda<T>),
                                        Function(&rope_cuda<T>),
                                        Function(&largest_magnitudes_cuda<T>),
                                        Function(&encode_values_cuda<T>),
+                                       Function(&encode_matrix_cuda<T>),
                                        Function(&shard_magnitudes_cuda<T>),
                                        Function(&encode_shard_cuda<T>),
                                        Function(&rotate_rows_cuda<T>),

@@ -162,11 +162,12 @@ LinearRows Linear::rows(const Input& in, const Microbatch& batch) const {
   return {adapters_.rows(sizes, first_row, batch), rounding_.positions(sizes, first_row, batch)};
 }
 
-at::Tensor Linear::output(const at::Tensor& x, const at::Tensor& bias, bool trains) const {
+at::Tensor Linear::output(const at::Tensor& x, const at::Tensor& bias, bool trains, at::Tensor& x_magnitude) const {
   if (rounding_.encodes()) {
-    const Codes left = rounding_.encode(x, Operand::input, SumOver::columns, {.counts = trains}),
-                right = encode_weight(rounding_, *weight_, SumOver::columns, trains);
-    const at::Tensor out = multiply(left, right, wide_output_ ? at::kFloat : x.scalar_type(), x);
+    const MatrixCodes left = rounding_.encode_matrix(x, Operand::input, {.columns = true}, {.counts = trains});
+    x_magnitude = left.magnitude;
+    const Codes right = encode_weight(rounding_, *weight_, SumOver::columns, trains);
+    const at::Tensor out = multiply(left.columns, right, wide_output_ ? at::kFloat : x.scalar_type(), x);
     return bias.defined() ? out.add_(bias) : out;
   }
   const RoundOptions options{.counts = trains};
@@ -185,33 +186,38 @@ at::Tensor Linear::multiply(const Codes& left, const Codes& right, at::ScalarTyp
   return scaled_product(target_, left, right, type, weight_->name).view(sizes);
 }
 
-at::Tensor Linear::input_gradient(const at::Tensor& dy, const DropoutMask& positions) const {
+at::Tensor Linear::input_gradient(const at::Tensor& dy, const Codes& dy_codes, const DropoutMask& positions) const {
+  if (rounding_.encodes())
+    return multiply(dy_codes, encode_weight(rounding_, *weight_, SumOver::rows), dy.scalar_type(), dy);
   const RoundOptions options{.counts = true, .positions = positions};
-  if (rounding_.encodes()) {
-    const Codes right = encode_weight(rounding_, *weight_, SumOver::rows).transposed();
-    return multiply(rounding_.encode(dy, Operand::gradient, SumOver::columns, options), right, dy.scalar_type(), dy);
-  }
   return linear_product(target_, rounding_.round(dy, Operand::gradient, SumOver::columns, options),
                         round_weight(rounding_, *weight_, SumOver::rows))
       .to(dy.scalar_type());
 }
 
-void Linear::put_weight_gradient(at::Tensor& gradient, const at::Tensor& dy, const at::Tensor& x,
-                                 const DropoutMask& positions, bool adds) const {
+void Linear::put_weight_gradient(at::Tensor& gradient, const GradientOperands& operands, bool adds) const {
+  const auto& [dy, x, positions, dy_codes, x_magnitude] = operands;
   if (!rounding_.rounds_weight_gradients()) return put_linear_weight_gradient(target_, gradient, dy, x, adds);
-  const RoundOptions options{.positions = positions};
   if (rounding_.encodes()) {
-    const Codes left = rounding_.encode(dy, Operand::gradient, SumOver::rows, options).transposed(),
-                right = rounding_.encode(x, Operand::input, SumOver::rows).transposed();
+    const auto encode = [&](const at::Tensor& matrix, Operand operand, const at::Tensor& magnitude) {
+      return rounding_
+          .encode_matrix(matrix, operand, {.rows = true}, {.positions = positions, .magnitude = magnitude})
+          .rows;
+    };
+    const bool encoded = dy_codes.rows.codes.defined();
+    const Codes left = encoded ? dy_codes.rows : encode(dy, Operand::gradient, dy_codes.magnitude),
+                right = encode(x, Operand::input, x_magnitude);
     const at::ScalarType type = is_half(gradient) ? gradient.scalar_type() : at::kFloat;
     return put_product(target_, gradient, scaled_product(target_, left, right, type, weight_->name), adds);
   }
+  const RoundOptions options{.positions = positions};
   put_linear_weight_gradient(target_, gradient, rounding_.round(dy, Operand::gradient, SumOver::rows, options),
                              rounding_.round(x, Operand::input, SumOver::rows), adds);
 }
 
 at::Tensor Linear::forward(const Input& in, const LinearRows& rows) {
   at::Tensor out;
+  at::Tensor x_magnitude;
   std::vector<AdapterValues> adapted;
   const bool trains = at::GradMode::is_enabled();
   {
@@ -219,7 +225,7 @@ at::Tensor Linear::forward(const Input& in, const LinearRows& rows) {
     Param* const bias = added_bias();
     const bool sums = split_ == LinearSplit::input, adds_bias = bias != nullptr && (sums || adapters_.scale_output());
     const at::Tensor x = split_ == LinearSplit::output ? comm::all_gather(in.x, 0, sp_) : in.x;
-    out = output(x, bias != nullptr && !adds_bias ? bias->data : at::Tensor(), trains);
+    out = output(x, bias != nullptr && !adds_bias ? bias->data : at::Tensor(), trains, x_magnitude);
     adapted = adapters_.add_outputs(out, x, weight_->data, rows.adapters);
     if (sums) {
       out = comm::reduce_scatter(out, 0, sp_);
@@ -230,7 +236,7 @@ at::Tensor Linear::forward(const Input& in, const LinearRows& rows) {
   if (!trains) return out;
   const std::vector<SavedAdapter> adapters_saved = adapters_.keep(adapted);
   const Saved saved = keeps_input() ? saving_.keep(in) : Saved();
-  return attach(out, {in.x}, [this, saved, rows, adapters_saved](const at::Tensor& dout) -> Gradients {
+  return attach(out, {in.x}, [this, saved, rows, adapters_saved, x_magnitude](const at::Tensor& dout) -> Gradients {
     const at::NoGradGuard no_grad;
     const at::Tensor dy_local = wide_output_ ? dout.to(weight_->scalar_type()) : dout;
     const bool gathers = split_ == LinearSplit::output;
@@ -242,12 +248,20 @@ at::Tensor Linear::forward(const Input& in, const LinearRows& rows) {
                                split_ != LinearSplit::none && !weight_->frozen;
     PendingTensor input{x_local, {}, {}};
     if (gathers && x_local.defined() && !gathers_again) input = start_gather(x_local, sp_);
-    at::Tensor dx = input_gradient(dy, rows.gradients);
+    GradientOperands operands{dy, {}, rows.gradients, {}, x_magnitude};
+    const bool encodes_rows = !weight_->frozen && rounding_.rounds_weight_gradients() && (gathers || !gathers_again);
+    if (rounding_.encodes())
+      operands.dy_codes = rounding_.encode_matrix(dy, Operand::gradient, {.columns = true, .rows = encodes_rows},
+                                                  {.counts = true, .positions = rows.gradients});
+    at::Tensor dx = input_gradient(dy, std::exchange(operands.dy_codes.columns, {}), rows.gradients);
     const auto dhidden = adapters_.add_input_gradients(dx, dy, rows.adapters);
     const at::Tensor x = input.wait();
     PendingTensor reduced = gathers ? start_reduce(dx, sp_, tp_reduce_) : PendingTensor{dx, {}, {}};
-    if (gathers_again) gather_and_accumulate(x_local, dy_local, rows.gradients);
-    else if (!weight_->frozen) accumulate(dy, x, rows.gradients);
+    operands.x = gathers_again ? x_local : x;
+    if (gathers_again) operands.dy = dy_local;
+    if (operands.dy_codes.rows.codes.defined()) operands.dy = at::Tensor();
+    if (gathers_again) gather_and_accumulate(operands);
+    else if (!weight_->frozen) accumulate(operands);
     if (Param* const bias = added_bias(); bias != nullptr && !skip_bias_gradient_)
       accumulate_bias_gradient(target_, *bias, dy_local);
     adapters_.accumulate({dy, x, adapters_saved, dhidden}, rows.adapters);
@@ -255,19 +269,17 @@ at::Tensor Linear::forward(const Input& in, const LinearRows& rows) {
   });
 }
 
-void Linear::accumulate(const at::Tensor& dy, const at::Tensor& x, const DropoutMask& positions) const {
-  weight_->accumulate_or_write([this, dy, x, positions](at::Tensor& main_grad, bool adds) {
-    put_weight_gradient(main_grad, dy, x, positions, adds);
-  });
+void Linear::accumulate(const GradientOperands& operands) const {
+  weight_->accumulate_or_write(
+      [this, operands](at::Tensor& main_grad, bool adds) { put_weight_gradient(main_grad, operands, adds); });
 }
 
-void Linear::gather_and_accumulate(const at::Tensor& x_local, const at::Tensor& dy_local,
-                                   const DropoutMask& positions) const {
-  weight_->accumulate_or_write([this, x_local, dy_local, positions](at::Tensor& main_grad, bool adds) {
-    const bool gathers_input = split_ == LinearSplit::output;
-    const at::Tensor gathered = comm::all_gather(gathers_input ? x_local : dy_local, 0, sp_);
-    const at::Tensor &dy = gathers_input ? dy_local : gathered, &x = gathers_input ? gathered : x_local;
-    put_weight_gradient(main_grad, dy, x, positions, adds);
+void Linear::gather_and_accumulate(const GradientOperands& local) const {
+  weight_->accumulate_or_write([this, local](at::Tensor& main_grad, bool adds) {
+    GradientOperands operands = local;
+    at::Tensor& split = split_ == LinearSplit::output ? operands.x : operands.dy;
+    split = comm::all_gather(split, 0, sp_);
+    put_weight_gradient(main_grad, operands, adds);
   });
 }
 

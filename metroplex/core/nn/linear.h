@@ -71,16 +71,23 @@ class Linear {
   void collect_params(std::vector<Param*>& params);
 
  private:
-  at::Tensor output(const at::Tensor& x, const at::Tensor& bias, bool trains) const;
+  // Operands of a weight gradient.
+  struct GradientOperands {
+    at::Tensor dy, x;
+    DropoutMask positions;
+    MatrixCodes dy_codes = {};    // rows undefined: dy is encoded when it is multiplied
+    at::Tensor x_magnitude = {};  // MatrixCodes::magnitude of x
+  };
+  // x_magnitude: receives MatrixCodes::magnitude of x, if x is encoded.
+  at::Tensor output(const at::Tensor& x, const at::Tensor& bias, bool trains, at::Tensor& x_magnitude) const;
   at::Tensor multiply(const Codes& left, const Codes& right, at::ScalarType type, const at::Tensor& like) const;
-  at::Tensor input_gradient(const at::Tensor& dy, const DropoutMask& positions) const;
-  void put_weight_gradient(at::Tensor& gradient, const at::Tensor& dy, const at::Tensor& x,
-                           const DropoutMask& positions, bool adds) const;
+  // dy_codes: if dy is encoded.
+  at::Tensor input_gradient(const at::Tensor& dy, const Codes& dy_codes, const DropoutMask& positions) const;
+  void put_weight_gradient(at::Tensor& gradient, const GradientOperands& operands, bool adds) const;
   bool keeps_input() const { return !weight_->frozen || adapters_.need_input(); }
-  void accumulate(const at::Tensor& dy, const at::Tensor& x, const DropoutMask& positions) const;
+  void accumulate(const GradientOperands& operands) const;
   // Adds a deferred weight gradient with sequence parallelism, from tensors split over sp. Collective over sp.
-  void gather_and_accumulate(const at::Tensor& x_local, const at::Tensor& dy_local,
-                             const DropoutMask& positions) const;
+  void gather_and_accumulate(const GradientOperands& local) const;
   Param* added_bias() const { return skip_bias_add_ ? nullptr : bias_.get(); }
 
   LinearSplit split_;

@@ -10,6 +10,7 @@
 #include "base/error.h"
 #include "base/philox.h"
 #include "comm/collectives.h"
+#include "kernels/encode_matrix.h"
 #include "nn/wide.h"
 
 namespace metroplex::nn {
@@ -71,6 +72,50 @@ void write_rounded(const device::Target& target, const Codes& out, const at::Ten
                  kernels::round_blocks<T, Out>, kernels::round_blocks_cuda<T, Out>, elements<Out>(out.codes),
                  static_cast<const T*>(elements<T>(x)), static_cast<const Wide<T>*>(elements<Wide<T>>(largest)),
                  counts_pointer(counts), shape, noise.values, elements<Wide<T>>(out.decode));
+}
+
+template <class T>
+kernels::EncodedMatrix<Wide<T>> encoded_matrix(const MatrixCodes& out, const at::Tensor& largest) {
+  kernels::EncodedMatrix<Wide<T>> to;
+  const auto bytes = [](const Codes& side) { return static_cast<uint8_t*>(side.codes.mutable_data_ptr()); };
+  if (out.columns.codes.defined()) to.codes = bytes(out.columns), to.decode = elements<Wide<T>>(out.columns.decode);
+  if (out.rows.codes.defined())
+    to.transposed = bytes(out.rows), to.transposed_decode = elements<Wide<T>>(out.rows.decode);
+  to.largest = elements<Wide<T>>(largest);
+  return to;
+}
+
+// Writes both sides of `out` that are defined, see kernels::encode_matrix. `magnitude`: that of the factor.
+// `largest`: undefined, or updated.
+template <class T>
+void write_matrix_codes(const device::Target& target, const MatrixCodes& out, const at::Tensor& x,
+                        const at::Tensor& magnitude, const at::Tensor& largest, const kernels::MatrixShape& shape) {
+  using W = Wide<T>;
+  at::Tensor parts;
+  if (target.gpu() && largest.defined())
+    parts = at::empty({kernels::kEncodeBlocks}, x.options().dtype(kElementType<W>));
+  device::launch(
+      target,
+      {"encode_matrix",
+       {&x, &magnitude, &largest},
+       {&out.columns.codes, &out.columns.decode, &out.rows.codes, &out.rows.decode, &largest, &parts},
+       {{"block", shape.block}, {"square", shape.square}},
+       0,
+       {&parts}},
+      [](const kernels::EncodedMatrix<W>& to, W*, const T* from, const W* of_matrix,
+         const kernels::MatrixShape& sizes) { kernels::encode_matrix<T>(to, from, of_matrix, sizes); },
+      kernels::encode_matrix_cuda<T>, encoded_matrix<T>(out, largest), elements<W>(parts),
+      static_cast<const T*>(elements<T>(x)), static_cast<const W*>(elements<W>(magnitude)), shape);
+}
+
+// Copies `codes` to `out` if it is defined, else `out` becomes them.
+void put_codes(Codes& out, const Codes& codes) {
+  if (!out.codes.defined()) {
+    out = codes;
+    return;
+  }
+  out.codes.copy_(codes.codes), out.decode.copy_(codes.decode);
+  if (codes.has_pairs()) out.tensor_decode.copy_(codes.tensor_decode);
 }
 
 struct Range {
@@ -354,6 +399,53 @@ Codes OperandRounding::encode(const at::Tensor& given, Operand operand, SumOver 
       write_rounded<kernels::Bf16, kernels::Bf16>(target_, out, x, largest, counts, call, random);
     else write_codes<T>(target_, out, x, largest, counts, call, random);
     if (options.counts && is_measured()) measure<T>(operand, {x, out.values(), largest, counts, call});
+  });
+  return out;
+}
+
+MatrixCodes OperandRounding::make_matrix_codes(at::IntArrayRef sizes, at::Device device, Operand operand,
+                                               MatrixUses uses) const {
+  MatrixCodes out;
+  if (uses.columns) out.columns = make_codes(sizes, device, operand, SumOver::columns, {});
+  if (!uses.rows) return out;
+  out.rows = make_codes(sizes, device, operand, SumOver::rows, {});
+  Codes& turned = out.rows;
+  if (writes_pairs()) turned = turned.transposed();
+  else turned.codes = turned.codes.view({turned.codes.size(1), turned.codes.size(0)});
+  if (writes_pairs() || !turned.has_blocks()) return out;
+  turned.decode = turned.decode.view({turned.decode.size(1), turned.decode.size(0)});
+  std::swap(turned.block_rows, turned.block_columns);
+  return out;
+}
+
+MatrixCodes OperandRounding::encode_matrix(const at::Tensor& given, Operand operand, MatrixUses uses,
+                                           const RoundOptions& options, MatrixCodes out) const {
+  if (writes_pairs()) {
+    if (uses.columns) out.columns = encode(given, operand, SumOver::columns, options, out.columns);
+    if (uses.rows)
+      put_codes(out.rows, encode(given, operand, SumOver::rows, {.positions = options.positions}).transposed());
+    return out;
+  }
+  RoundShape call = shape(operand, SumOver::columns);
+  call.columns = given.size(-1), call.rows = given.numel() / std::max<int64_t>(1, call.columns);
+  const at::Tensor x = given.contiguous().view({call.rows, call.columns});
+  if (!out.columns.codes.defined() && !out.rows.codes.defined())
+    out = make_matrix_codes(x.sizes(), x.device(), operand, uses);
+  const int64_t block = config::operand_block(recipe_);
+  const kernels::MatrixShape sizes{call.rows,   call.columns, block, block > 0 && call.block_rows == block,
+                                   call.number, call.factor};
+  dispatch_element(x.scalar_type(), [&](auto zero) {
+    using T = decltype(zero);
+    at::Tensor magnitude = options.magnitude, largest;
+    if (history_ != nullptr) {
+      const auto column = static_cast<int64_t>(operand);
+      magnitude = history_->data.select(0, 0).select(0, column);
+      if (options.counts) largest = history_->pending.select(0, column);
+    } else if (!magnitude.defined()) {
+      out.magnitude = magnitude = magnitudes<T>(x, operand, {}, call, options.counts);
+    }
+    write_matrix_codes<T>(target_, out, x, magnitude, largest, sizes);
+    if (options.counts && is_measured()) measure<T>(operand, {x, out.columns.values(), magnitude, {}, call});
   });
   return out;
 }

@@ -52,6 +52,18 @@ struct RoundOptions {
   DropoutMask positions = {};  // of gradients: what OperandRounding::positions() returned
   at::Tensor out = {};         // receives the rounded values; undefined: a new tensor
   bool bf16_codes = false;     // of encode() and make_codes(): the codes are bf16 numbers
+  at::Tensor magnitude = {};   // of encode_matrix(): MatrixCodes::magnitude of the same matrix; undefined: found
+};
+
+// The products that a matrix is encoded for: with sums over its columns, over its rows.
+struct MatrixUses {
+  bool columns = false, rows = false;
+};
+// Codes of a matrix [rows, columns] for its products, undefined for others.
+struct MatrixCodes {
+  Codes columns;
+  Codes rows;            // transposed, so that their last dimension is the sum's
+  at::Tensor magnitude;  // [1], that determined the factor; undefined with delayed scales, and with factors of blocks
 };
 
 // A shard of a stack of matrices: elements [begin, begin + values.numel()) of the flattened stack.
@@ -104,6 +116,12 @@ class OperandRounding {
   // base::Error("config") unless `columns` are whole bytes of the library's products.
   Codes encode(const at::Tensor& x, Operand operand, SumOver sum, const RoundOptions& options = {},
                Codes out = {}) const;
+  // The codes of x [.., columns] as a matrix without groups, in `out` if it is defined. Both are written in one pass,
+  // except by nvfp4. Collective as round(), unless options.magnitude is defined.
+  MatrixCodes encode_matrix(const at::Tensor& x, Operand operand, MatrixUses uses, const RoundOptions& options = {},
+                            MatrixCodes out = {}) const;
+  // Uninitialized codes for encode_matrix().
+  MatrixCodes make_matrix_codes(at::IntArrayRef sizes, at::Device device, Operand operand, MatrixUses uses) const;
   // Uninitialized codes of a tensor [.., columns], for encode().
   Codes make_codes(at::IntArrayRef sizes, at::Device device, Operand operand, SumOver sum,
                    const RoundOptions& options) const;
@@ -134,6 +152,7 @@ class OperandRounding {
 
  private:
   kernels::RoundShape shape(Operand operand, SumOver sum) const;
+  bool writes_pairs() const { return recipe_ == config::Recipe::nvfp4; }
   bool rounds_randomly() const { return recipe_ == config::Recipe::nvfp4 && precision_.fp4_stochastic_rounding; }
   kernels::RoundingNoise noise(Operand operand, SumOver sum, const DropoutMask& positions) const;
   // x, rotated if the product requires it.

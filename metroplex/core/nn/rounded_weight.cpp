@@ -19,9 +19,16 @@ const RoundedWeight& updated_values(const Param& weight) {
   return *weight.rounded;
 }
 
+bool is_stack(const Param& weight) { return weight.local_shape.size() > 2; }
+
 const Codes& updated_codes(const Param& weight, SumOver sum) {
   const RoundedWeight& kept = updated_values(weight);
   return sum == SumOver::rows && kept.row_codes.codes.defined() ? kept.row_codes : kept.column_codes;
+}
+
+void put_transposed(Codes& out, const Codes& codes) {
+  out.codes.copy_(codes.codes.t());
+  out.decode.copy_(codes.has_blocks() ? codes.decode.t() : codes.decode);
 }
 
 }  // namespace
@@ -51,6 +58,12 @@ void RoundedWeight::update(const Param& weight) {
   if (shard) {
     rounding.count(*shard, magnitudes, column_codes.decode);
     if (columns.defined()) column_codes.values(columns.view({-1, columns.size(-1)}));
+    if (row_codes.codes.defined()) put_transposed(row_codes, column_codes);
+    return;
+  }
+  if (column_codes.codes.defined() && !is_stack(weight)) {
+    rounding.encode_matrix(weight.data, Operand::weight, {true, true}, {.counts = true},
+                           {column_codes, row_codes, {}});
     return;
   }
   if (column_codes.codes.defined()) {
@@ -80,6 +93,11 @@ void keep_rounded(Param& weight, const OperandRounding& rounding, const LayerCon
   kept.can_gather_codes = can_gather_codes;
   if (!context.keeps_rounded_weights) return;
   const at::Device memory = context.target.memory();
+  if (form == KeptForm::codes && !is_stack(weight)) {
+    const MatrixCodes codes = rounding.make_matrix_codes(weight.local_shape, memory, Operand::weight, {true, true});
+    kept.column_codes = codes.columns, kept.row_codes = codes.rows;
+    return;
+  }
   if (form != KeptForm::values) {
     RoundOptions options = weight_options(weight, false);
     options.bf16_codes = form == KeptForm::bf16_codes;
@@ -112,9 +130,16 @@ Codes encode_weight(const OperandRounding& rounding, const Param& weight, SumOve
   if (!weight.rounded || !weight.rounded->column_codes.codes.defined()) {
     RoundOptions options = weight_options(weight, counts);
     options.bf16_codes = bf16_codes;
-    return rounding.encode(weight_values(weight), Operand::weight, sum, options);
+    if (is_stack(weight)) return rounding.encode(weight_values(weight), Operand::weight, sum, options);
+    const bool forward = sum == SumOver::columns;
+    const MatrixCodes codes =
+        rounding.encode_matrix(weight_values(weight), Operand::weight, {forward, !forward}, options);
+    return forward ? codes.columns : codes.rows;
   }
   Codes kept = updated_codes(weight, sum);
+  // Gathered codes that are not kept for both products.
+  if (sum == SumOver::rows && !is_stack(weight) && !weight.rounded->row_codes.codes.defined())
+    kept = kept.transposed();
   if (bf16_codes) kept.codes = kept.codes.to(at::kBFloat16);
   return kept;
 }

@@ -26,7 +26,8 @@ struct RoundedWeight {
   OperandRounding rounding;
   // Operands of forward and of input gradients; the same tensor if their blocks are the same.
   at::Tensor columns, rows;
-  // Instead of both, for products of codes; no second ones if shared. Column codes may be gathered.
+  // Instead of both, for products of codes. Column codes may be gathered. Row codes of a matrix are transposed; a
+  // stack of matrices has none if both would be the same.
   Codes column_codes, row_codes;
   bool is_stale = true;
   bool can_gather_codes = false;
@@ -51,7 +52,8 @@ int64_t count_matrices(const Param& weight);
 // The shard of a weight [out, in] or [experts, out, in] that begins at its first element.
 WeightShard make_shard(const Param& weight, const at::Tensor& values, const at::Tensor& codes);
 
-// Return the weight as an operand: its kept values, or newly rounded ones. `counts` as in RoundOptions.
+// Return the weight as an operand: its kept values, or newly rounded ones. `counts` as in RoundOptions. Codes of a
+// matrix for SumOver::rows are transposed.
 at::Tensor round_weight(const OperandRounding& rounding, const Param& weight, SumOver sum, bool counts = false);
 Codes encode_weight(const OperandRounding& rounding, const Param& weight, SumOver sum, bool counts = false,
                     bool bf16_codes = false);
