@@ -60,8 +60,21 @@ topology::Placement output_placement(const LinearSpec& spec, const comm::Group& 
   return placement;
 }
 
+// Whether the rows that are split over sp are gathered as codes. All their values share a factor.
+bool can_gather_codes(const std::string& name, LinearSplit split, const LayerContext& context) {
+  const config::Precision& precision = context.precision;
+  return context.sp.size() > 1 && split != LinearSplit::none && precision.fp8_wgrad &&
+         precision.fp8_products == config::Fp8Products::library &&
+         config::has_one_factor(precision.find_recipe(name));
+}
+
+at::Tensor gather_codes(const at::Tensor& codes, const comm::Group& sp) {
+  return comm::all_gather(codes.view(at::kByte), 0, sp).view(codes.scalar_type());
+}
+
 // The ranks that hold parts of an operand: of the weight over tp, of rows over sp and cp.
-OperandRounding make_rounding(const std::string& name, LinearSplit split, const LayerContext& context) {
+OperandRounding make_rounding(const std::string& name, LinearSplit split, const LayerContext& context,
+                              bool gathers_codes) {
   const comm::Group &tp = context.tp, &cp = context.cp;
   std::array<std::vector<comm::Group>, 3> shards;
   const auto at = [&](Operand operand) -> std::vector<comm::Group>& { return shards[static_cast<size_t>(operand)]; };
@@ -70,14 +83,16 @@ OperandRounding make_rounding(const std::string& name, LinearSplit split, const 
     at(Operand::input).push_back(context.sp), at(Operand::gradient).push_back(context.sp);
   } else {
     at(Operand::weight).push_back(tp);
-    at(split == LinearSplit::input ? Operand::input : Operand::gradient).push_back(tp);
+    const bool splits_input = split == LinearSplit::input;
+    at(splits_input ? Operand::input : Operand::gradient).push_back(tp);
+    if (gathers_codes) at(splits_input ? Operand::gradient : Operand::input).push_back(context.sp);
   }
   return {context, name, std::move(shards)};
 }
 
 OperandRounding make_head_rounding(const LayerContext& context) {
   if (!context.precision.fp8_output_proj) return {};
-  return make_rounding("output_layer", LinearSplit::output, context);
+  return make_rounding("output_layer", LinearSplit::output, context, false);
 }
 
 void check_blocks(const OperandRounding& rounding, const Param& weight, const comm::Group& tp) {
@@ -110,8 +125,9 @@ Linear::Linear(const LinearSpec& spec, LinearSplit split, const LayerContext& co
       saving_(context.saving),
       skip_bias_add_(spec.skip_bias_add),
       skip_bias_gradient_(spec.skip_bias_gradient),
-      rounding_(make_rounding(spec.name, split, context)),
-      adapters_({spec.name, spec.in_features, spec.adapters, split}, context) {
+      adapters_({spec.name, spec.in_features, spec.adapters, split}, context),
+      gathers_codes_(adapters_.empty() && can_gather_codes(spec.name, split, context)),
+      rounding_(make_rounding(spec.name, split, context, gathers_codes_)) {
   using topology::Role;
   const comm::Group& tp = context.tp;
   topology::Placement weight{.partial = context.sp_axes}, bias{.partial = context.sp_axes, .role = Role::bias};
@@ -164,7 +180,7 @@ LinearRows Linear::rows(const Input& in, const Microbatch& batch) const {
 
 at::Tensor Linear::output(const at::Tensor& x, const at::Tensor& bias, bool trains, at::Tensor& x_magnitude) const {
   if (rounding_.encodes()) {
-    const MatrixCodes left = rounding_.encode_matrix(x, Operand::input, {.columns = true}, {.counts = trains});
+    const MatrixCodes left = encode_columns(x, Operand::input, {.counts = trains});
     x_magnitude = left.magnitude;
     const Codes right = encode_weight(rounding_, *weight_, SumOver::columns, trains);
     const at::Tensor out = multiply(left.columns, right, wide_output_ ? at::kFloat : x.scalar_type(), x);
@@ -178,10 +194,26 @@ at::Tensor Linear::output(const at::Tensor& x, const at::Tensor& bias, bool trai
   return linear_product(target_, rounded, matrix, same_type).to(x.scalar_type());
 }
 
-// left right^T, with the leading dimensions of `like`.
+MatrixCodes Linear::encode_columns(const at::Tensor& given, Operand operand, const RoundOptions& options) const {
+  MatrixCodes made = rounding_.encode_matrix(given, operand, {.columns = true}, options);
+  if (gathers_as_codes(operand)) made.columns.codes = gather_codes(made.columns.codes, sp_);
+  return made;
+}
+
+MatrixCodes Linear::encode_gradient(const at::Tensor& dy, const DropoutMask& positions, bool rows) const {
+  const RoundOptions options{.counts = true, .positions = positions};
+  if (!gathers_as_codes(Operand::gradient))
+    return rounding_.encode_matrix(dy, Operand::gradient, {.columns = true, .rows = rows}, options);
+  MatrixCodes made = encode_columns(dy, Operand::gradient, options);
+  if (rows) made.rows = made.columns.transposed();
+  return made;
+}
+
+// left right^T, with the leading dimensions of `like`, which may have only this rank's part of the first one.
 at::Tensor Linear::multiply(const Codes& left, const Codes& right, at::ScalarType type,
                             const at::Tensor& like) const {
   std::vector<int64_t> sizes = like.sizes().vec();
+  if (like.numel() > 0) sizes[0] = left.codes.size(0) * sizes[0] * sizes.back() / like.numel();
   sizes.back() = right.codes.size(0);
   return scaled_product(target_, left, right, type, weight_->name).view(sizes);
 }
@@ -196,17 +228,15 @@ at::Tensor Linear::input_gradient(const at::Tensor& dy, const Codes& dy_codes, c
 }
 
 void Linear::put_weight_gradient(at::Tensor& gradient, const GradientOperands& operands, bool adds) const {
-  const auto& [dy, x, positions, dy_codes, x_magnitude] = operands;
+  const auto& [dy, x, positions, dy_codes, x_codes] = operands;
   if (!rounding_.rounds_weight_gradients()) return put_linear_weight_gradient(target_, gradient, dy, x, adds);
   if (rounding_.encodes()) {
-    const auto encode = [&](const at::Tensor& matrix, Operand operand, const at::Tensor& magnitude) {
-      return rounding_
-          .encode_matrix(matrix, operand, {.rows = true}, {.positions = positions, .magnitude = magnitude})
-          .rows;
+    const auto encode = [&](const at::Tensor& matrix, Operand operand, const MatrixCodes& made) {
+      if (made.rows.codes.defined()) return made.rows;
+      const RoundOptions options{.positions = positions, .magnitude = made.magnitude};
+      return rounding_.encode_matrix(matrix, operand, {.rows = true}, options).rows;
     };
-    const bool encoded = dy_codes.rows.codes.defined();
-    const Codes left = encoded ? dy_codes.rows : encode(dy, Operand::gradient, dy_codes.magnitude),
-                right = encode(x, Operand::input, x_magnitude);
+    const Codes left = encode(dy, Operand::gradient, dy_codes), right = encode(x, Operand::input, x_codes);
     const at::ScalarType type = is_half(gradient) ? gradient.scalar_type() : at::kFloat;
     return put_product(target_, gradient, scaled_product(target_, left, right, type, weight_->name), adds);
   }
@@ -224,7 +254,8 @@ at::Tensor Linear::forward(const Input& in, const LinearRows& rows) {
     const at::NoGradGuard no_grad;
     Param* const bias = added_bias();
     const bool sums = split_ == LinearSplit::input, adds_bias = bias != nullptr && (sums || adapters_.scale_output());
-    const at::Tensor x = split_ == LinearSplit::output ? comm::all_gather(in.x, 0, sp_) : in.x;
+    const bool gathers_values = split_ == LinearSplit::output && !gathers_codes_;
+    const at::Tensor x = gathers_values ? comm::all_gather(in.x, 0, sp_) : in.x;
     out = output(x, bias != nullptr && !adds_bias ? bias->data : at::Tensor(), trains, x_magnitude);
     adapted = adapters_.add_outputs(out, x, weight_->data, rows.adapters);
     if (sums) {
@@ -239,29 +270,41 @@ at::Tensor Linear::forward(const Input& in, const LinearRows& rows) {
   return attach(out, {in.x}, [this, saved, rows, adapters_saved, x_magnitude](const at::Tensor& dout) -> Gradients {
     const at::NoGradGuard no_grad;
     const at::Tensor dy_local = wide_output_ ? dout.to(weight_->scalar_type()) : dout;
-    const bool gathers = split_ == LinearSplit::output;
-    const at::Tensor dy = adapters_.unscale_gradients(
-        split_ == LinearSplit::input ? comm::all_gather(dy_local, 0, sp_) : dy_local, adapters_saved);
+    const bool gathers = split_ == LinearSplit::output, trains_weight = !weight_->frozen;
+    const bool gathers_values = split_ == LinearSplit::input && !gathers_codes_;
+    const at::Tensor dy =
+        adapters_.unscale_gradients(gathers_values ? comm::all_gather(dy_local, 0, sp_) : dy_local, adapters_saved);
     const at::Tensor x_local = saved.get();
     // A deferred weight gradient keeps only this rank's rows and gathers them again.
     const bool gathers_again = weight_->deferred != nullptr && sp_.size() > 1 && adapters_.empty() &&
-                               split_ != LinearSplit::none && !weight_->frozen;
+                               split_ != LinearSplit::none && trains_weight;
+    GradientOperands operands{gathers_again ? dy_local : dy, {}, rows.gradients, {}, {{}, {}, x_magnitude}};
     PendingTensor input{x_local, {}, {}};
-    if (gathers && x_local.defined() && !gathers_again) input = start_gather(x_local, sp_);
-    GradientOperands operands{dy, {}, rows.gradients, {}, x_magnitude};
-    const bool encodes_rows = !weight_->frozen && rounding_.rounds_weight_gradients() && (gathers || !gathers_again);
-    if (rounding_.encodes())
-      operands.dy_codes = rounding_.encode_matrix(dy, Operand::gradient, {.columns = true, .rows = encodes_rows},
-                                                  {.counts = true, .positions = rows.gradients});
+    Codes x_codes;
+    if (gathers && x_local.defined() && !gathers_again) {
+      if (gathers_codes_)
+        x_codes =
+            rounding_.encode_matrix(x_local, Operand::input, {.columns = true}, {.magnitude = x_magnitude}).columns;
+      input = start_gather(gathers_codes_ ? x_codes.codes.view(at::kByte) : x_local, sp_);
+    }
+    if (rounding_.encodes()) {
+      const bool has_all_rows = gathers || !gathers_again;
+      operands.dy_codes =
+          encode_gradient(dy, rows.gradients, has_all_rows && trains_weight && rounding_.rounds_weight_gradients());
+    }
     at::Tensor dx = input_gradient(dy, std::exchange(operands.dy_codes.columns, {}), rows.gradients);
     const auto dhidden = adapters_.add_input_gradients(dx, dy, rows.adapters);
     const at::Tensor x = input.wait();
     PendingTensor reduced = gathers ? start_reduce(dx, sp_, tp_reduce_) : PendingTensor{dx, {}, {}};
-    operands.x = gathers_again ? x_local : x;
-    if (gathers_again) operands.dy = dy_local;
+    if (x_codes.codes.defined()) {
+      x_codes.codes = x.view(x_codes.codes.scalar_type());
+      operands.x_codes.rows = x_codes.transposed();
+    } else {
+      operands.x = x;
+    }
     if (operands.dy_codes.rows.codes.defined()) operands.dy = at::Tensor();
     if (gathers_again) gather_and_accumulate(operands);
-    else if (!weight_->frozen) accumulate(operands);
+    else if (trains_weight) accumulate(operands);
     if (Param* const bias = added_bias(); bias != nullptr && !skip_bias_gradient_)
       accumulate_bias_gradient(target_, *bias, dy_local);
     adapters_.accumulate({dy, x, adapters_saved, dhidden}, rows.adapters);
@@ -277,8 +320,13 @@ void Linear::accumulate(const GradientOperands& operands) const {
 void Linear::gather_and_accumulate(const GradientOperands& local) const {
   weight_->accumulate_or_write([this, local](at::Tensor& main_grad, bool adds) {
     GradientOperands operands = local;
-    at::Tensor& split = split_ == LinearSplit::output ? operands.x : operands.dy;
-    split = comm::all_gather(split, 0, sp_);
+    const bool splits_x = split_ == LinearSplit::output;
+    const Operand operand = splits_x ? Operand::input : Operand::gradient;
+    at::Tensor& split = splits_x ? operands.x : operands.dy;
+    MatrixCodes& codes = splits_x ? operands.x_codes : operands.dy_codes;
+    if (gathers_codes_)
+      codes.rows = encode_columns(split, operand, {.magnitude = codes.magnitude}).columns.transposed();
+    else split = comm::all_gather(split, 0, sp_);
     put_weight_gradient(main_grad, operands, adds);
   });
 }

@@ -75,15 +75,22 @@ class Linear {
   struct GradientOperands {
     at::Tensor dy, x;
     DropoutMask positions;
-    MatrixCodes dy_codes = {};    // rows undefined: dy is encoded when it is multiplied
-    at::Tensor x_magnitude = {};  // MatrixCodes::magnitude of x
+    // Rows undefined: encoded when they are multiplied.
+    MatrixCodes dy_codes = {}, x_codes = {};
   };
-  // x_magnitude: receives MatrixCodes::magnitude of x, if x is encoded.
+  // x_magnitude: receives MatrixCodes::magnitude of x, if x is encoded. x: of this rank if it is gathered as codes.
   at::Tensor output(const at::Tensor& x, const at::Tensor& bias, bool trains, at::Tensor& x_magnitude) const;
   at::Tensor multiply(const Codes& left, const Codes& right, at::ScalarType type, const at::Tensor& like) const;
   // dy_codes: if dy is encoded.
   at::Tensor input_gradient(const at::Tensor& dy, const Codes& dy_codes, const DropoutMask& positions) const;
   void put_weight_gradient(at::Tensor& gradient, const GradientOperands& operands, bool adds) const;
+  // Whether this operand is split over sp, and gathered as codes.
+  bool gathers_as_codes(Operand operand) const {
+    return gathers_codes_ && operand == (split_ == LinearSplit::output ? Operand::input : Operand::gradient);
+  }
+  // Codes for sums over columns, of all rows. `given`: this rank's rows if the operand is gathered as codes.
+  MatrixCodes encode_columns(const at::Tensor& given, Operand operand, const RoundOptions& options) const;
+  MatrixCodes encode_gradient(const at::Tensor& dy, const DropoutMask& positions, bool rows) const;
   bool keeps_input() const { return !weight_->frozen || adapters_.need_input(); }
   void accumulate(const GradientOperands& operands) const;
   // Adds a deferred weight gradient with sequence parallelism, from tensors split over sp. Collective over sp.
@@ -95,10 +102,11 @@ class Linear {
   device::Target target_;
   SavePolicy saving_;
   bool skip_bias_add_ = false, skip_bias_gradient_ = false;
+  Adapters adapters_;
+  bool gathers_codes_ = false;
   OperandRounding rounding_;
   bool wide_output_ = false;  // precision.output_logit_dtype: fp32
   std::shared_ptr<Param> weight_, bias_;
-  Adapters adapters_;
 };
 
 // main_grad += dy^T x over all leading dimensions, in the precision of main_grad if the device supports it.
