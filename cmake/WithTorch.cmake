@@ -45,7 +45,7 @@ set(cuda_exclude "no_such_file")
 if(have_cuda)
   list(APPEND cuda_exclude "/no_cuda\\.cpp$" "/no_cuda_graph\\.cpp$" "/no_nccl\\.cpp$")
 else()
-  list(APPEND cuda_exclude "/device\\.cpp$" "/cuda_graph_calls\\.cpp$" "/nccl\\.cpp$")
+  list(APPEND cuda_exclude "/device\\.cpp$" "/code_product\\.cpp$" "/cuda_graph_calls\\.cpp$" "/nccl\\.cpp$")
 endif()
 
 # Loops over many types and instruction sets. Unity builds would not help, because headers are cheap here, and names

@@ -1,6 +1,7 @@
 #include "device/device.h"
 
 #include "base/error.h"
+#include "device/code_product.h"
 
 namespace metroplex::device {
 namespace {
@@ -19,5 +20,6 @@ CUstream_st* current_stream() { no_cuda(); }
 void set_device(int) { no_cuda(); }
 void synchronize() { no_cuda(); }
 AllocatorPeak allocator_peak() { no_cuda(); }
+bool multiply_codes(const CodeProduct&) { no_cuda(); }
 
 }  // namespace metroplex::device

@@ -237,8 +237,7 @@ void Linear::put_weight_gradient(at::Tensor& gradient, const GradientOperands& o
       return rounding_.encode_matrix(matrix, operand, {.rows = true}, options).rows;
     };
     const Codes left = encode(dy, Operand::gradient, dy_codes), right = encode(x, Operand::input, x_codes);
-    const at::ScalarType type = is_half(gradient) ? gradient.scalar_type() : at::kFloat;
-    return put_product(target_, gradient, scaled_product(target_, left, right, type, weight_->name), adds);
+    return put_scaled_product(target_, gradient, left, right, weight_->name, adds);
   }
   const RoundOptions options{.positions = positions};
   put_linear_weight_gradient(target_, gradient, rounding_.round(dy, Operand::gradient, SumOver::rows, options),

@@ -7,6 +7,9 @@
 
 #include "base/error.h"
 #include "base/round_up.h"
+#include "device/code_product.h"
+#include "nn/matmul.h"
+#include "nn/wide.h"
 
 namespace metroplex::nn {
 namespace {
@@ -133,6 +136,17 @@ void multiply_blocks(const at::Tensor& x, const at::Tensor& factors, int64_t blo
   }
 }
 
+double product_flops(const Codes& left, const Codes& right) {
+  return 2.0 * static_cast<double>(left.codes.size(0)) * static_cast<double>(right.codes.size(0)) *
+         static_cast<double>(left.columns());
+}
+
+void check_code_sizes(const Codes& left, const Codes& right, const std::string& layer) {
+  const int64_t m = left.codes.size(0), k = left.columns(), n = right.codes.size(0);
+  check_product_sizes(layer, {n, k, left.has_blocks() ? m : n});
+  if (left.has_pairs()) check_product_sizes(layer, {k}, 32);  // 16 bytes of a row
+}
+
 void multiply_by_library(const at::Tensor& out, const Codes& left, const Codes& right) {
   const at::ScalarType type = out.scalar_type();
   at::Tensor result = out;
@@ -178,6 +192,7 @@ at::Tensor Codes::values(at::Tensor out) const {
 
 LibraryFactors library_factors(const Codes& operand) {
   const int64_t plain = number(SwizzleType::NO_SWIZZLE), tiles = number(SwizzleType::SWIZZLE_32_4_4);
+  if (!operand.has_blocks()) return {{operand.decode}, {number(ScalingType::TensorWise)}, {plain}};
   if (operand.has_pairs()) {
     const at::Tensor rows = repeat(operand.decode.view(at::kByte), 0, operand.block_rows, operand.codes.size(0));
     return {{swizzle(rows.unsqueeze(0)).view({-1}).view(at::kFloat8_e4m3fn), operand.tensor_decode},
@@ -212,16 +227,38 @@ void check_code_product(Recipe recipe, int capability) {
 
 at::Tensor scaled_product(const device::Target& target, const Codes& left, const Codes& right, at::ScalarType type,
                           const std::string& layer) {
-  const int64_t m = left.codes.size(0), k = left.columns(), n = right.codes.size(0);
-  check_product_sizes(layer, {n, k, left.has_blocks() ? m : n});
-  if (left.has_pairs()) check_product_sizes(layer, {k}, 32);  // 16 bytes of a row
-  at::Tensor out = at::empty({m, n}, left.codes.options().dtype(type));
+  check_code_sizes(left, right, layer);
+  const int64_t m = left.codes.size(0);
+  at::Tensor out = at::empty({m, right.codes.size(0)}, left.codes.options().dtype(type));
   const bool decodes = left.has_blocks() && !target.gpu();
   if (m > 0 && decodes) out.copy_(at::mm(left.values(), right.values().t()));
   if (m > 0 && !decodes && !target.meta) multiply_by_library(out, left, right);
-  const double flops = 2.0 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k);
-  device::issued(target, {"scaled_mm", {&left.codes, &right.codes}, {&out}, {}, flops});
+  device::issued(target, {"scaled_mm", {&left.codes, &right.codes}, {&out}, {}, product_flops(left, right)});
   return out;
+}
+
+void put_scaled_product(const device::Target& target, const at::Tensor& gradient, const Codes& left,
+                        const Codes& right, const std::string& layer, bool adds) {
+  const at::ScalarType type = is_half(gradient) ? gradient.scalar_type() : at::kFloat;
+  if (target.gpu() && gradient.scalar_type() == type && left.codes.size(0) > 0) {
+    check_code_sizes(left, right, layer);
+    const LibraryFactors of_left = library_factors(left), of_right = library_factors(right);
+    const at::Tensor scale = left.has_pairs() ? left.tensor_decode * right.tensor_decode : at::Tensor();
+    const device::CodeProduct product{{left.codes, of_left.factors[0], static_cast<int>(of_left.scaling[0])},
+                                      {right.codes, of_right.factors[0], static_cast<int>(of_right.scaling[0])},
+                                      gradient,
+                                      adds,
+                                      scale};
+    if (target.meta || device::multiply_codes(product)) {
+      device::issued(target, {"scaled_mm",
+                              {adds ? &gradient : nullptr, &left.codes, &right.codes},
+                              {&gradient},
+                              {},
+                              product_flops(left, right)});
+      return;
+    }
+  }
+  put_product(target, gradient, scaled_product(target, left, right, type, layer), adds);
 }
 
 GroupedCodes grouped_codes(const Codes& rows, const Codes& weights, bool forward) {

@@ -59,6 +59,10 @@ void check_product_sizes(const std::string& layer, std::initializer_list<int64_t
 at::Tensor scaled_product(const device::Target& target, const Codes& left, const Codes& right, at::ScalarType type,
                           const std::string& layer);
 
+// gradient [m, n] = or += left right^T. GPUs add in the kernel of the product if the library can, else by a pass.
+void put_scaled_product(const device::Target& target, const at::Tensor& gradient, const Codes& left,
+                        const Codes& right, const std::string& layer, bool adds);
+
 // The arguments of at::_scaled_grouped_mm, or with blocks of at::_scaled_grouped_mm_v2. Rows [R, k] of groups and one
 // matrix for each group -> [R, n].
 struct GroupedCodes {
