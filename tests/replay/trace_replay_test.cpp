@@ -146,6 +146,26 @@ TEST(TraceReplay, ABucketWaitsForAllItsParameters) {
   EXPECT_EQ(peaks.gradient_buckets, 100);
 }
 
+// A pair of forward 1 and backward 0, from 30 bytes on: the backward takes 40 and leaves 5 with its turn, so the
+// forward's 50 are on top of 35.
+TEST(TraceReplay, PairsHoldWhatBothPassesHold) {
+  replay::RankTrace trace = make_trace(1);
+  trace.chunks[0].forward.regions[0].steps = {{20, 50, TraceStep::End::turn, 0},
+                                              {10, 10, TraceStep::End::nothing, 0}};
+  trace.chunks[0].backward.regions[0].steps = {{5, 40, TraceStep::End::turn, 0}, {-35, 0, TraceStep::End::used, 0}};
+  EXPECT_EQ(replay::replay_trace(trace, one_f_one_b(1, 2), 0).most, 30 + 40) << "without pairs";
+  plan::ScheduleRequest request;
+  request.num_microbatches = 2;
+  request.overlaps_experts = true;
+  const replay::ReplayPeaks peaks = replay::replay_trace(trace, build_schedule(config::Schedule::none, request), 0);
+  EXPECT_EQ(peaks.most, 35 + 50);
+  EXPECT_EQ(peaks.activations, 30);
+  ASSERT_EQ(peaks.moments.size(), 4u);
+  EXPECT_TRUE(peaks.moments[1].backward) << "it ends first";
+  EXPECT_EQ(peaks.moments[1].most, 40);
+  EXPECT_EQ(peaks.moments[2].most, 85 - 30);
+}
+
 TEST(TraceReplay, TheUpdateComesAfterEverythingElse) {
   replay::RankTrace trace = make_trace(1);
   trace.chunks[0].forward.regions[0].steps[0] = {32, 50, TraceStep::End::nothing, 0};

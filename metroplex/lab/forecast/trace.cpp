@@ -119,7 +119,9 @@ std::vector<replay::ChunkTrace> trace_chunks(const step::ProcessContext& process
   const at::TensorOptions doubles = at::TensorOptions().dtype(at::kDouble).device(process.world->device());
   const at::Tensor factors = form.forward_only ? at::Tensor() : at::empty({form.num_microbatches}, doubles);
   const pipeline::BorderShape border = step::border_shape(process, model, batches[0]);
-  model.executor->run({own_actions(process, form), batches, factors, border, graphs});
+  recorder.run_with_turns([&] {
+    model.executor->run({own_actions(process, form), batches, factors, border, graphs});
+  });
   size_t next = 0;
   for (size_t stage = 0; stage < model.layers.size(); ++stage) {
     if (model.layers[stage].pp_rank != process.groups().pp.index()) continue;

@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "device/thread_time.h"
+#include "device/turns.h"
 #include "graph/library_call.h"
 
 namespace metroplex::forecast {
@@ -164,7 +165,7 @@ void TraceRecorder::run(device::Operation operation) {
                                 collective            ? ""
                                 : operation.flops > 0 ? product_dtype(operation.reads)
                                                       : dtype_name(operation.reads, operation.writes),
-                                call, seconds});
+                                call, seconds, std::exchange(turn_, false)});
 }
 
 // A product follows the library call that computed it, if these are recorded.
@@ -208,6 +209,23 @@ void TraceRecorder::time_operators() {
   const Stopwatch all(true);
   for (int i = 0; i < kReads; ++i) Stopwatch(true).seconds();
   clock_s_ = all.seconds() / (2 * kReads);
+}
+
+void TraceRecorder::take_turn() {
+  if (!on_) return;
+  end_step(TraceStep::End::turn, 0);
+  turn_ = true;
+}
+
+void TraceRecorder::run_with_turns(const std::function<void()>& work) {
+  bool ended = false;
+  const auto run = [&] {
+    work();
+    ended = true;
+  };
+  device::Turns().run(run, [&] {
+    for (; !ended; device::yield_turn()) take_turn();
+  });
 }
 
 void TraceRecorder::end_step(TraceStep::End end, size_t param) {

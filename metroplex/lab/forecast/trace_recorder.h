@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -50,6 +51,9 @@ class TraceRecorder final : public device::MetaMemory::Listener, public device::
   // Measures the CPU time of each operator in its thread.
   void time_operators();
 
+  // Runs `work` and records the points at which it passes its turn. A partner that computes nothing receives it.
+  void run_with_turns(const std::function<void()>& work);
+
   // Ends the current TraceStep at a gradient event of parameter `param`.
   void end_step(replay::TraceStep::End end, size_t param);
   // Assigns later events to `next`.
@@ -64,6 +68,7 @@ class TraceRecorder final : public device::MetaMemory::Listener, public device::
 
  private:
   int call_number(const device::Operation& operation);
+  void take_turn();
 
   int64_t block_;
   std::map<std::string, replay::TracedGroup> groups_;
@@ -72,6 +77,7 @@ class TraceRecorder final : public device::MetaMemory::Listener, public device::
   bool timed_ = false;
   double clock_s_ = 0;  // of reading the clock
   bool on_ = false;
+  bool turn_ = false;  // has passed since the last operation
   int64_t live_ = 0, net_ = 0, most_ = 0;
   replay::IslandTrace region_;
   std::vector<replay::IslandTrace> regions_;

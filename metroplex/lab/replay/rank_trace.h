@@ -20,7 +20,8 @@ struct TraceStep {
   enum class End {
     nothing,
     opens,  // a gradient of `param` is about to be added: its bucket must exist
-    used    // the gradient has been added
+    used,   // the gradient has been added
+    turn    // the other pass of a pair may run (device/turns.h)
   };
   int64_t net = 0;   // bytes allocated minus bytes freed
   int64_t most = 0;  // maximum of the running sum, at least 0
@@ -37,6 +38,7 @@ struct TraceOperation {
   std::string dtype = {};  // of an operator: of its first floating-point tensor, "bf16"
   int call = 0;            // number of a collective; its "wait" has the same number. 0: an operator
   double seconds = 0;      // of an operator that ran under a timed recorder
+  bool in_turn = false;    // of a "wait": the other pass of a pair may run before it (device/turns.h)
 };
 
 // One forward or backward of an autograd region, or the work between two regions.

@@ -102,13 +102,9 @@ class TraceReplay {
       if (is_p2p(action.kind)) {
         exchange(&actions[i], &actions[i] + (end - i));
       } else if (action.in_turns) {
-        in_turns(action, actions[i + 1]);
-      } else if (action.kind == plan::ActionKind::forward) {
-        forward(action);
-      } else if (action.kind == plan::ActionKind::backward) {
-        backward(action);
-      } else if (action.kind == plan::ActionKind::weight) {
-        run(chunk(action).weight, 0);
+        run({pass(actions[i + 1]), pass(action)});  // the backward begins, as in the executor
+      } else if (is_compute(action.kind)) {
+        run({pass(action)});
       } else {
         borders_.release({action.microbatch, action.chunk});
       }
@@ -117,12 +113,20 @@ class TraceReplay {
     }
     borders_.finish();
     peaks_.most = std::max(peaks_.most, now() + buckets_.at_end());
-    region(trace_.update, now() - buckets_.held());
+    int64_t held = now() - buckets_.held();
+    for (const TraceStep& step : trace_.update.steps) run_step(step, held);
     peaks_.gradient_buckets = buckets_.most();
     return peaks_;
   }
 
  private:
+  struct Pass {
+    const plan::Action* action;
+    const ActionTrace* trace;
+    size_t region = 0, step = 0;  // the next ones
+    int64_t most = 0;             // maximum bytes during the region
+  };
+
   int64_t borders() const {
     int64_t sum = 0;
     borders_.for_each([&](int64_t bytes) { sum += bytes; });
@@ -131,86 +135,75 @@ class TraceReplay {
   int64_t now() const { return kept_ + borders() + buckets_.held(); }
   const ChunkTrace& chunk(const plan::Action& action) const { return chunks_.at(static_cast<size_t>(action.chunk)); }
 
-  // Replays one autograd region from `held` bytes. Returns the bytes at its end.
-  int64_t region(const IslandTrace& what, int64_t held) {
-    int64_t most = held;
-    for (const TraceStep& step : what.steps) {
-      most = std::max(most, held + step.most);
-      held += step.net;
-      const int64_t buckets = buckets_.held();
-      if (step.end == TraceStep::End::opens) buckets_.open(step.param);
-      const int64_t during = step.end == TraceStep::End::used ? buckets_.use(step.param) : buckets_.held();
-      most = std::max(most, held + during - buckets);
-      held += buckets_.held() - buckets;
-    }
-    if (what.block >= 0) peaks_.moments.push_back({at_, what.block, what.backward, most - before_, before_});
-    peaks_.most = std::max(peaks_.most, most);
-    return held;
-  }
-  // `taken`: bytes of the border tensor that the action consumes.
-  void run(const ActionTrace& what, int64_t taken) {
-    peaks_.gathered = std::max(peaks_.gathered, what.gathered);
-    int64_t held = now() + taken;
-    for (const IslandTrace& each : what.regions) held = region(each, held);
-    kept_ += what.added;
+  Pass pass(const plan::Action& action) const {
+    const ChunkTrace& own = chunk(action);
+    return {&action, action.kind == plan::ActionKind::forward    ? &own.forward
+                     : action.kind == plan::ActionKind::backward ? &own.backward
+                                                                 : &own.weight};
   }
 
-  void forward(const plan::Action& action) {
-    const plan::StagePlace own{rank_, action.chunk};
-    run(chunk(action).forward, placement_.first(own) ? 0 : borders_.take_input({action.microbatch, action.chunk}));
-    leave_output(action);
-  }
-  void backward(const plan::Action& action) {
-    const plan::StagePlace own{rank_, action.chunk};
-    run(chunk(action).backward, placement_.last(own) ? 0 : borders_.take_gradient({action.microbatch, action.chunk}));
-    leave_gradient(action);
-  }
-  void leave_output(const plan::Action& action) {
-    const plan::StagePlace own{rank_, action.chunk};
-    if (const auto next = placement_.neighbour(own, 1))
-      borders_.leave_output(action.microbatch, own, *next, chunk(action).output_in_pool ? 0 : chunk(action).output);
-  }
-  void leave_gradient(const plan::Action& action) {
-    const plan::StagePlace own{rank_, action.chunk};
-    if (const auto next = placement_.neighbour(own, -1))
-      borders_.leave_gradient(action.microbatch, own, *next,
-                              chunk(action).input_gradient_in_pool ? 0 : chunk(action).input);
-  }
-  // The passes take turns within regions, so the k-th region of one pass may overlap the regions k - 1, k, and k + 1
-  // of the other. The peaks of two overlapping regions are added: an upper bound.
-  void in_turns(const plan::Action& first, const plan::Action& second) {
-    const plan::StagePlace ahead{rank_, first.chunk}, back{rank_, second.chunk};
-    const ActionTrace &forward = chunk(first).forward, &backward = chunk(second).backward;
-    peaks_.gathered = std::max({peaks_.gathered, forward.gathered, backward.gathered});
+  // Runs one pass, or two in turns.
+  void run(std::vector<Pass> passes) {
     int64_t held = now();
-    if (!placement_.first(ahead)) held += borders_.take_input({first.microbatch, first.chunk});
-    if (!placement_.last(back)) held += borders_.take_gradient({second.microbatch, second.chunk});
-    struct Bytes {
-      int64_t peak = 0, net = 0;  // above the start of the region
-    };
-    const auto run_region = [&](const ActionTrace& pass, size_t k, int64_t start) {
-      if (k >= pass.regions.size()) return Bytes{};
-      const int64_t most = std::exchange(peaks_.most, 0);
-      Bytes bytes;
-      bytes.net = region(pass.regions[k], start) - start;
-      bytes.peak = std::max(peaks_.most - start, bytes.net);
-      peaks_.most = std::max(most, peaks_.most);
-      return bytes;
-    };
-    Bytes before_forward, before_backward;  // the regions k - 1
-    int64_t before = held;
-    for (size_t k = 0; k < std::max(forward.regions.size(), backward.regions.size()); ++k) {
-      const Bytes ahead_bytes = run_region(forward, k, held);
-      const Bytes back_bytes = run_region(backward, k, held + ahead_bytes.peak);
-      peaks_.most = std::max({peaks_.most, before + before_forward.net + ahead_bytes.peak + before_backward.peak,
-                              before + before_backward.net + back_bytes.peak + before_forward.peak});
-      before = held;
-      held += ahead_bytes.net + back_bytes.net;
-      before_forward = ahead_bytes, before_backward = back_bytes;
+    for (size_t turn = 0; !passes.empty(); turn = passes.size() > 1 ? 1 - turn : 0) {
+      if (run_turn(passes[turn], held)) passes.erase(passes.begin() + static_cast<std::ptrdiff_t>(turn));
     }
-    kept_ += forward.added + backward.added;
-    leave_output(first);
-    leave_gradient(second);
+  }
+
+  // Runs a pass until the other one may run. Returns whether it has ended.
+  bool run_turn(Pass& pass, int64_t& held) {
+    const std::vector<IslandTrace>& regions = pass.trace->regions;
+    if (pass.region == 0 && pass.step == 0) {
+      peaks_.gathered = std::max(peaks_.gathered, pass.trace->gathered);
+      held -= borders();
+      held += take_border(*pass.action);
+      held += borders();
+    }
+    for (; pass.region < regions.size(); ++pass.region, pass.step = 0) {
+      const IslandTrace& region = regions[pass.region];
+      if (pass.step == 0) pass.most = held;
+      while (pass.step < region.steps.size()) {
+        const TraceStep& step = region.steps[pass.step++];
+        pass.most = std::max(pass.most, run_step(step, held));
+        if (step.end == TraceStep::End::turn) return false;
+      }
+      if (region.block >= 0)
+        peaks_.moments.push_back({at_, region.block, region.backward, pass.most - before_, before_});
+    }
+    kept_ += pass.trace->added;
+    leave_border(*pass.action);
+    return true;
+  }
+
+  // Replays one step from `held` bytes, which it updates. Returns the maximum.
+  int64_t run_step(const TraceStep& step, int64_t& held) {
+    int64_t most = held + step.most;
+    held += step.net;
+    const int64_t buckets = buckets_.held();
+    if (step.end == TraceStep::End::opens) buckets_.open(step.param);
+    const int64_t during = step.end == TraceStep::End::used ? buckets_.use(step.param) : buckets_.held();
+    most = std::max(most, held + during - buckets);
+    held += buckets_.held() - buckets;
+    peaks_.most = std::max(peaks_.most, most);
+    return most;
+  }
+
+  // Returns the bytes of the border tensor that an action consumes.
+  int64_t take_border(const plan::Action& action) {
+    const plan::StagePlace own{rank_, action.chunk};
+    const plan::BorderKey key{action.microbatch, action.chunk};
+    if (action.kind == plan::ActionKind::forward && !placement_.first(own)) return borders_.take_input(key);
+    if (action.kind == plan::ActionKind::backward && !placement_.last(own)) return borders_.take_gradient(key);
+    return 0;
+  }
+  void leave_border(const plan::Action& action) {
+    const plan::StagePlace own{rank_, action.chunk};
+    const ChunkTrace& from = chunk(action);
+    const auto after = placement_.neighbour(own, 1), before = placement_.neighbour(own, -1);
+    if (action.kind == plan::ActionKind::forward && after)
+      borders_.leave_output(action.microbatch, own, *after, from.output_in_pool ? 0 : from.output);
+    if (action.kind == plan::ActionKind::backward && before)
+      borders_.leave_gradient(action.microbatch, own, *before, from.input_gradient_in_pool ? 0 : from.input);
   }
   void exchange(const plan::Action* begin, const plan::Action* end) {
     const auto call = std::make_shared<P2pCall>();
