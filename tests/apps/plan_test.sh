@@ -68,6 +68,17 @@ cp out even.json
 run 0 plan experts.yaml --gpus 8 --ep 8 --cluster h100 --json --expert-trace loads.jsonl
 [ "$(json out "d['step_s'] > $(json even.json 'd["step_s"]')")" = True ]
 holds "recorded loads slow a step down"
+run 0 plan experts.yaml --gpus 8 --ep 8 --cluster h100 --json --trace turns.json --train.global_batch_size=32 --parallel.overlap_moe_expert_parallel_comm=true
+cp out turns_plan.json
+turns="sorted((e['ts'], e['ts'] + e['dur'], e['name']) for e in d['traceEvents'] if e['ph'] == 'X' and e['tid'] == 0)"
+[ "$(json turns.json "all(b[0] >= a[1] - 1e-9 * a[1] for a, b in zip(($turns), ($turns)[1:]))")" = True ]
+holds "the turns of a trace do not overlap"
+[ "$(json turns.json "sum(e['ph'] == 'X' and e['name'].startswith('forward') for e in d['traceEvents']) > 4")" = True ]
+holds "a forward in a pair has several turns"
+[ "$(json turns.json "max(e['args']['MiB'] for e in d['traceEvents'] if e['ph'] == 'C') * 2**20 == $(json turns_plan.json 'd["memory"]["need"]')")" = True ]
+holds "the highest memory of pairs is the predicted peak"
+[ "$(json turns.json "(lambda times: times == sorted(times))([e['ts'] for e in d['traceEvents'] if e['ph'] == 'C'])")" = True ]
+holds "the memory of an action is drawn within its turns"
 run 2 plan experts.yaml --gpus 8 --expert-trace loads.jsonl --imbalance 2
 warns "expert-trace replaces --imbalance"
 run 2 plan run.yaml --gpus 8 --expert-trace loads.jsonl

@@ -167,7 +167,9 @@ std::string action_name(const plan::Action& action) {
 }
 
 // Memory at the start of each action, and its maximum within the action.
-void add_memory(base::TraceEvents& events, const RankFigures& rank, const std::vector<replay::TimedAction>& actions) {
+void add_memory(base::TraceEvents& events, const RankFigures& rank, const RunPlan& plan) {
+  const auto pp = static_cast<size_t>(rank.pp);
+  const std::vector<replay::TimedAction>& turns = plan.time.timeline.ranks.at(pp);
   const replay::MemoryPrediction& memory = rank.prediction.memory;
   int64_t highest = 0;
   std::map<size_t, std::pair<int64_t, int64_t>> by_action;  // bytes held before it, and most within it
@@ -181,9 +183,13 @@ void add_memory(base::TraceEvents& events, const RankFigures& rank, const std::v
     events.counter(rank.pp, "memory", at_s, {{"MiB", static_cast<double>(persistent + bytes) / 1048576}});
   };
   for (const auto& [number, bytes] : by_action) {
-    const replay::TimedAction& timed = actions.at(number);
-    add(timed.start, bytes.first);
-    add((timed.start + timed.end) / 2, bytes.second);
+    const auto is_turn = [&action = plan.table.ranks[pp].at(number)](const replay::TimedAction& turn) {
+      return turn.action == action;
+    };
+    const double start = std::find_if(turns.begin(), turns.end(), is_turn)->start,
+                 end = std::find_if(turns.rbegin(), turns.rend(), is_turn)->end;
+    add(start, bytes.first);
+    add((start + end) / 2, bytes.second);
   }
 }
 
@@ -207,7 +213,7 @@ std::string to_trace(const RunPlan& plan) {
     events.span(event.rank, tracks.at(event.track), event.name, event.track, event.start, event.end - event.start);
   int pp = -1;
   for (const RankFigures& rank : plan.fit.ranks) {  // in order of pp: the first rank of each
-    if (rank.pp != pp) add_memory(events, rank, plan.time.timeline.ranks.at(static_cast<size_t>(rank.pp)));
+    if (rank.pp != pp) add_memory(events, rank, plan);
     pp = rank.pp;
   }
   return events.json();

@@ -130,7 +130,7 @@ replay::StepTrace trace_step(const RankRequest& request) {
     const graph::TapeHooks hooks(&recorder, nullptr);
     recorder.take();
     recorder.start();
-    step::enqueue_step(*assembly, input);
+    recorder.run_with_turns([&] { step::enqueue_step(*assembly, input); });
     out.actions = std::move(tracer.actions);
   }
   out.after = recorder.take();

@@ -32,7 +32,7 @@ struct InFlight {
 
 // Consecutive operators become one item.
 struct Item {
-  enum class Kind { compute, issue, wait } kind = Kind::compute;
+  enum class Kind { compute, issue, turn, wait } kind = Kind::compute;
   double seconds = 0;  // of the operators
   price::CollectiveCost cost;
   Communicator* communicator = nullptr;
@@ -82,12 +82,17 @@ class Simulation {
   }
 
  private:
+  struct Pass {
+    const plan::Action* action = nullptr;  // null: the work after the last action
+    const Items* items = nullptr;          // null: its inputs have not arrived
+    size_t item = 0;
+  };
   struct Rank {
     double now = 0;
     size_t action = 0;
-    const Items* items = nullptr;  // of the action in progress
-    size_t item = 0;
-    double action_start = 0;
+    std::vector<Pass> passes;  // of the action in progress: two if it is paired with the next one
+    size_t turn = 0;           // index of the pass that has the turn
+    double turn_start = 0;
     bool finished = false;
     std::optional<price::SharedLinks> links;
     std::unordered_map<int, InFlight> open;              // collectives by call number
@@ -163,6 +168,7 @@ class Simulation {
         Communicator* const on = communicator(rank, operation.group);
         const bool wait = operation.name == "wait";
         if (operation.name == "recv") continue;  // received while the own tensor is sent
+        if (operation.in_turn) items.emplace_back().kind = Item::Kind::turn;
         Item& item = items.emplace_back();
         item.kind = wait ? Item::Kind::wait : Item::Kind::issue;
         item.communicator = on;
@@ -189,56 +195,70 @@ class Simulation {
   bool step(size_t index) {
     Rank& rank = ranks_[index];
     if (rank.finished) return false;
-    if (rank.items != nullptr) return run_items(index);
+    if (!rank.passes.empty()) return advance(index);
     const std::vector<plan::Action>& actions = in_.table.ranks[index];
+    rank.turn_start = rank.now;
     if (rank.action == actions.size()) {
-      begin_items(rank, rank.after);
+      rank.passes = {{nullptr, &rank.after}};
       return true;
     }
     const plan::Action& action = actions[rank.action];
-    if (!plan::is_compute(action.kind)) {
-      const double sent = plan::is_send(action.kind) ? send(index, action) : 0;
-      record(index, action, rank.now, rank.now + sent);
-      ++rank.action;
+    if (plan::is_compute(action.kind)) {
+      if (action.in_turns) rank.passes.push_back({&actions[rank.action + 1]});  // it begins, as in the executor
+      rank.passes.push_back({&action});
       return true;
     }
-    if (!wait_for_inputs(index, action)) return false;
-    begin_items(rank, items(index, action));
+    record(index, action, rank.now + (plan::is_send(action.kind) ? send(index, action) : 0));
+    ++rank.action;
     return true;
   }
 
-  void begin_items(Rank& rank, const Items& list) {
-    rank.items = &list;
-    rank.item = 0;
-    rank.action_start = rank.now;
-  }
-
-  bool run_items(size_t index) {
+  // Advances the pass that has the turn by one item.
+  bool advance(size_t index) {
     Rank& rank = ranks_[index];
-    if (rank.item < rank.items->size()) {
-      if (!run_item(index, (*rank.items)[rank.item])) return false;
-      ++rank.item;
+    Pass& pass = rank.passes[rank.turn];
+    if (pass.items == nullptr) {
+      if (!wait_for_inputs(index, *pass.action)) return false;
+      pass.items = &items(index, *pass.action);
+      rank.turn_start = rank.now;
       return true;
     }
-    rank.items = nullptr;
-    rank.finished = rank.action == in_.table.ranks[index].size();
-    if (!rank.finished) {
-      record(index, in_.table.ranks[index][rank.action++], rank.action_start, rank.now);
-    } else if (in_.events) {
-      out_.events.push_back({static_cast<int>(index), "step", "gradients and update", rank.action_start, rank.now});
+    if (pass.item == pass.items->size()) {
+      end_pass(index);
+      return true;
     }
+    if (!run_item(index, (*pass.items)[pass.item])) return false;
+    ++pass.item;
     return true;
   }
 
-  void record(size_t index, const plan::Action& action, double start, double end) {
+  void end_pass(size_t index) {
+    Rank& rank = ranks_[index];
+    const plan::Action* const action = rank.passes[rank.turn].action;
+    rank.finished = action == nullptr;
+    if (!rank.finished) {
+      record(index, *action, rank.now);
+      ++rank.action;
+    } else if (in_.events) {
+      out_.events.push_back({static_cast<int>(index), "step", "gradients and update", rank.turn_start, rank.now});
+    }
+    rank.passes.erase(rank.passes.begin() + static_cast<std::ptrdiff_t>(rank.turn));
+    rank.turn = 0;
+  }
+
+  // Ends the turn of an action.
+  void record(size_t index, const plan::Action& action, double end) {
+    double& start = ranks_[index].turn_start;
     if (in_.events) out_.timeline.ranks[index].push_back({action, start, end});
+    start = ranks_[index].now;
   }
 
   double& part(size_t index) {
     RankTimes& times = out_.ranks[index];
     const Rank& rank = ranks_[index];
-    if (rank.action == in_.table.ranks[index].size()) return times.optimizer;
-    switch (in_.table.ranks[index][rank.action].kind) {
+    const plan::Action* const action = rank.passes[rank.turn].action;
+    if (action == nullptr) return times.optimizer;
+    switch (action->kind) {
       case plan::ActionKind::forward:
         return times.forward;
       case plan::ActionKind::weight:
@@ -250,6 +270,12 @@ class Simulation {
 
   bool run_item(size_t index, const Item& item) {
     Rank& rank = ranks_[index];
+    if (item.kind == Item::Kind::turn) {
+      if (rank.passes.size() == 1) return true;
+      record(index, *rank.passes[rank.turn].action, rank.now);
+      rank.turn = 1 - rank.turn;
+      return true;
+    }
     if (item.kind == Item::Kind::compute) {
       rank.now += item.seconds;
       part(index) += item.seconds;

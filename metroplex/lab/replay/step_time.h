@@ -2,10 +2,10 @@
 // pipeline table, and a machine. One rank of each pipeline stage is simulated. Its other groups are assumed to
 // contain ranks with equal times.
 //
-// A rank executes its operators one after another. A collective starts when the simulated members of its group have
-// issued it and the previous one of the same communicator has ended. It takes CollectiveCost::seconds, longer if
-// other collectives of the rank use the same links (price/shared_links.h). A tensor between stages arrives
-// LinkCost::seconds after its producer ends.
+// A rank executes its operators one after another. Two actions in turns alternate as in the executor. A collective
+// starts when the simulated members of its group have issued it and the previous one of the same communicator has
+// ended. It takes CollectiveCost::seconds, longer if other collectives of the rank use the same links
+// (price/shared_links.h). A tensor between stages arrives LinkCost::seconds after its producer ends.
 #pragma once
 
 #include <map>
@@ -58,7 +58,7 @@ struct StepTime {
   double seconds = 0;
   std::vector<RankTimes> ranks;
   std::vector<SimulatedEvent> events;
-  Timeline timeline;  // of all actions
+  Timeline timeline;  // of all actions; two actions in turns have one entry for each turn
 
   const RankTimes& slowest() const;  // the rank with the longest compute time
 };
