@@ -25,7 +25,8 @@ struct Case {
   std::vector<std::string> settings;  // "model.hidden_size=256"
 };
 
-// 24 configurations: dense, MoE, ZeRO, pipeline, virtual stages, recomputation, context parallelism, ECHO.
+// 26 configurations: dense, MoE, ZeRO, pipeline, virtual stages, recomputation, context parallelism, ECHO, passes in
+// turns.
 inline const std::vector<Case>& cases() {
   const std::string experts = "model.num_moe_experts=8";
   static const std::vector<Case> all{
@@ -63,7 +64,14 @@ inline const std::vector<Case>& cases() {
       {"echo ep 2",
        2,
        {experts, "parallel.expert_model_parallel_size=2", "model.moe_enable_echo=true",
-        "model.moe_num_echo_experts=2"}}};
+        "model.moe_num_echo_experts=2"}},
+      {"moe ep 2 in turns",
+       2,
+       {experts, "parallel.expert_model_parallel_size=2", "parallel.overlap_moe_expert_parallel_comm=true"}},
+      {"moe ep 2 pp 2 in turns",
+       4,
+       {experts, "parallel.expert_model_parallel_size=2", "parallel.overlap_moe_expert_parallel_comm=true",
+        "parallel.pipeline_model_parallel_size=2"}}};
   return all;
 }
 
