@@ -33,7 +33,7 @@ PROGRAMS = {
     "Megatron SC21 table 1": (UNFUSED, "dropout 0.1, which Megatron-LM defaults to: attention without flash"),
     "Megatron sequence parallelism 2022": (UNFUSED, "dropout 0.1, which Megatron-LM defaults to: attention without flash"),
     "DGX Cloud benchmarking (NeMo)": (NEMO, "NeMo's performance mode: gradients in bf16, buckets of 128 Mi elements, overlapped messages, aligned gathers"),
-    "Megatron-Bridge performance summary": (NEMO, "NeMo's performance mode as above"),
+    "Megatron-Bridge performance summary": (NEMO, "NeMo's performance mode as above; experts in one graph have static buffers for 1.5 times the even load and, without MTP, a paged stash; partial graphs count as eager"),
     "Megatron-Bridge documentation": ({}, "partial graphs count as eager"),
     "torchtitan": ({}, "H100 with 2.4 TB/s and a limit of 500 W (torchtitan's page); selective per op, which repeats every second product, counts as MLPs and norms"),
     "LLMQ": ({"precision.main_grads_dtype": "params", "optim.main_params_dtype": "bf16", "optim.exp_avg_dtype": "bf16",
@@ -42,6 +42,9 @@ PROGRAMS = {
     "SimuMax B200 measurements": ({"parallel.overlap_grad_reduce": "false", "parallel.overlap_param_gather": "false"},
                                   "no overlap, all-to-all context parallelism (its reproduction guide)"),
 }
+# Experts whose iterations are one graph (Megatron-Bridge 26.06 and later; the capacity factor is in the rows' notes).
+GRAPHED_EXPERTS = {"train.cuda_graph_impl": "full_iteration", "model.moe_token_dispatcher_type": "static_buffer",
+                   "model.moe_expert_rank_capacity_factor": 1.5, "model.moe_paged_stash": "true"}
 RECOMPUTE = {"selective": "core_attn", "selective (torchtitan policy: op)": "mlp,layernorm",
              "selective (per op)": "mlp,layernorm", "selective: --recompute-ffn": "mlp",
              "selective: --recompute-ffn --recompute-norm": "mlp,layernorm",
@@ -75,6 +78,24 @@ def model_settings(model):
         out |= {"model.add_qkv_bias": "true"}
     if family == "qwen3_moe":
         out |= {"model.qk_layernorm": "true"}
+    return out
+
+
+def expert_settings(row):
+    model = row["model"]
+    if not model.get("experts"):
+        return {}
+    out = {"model.num_moe_experts": model["experts"], "model.moe_router_topk": model["topk"],
+           "model.moe_ffn_hidden_size": model["expert_ffn"], "parallel.expert_model_parallel_size": row["ep"],
+           "parallel.expert_tensor_parallel_size": row["etp"] or 1, "model.moe_router_force_load_balancing": "true"}
+    if row["cuda_graphs"] is True:
+        out |= GRAPHED_EXPERTS
+        if "model.mtp_num_layers" in row.get("keys", {}):  # excludes a stash
+            del out["model.moe_paged_stash"]
+    # The notes name the keys of Megatron that the run set, which are ours too.
+    for key in ("overlap_moe_expert_parallel_comm", "delay_wgrad_compute"):
+        if key in row.get("note", ""):
+            out[f"parallel.{key}"] = "true"
     return out
 
 
@@ -113,10 +134,7 @@ def settings(row):
         out |= {"memory.recompute_granularity": "selective", "memory.recompute_modules": RECOMPUTE[recompute]}
     if (row["cuda_graphs"] or row["compile"]) and not model.get("experts"):
         out |= {"train.cuda_graph_impl": "full_iteration"}
-    if model.get("experts"):
-        out |= {"model.num_moe_experts": model["experts"], "model.moe_router_topk": model["topk"],
-                "model.moe_ffn_hidden_size": model["expert_ffn"], "parallel.expert_model_parallel_size": row["ep"],
-                "parallel.expert_tensor_parallel_size": row["etp"] or 1, "model.moe_router_force_load_balancing": "true"}
+    out |= expert_settings(row)
     if row.get("fp8"):
         out |= LOW_PRECISION[row["fp8"]] | {"precision.fp8_products": "library"}
         if row["fp8"] in ("delayed", "tensorwise") and zero > 0:
