@@ -116,5 +116,37 @@ TEST(EncodeMatrix, EqualsTheCodesOfBothProducts) {
   check_all<F16>();
 }
 
+// One code in each byte -> two.
+std::vector<uint8_t> join(const std::vector<uint8_t>& codes) {
+  std::vector<uint8_t> pairs(codes.size() / 2);
+  for (size_t i = 0; i < pairs.size(); ++i) pairs[i] = static_cast<uint8_t>(codes[2 * i] | codes[2 * i + 1] << 4);
+  return pairs;
+}
+
+void check_transposition(int64_t rows, int64_t columns, bool pairs) {
+  SCOPED_TRACE(testing::Message() << rows << " x " << columns << (pairs ? " pairs" : ""));
+  std::vector<uint8_t> codes(static_cast<size_t>(rows * columns));
+  for (size_t i = 0; i < codes.size(); ++i) codes[i] = static_cast<uint8_t>(i * 7 % (pairs ? 16 : 251));
+  const std::vector<uint8_t> turned = transpose(codes, rows, columns), from = pairs ? join(codes) : codes,
+                             want = pairs ? join(turned) : turned, none(want.size(), 1);
+  std::vector<uint8_t> on_cpu = none;
+  transpose_codes(on_cpu.data(), from.data(), rows, columns, pairs);
+  EXPECT_EQ(on_cpu, want);
+  const auto got = run_all_orders([&] {
+    const DeviceArray<uint8_t> there(from, Use::in, "from", 0), to(none, Use::out, "to", 0);
+    transpose_codes_cuda(to.data(), there.data(), rows, columns, pairs, nullptr);
+    return std::tuple{to.values()};
+  });
+  EXPECT_EQ(std::get<0>(got), want);
+}
+
+TEST(EncodeMatrix, TransposesCodes) {
+  for (const bool pairs : {false, true}) {
+    for (const auto& [rows, columns] : {std::pair<int64_t, int64_t>{2, 6}, {130, 264}, {256, 128}, {0, 4}})
+      check_transposition(rows, columns, pairs);
+  }
+  check_transposition(131, 7, false);
+}
+
 }  // namespace
 }  // namespace metroplex::kernels_on_host::encode_matrix_test

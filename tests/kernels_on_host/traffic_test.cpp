@@ -278,6 +278,8 @@ void run_rounding(const Buffers& buffer) {
                             buffer.f.data(), buffer.row.data()},
                            buffer.more.data(), buffer.x.data(), nullptr,
                            {kRows, kWidth, 32, false, SmallNumber::e4m3, BlockFactor::power_of_two}, nullptr);
+  transpose_codes_cuda(reinterpret_cast<uint8_t*>(buffer.others.data()), buffer.codes.data(), kRows, kWidth, false,
+                       nullptr);
   const ShardShape shard{
       .size = kRows * kWidth, .rows = kRows, .columns = kWidth, .block_rows = 32, .block_columns = 32};
   shard_magnitudes_cuda<Bf16>(buffer.g.data(), buffer.x.data(), shard, nullptr);

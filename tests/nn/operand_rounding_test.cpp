@@ -151,7 +151,7 @@ TEST(OperandRounding, EncodesBothSidesOfAMatrix) {
     for (const Operand operand : {Operand::input, Operand::weight, Operand::gradient}) {
       SCOPED_TRACE(testing::Message() << name << " " << static_cast<int>(operand));
       const nn::Codes columns = rounding.encode(x, operand, SumOver::columns),
-                      rows = rounding.encode(x, operand, SumOver::rows).transposed();
+                      rows = nn::transpose({}, rounding.encode(x, operand, SumOver::rows));
       const nn::MatrixCodes both = rounding.encode_matrix(x, operand, {true, true});
       expect_equal(both.columns, columns);
       expect_equal(both.rows, rows);
@@ -207,7 +207,7 @@ TEST(OperandRounding, ProductsOfCodesHaveShapesWithoutValues) {
     const at::Tensor y = nn::scaled_product(target, codes(24, 48), codes(80, 48), at::kBFloat16, "l");
     EXPECT_EQ(y.sizes(), at::IntArrayRef({24, 80}));
     EXPECT_EQ(y.scalar_type(), at::kBFloat16);
-    EXPECT_EQ(codes(24, 48).transposed().codes.sizes(), at::IntArrayRef({48, 24}));
+    EXPECT_EQ(nn::transpose(target, codes(24, 48)).codes.sizes(), at::IntArrayRef({48, 24}));
     const std::string error =
         catch_error([&] { nn::scaled_product(target, codes(24, 40), codes(80, 40), at::kFloat, "l"); });
     EXPECT_NE(error.find("l multiplies matrices with a dimension of 40"), std::string::npos) << error;

@@ -147,10 +147,10 @@ TEST(ScaledProduct, PairsHaveTheValuesOfTheFormat) {
                   std::bit_cast<uint32_t>(value * factor));
       }
     }
-    const nn::Codes other = operand.transposed();
+    const nn::Codes other = nn::transpose({}, operand);
     EXPECT_EQ(other.codes.sizes(), at::IntArrayRef({kColumns, kRows / 2}));
     EXPECT_TRUE(other.values().equal(values.t()));
-    EXPECT_TRUE(other.transposed().codes.view(at::kByte).equal(bytes));
+    EXPECT_TRUE(nn::transpose({}, other).codes.view(at::kByte).equal(bytes));
     EXPECT_EQ(operand.bytes(), kRows * kColumns / 2 + operand.decode.numel() + 4);
   }
 }
@@ -173,7 +173,7 @@ TEST(ScaledProduct, PairsNeedMultiplesOf32) {
   };
   EXPECT_EQ(multiply(48, 80, 64).sizes(), at::IntArrayRef({48, 80}));
   EXPECT_EQ(multiply(48, 80, 64).scalar_type(), at::kBFloat16);
-  EXPECT_EQ(pairs(48, 80).transposed().codes.sizes(), at::IntArrayRef({80, 24}));
+  EXPECT_EQ(nn::transpose(target, pairs(48, 80)).codes.sizes(), at::IntArrayRef({80, 24}));
   EXPECT_EQ(pairs(48, 80).values().sizes(), at::IntArrayRef({48, 80}));
   const auto refused = [&](int64_t m, int64_t n, int64_t k, const char* what) {
     const std::string error = catch_error([&] { multiply(m, n, k); });
@@ -194,8 +194,8 @@ TEST(ScaledProduct, ValuesFollowTheirBlocks) {
       for (int64_t column = 0; column < 150; column += 7)
         EXPECT_EQ(values[row][column].item<float>(),
                   (plain[row][column] * operand.decode[row / rows][column / columns]).item<float>());
-    EXPECT_TRUE(operand.transposed().values().equal(values.t()));
-    EXPECT_TRUE(operand.transposed().codes.is_contiguous());
+    EXPECT_TRUE(nn::transpose({}, operand).values().equal(values.t()));
+    EXPECT_TRUE(nn::transpose({}, operand).codes.is_contiguous());
   }
 }
 

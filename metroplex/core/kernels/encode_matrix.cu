@@ -139,17 +139,33 @@ __device__ void write_codes(const Encoding<T>& all, const uint8_t* codes, int64_
 // Codes of a tile by column, with room between columns against bank conflicts.
 constexpr int64_t kWordCodes = 4, kTileStride = kTile + kWordCodes;
 
+// Copies kWordCodes codes from `at` on of a row of `length`, in one access if rows are aligned (`words`).
+__device__ void read_word(uint8_t* codes, const uint8_t* row, int64_t at, int64_t length, bool words) {
+  if (words && at < length) {
+    const uint32_t word = *reinterpret_cast<const uint32_t*>(row + at);
+    for (int64_t i = 0; i < kWordCodes; ++i) codes[i] = static_cast<uint8_t>(word >> (8 * i));
+    return;
+  }
+  for (int64_t i = 0; i < kWordCodes && at + i < length; ++i) codes[i] = row[at + i];
+}
+__device__ void write_word(uint8_t* row, const uint8_t* codes, int64_t at, int64_t length, bool words) {
+  if (words && at < length) {
+    uint32_t word = 0;
+    for (int64_t i = 0; i < kWordCodes; ++i) word |= uint32_t{codes[i]} << (8 * i);
+    *reinterpret_cast<uint32_t*>(row + at) = word;
+    return;
+  }
+  for (int64_t i = 0; i < kWordCodes && at + i < length; ++i) row[at + i] = codes[i];
+}
+
 template <class T>
 __device__ void write_transposed(const Encoding<T>& all, const uint8_t* tile, int64_t first_row,
                                  int64_t first_column) {
-  const int64_t rows = all.shape.rows, lane = threadIdx.x % kWarp * kWordCodes, row = first_row + lane;
+  const int64_t rows = all.shape.rows, lane = threadIdx.x % kWarp * kWordCodes;
   for (int64_t column = threadIdx.x / kWarp; column < kTile; column += kWarps) {
-    if (first_column + column >= all.shape.columns || row >= rows) continue;
-    const uint8_t* const from = tile + column * kTileStride + lane;
-    uint8_t* const to = all.out.transposed + (first_column + column) * rows + row;
-    if (all.words) *reinterpret_cast<uint32_t*>(to) = *reinterpret_cast<const uint32_t*>(from);
-    else
-      for (int64_t i = 0; i < kWordCodes && row + i < rows; ++i) to[i] = from[i];
+    if (first_column + column >= all.shape.columns) continue;
+    write_word(all.out.transposed + (first_column + column) * rows, tile + column * kTileStride + lane,
+               first_row + lane, rows, all.words);
   }
 }
 
@@ -158,8 +174,7 @@ __global__ void __launch_bounds__(kThreads, 2) encode_matrix_kernel(Encoding<T> 
   using W = Wide<T>;
   constexpr int64_t kLeastBlock = 16;
   __shared__ W column_encode[kTile / kLeastBlock][kTile];
-  __shared__ uint32_t tile_words[kTile * kTileStride / kWordCodes];
-  auto* const tile_codes = reinterpret_cast<uint8_t*>(tile_words);
+  __shared__ uint8_t tile_codes[kTile * kTileStride];
   const MatrixShape& shape = all.shape;
   const bool turns = all.out.transposed_decode != nullptr, whole = shape.block == 0;
   CodeFactors<W> by{};
@@ -206,6 +221,50 @@ __global__ void __launch_bounds__(kThreads, 2) encode_matrix_kernel(Encoding<T> 
   if (threadIdx.x == 0 && all.parts != nullptr) all.parts[blockIdx.x] = largest;
 }
 
+// A thread block transposes every gridDim.x-th tile.
+__global__ void __launch_bounds__(kThreads)
+    transpose_bytes_kernel(uint8_t* to, const uint8_t* from, int64_t rows, int64_t columns, bool words) {
+  __shared__ uint8_t codes[kTile][kTileStride];
+  const int64_t across = (columns + kTile - 1) / kTile, tiles = (rows + kTile - 1) / kTile * across;
+  const int64_t lane = threadIdx.x % kWarp * kWordCodes, first = threadIdx.x / kWarp;
+  for (int64_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+    const int64_t first_row = tile / across * kTile, first_column = tile % across * kTile;
+    for (int64_t row = first; row < kTile && first_row + row < rows; row += kWarps)
+      read_word(codes[row] + lane, from + (first_row + row) * columns, first_column + lane, columns, words);
+    __syncthreads();
+    for (int64_t column = first; column < kTile && first_column + column < columns; column += kWarps) {
+      uint8_t word[kWordCodes];
+      for (int64_t i = 0; i < kWordCodes && first_row + lane + i < rows; ++i) word[i] = codes[lane + i][column];
+      write_word(to + (first_column + column) * rows, word, first_row + lane, rows, words);
+    }
+    __syncthreads();
+  }
+}
+
+// A thread writes the pair of two rows of one column.
+__global__ void __launch_bounds__(kThreads)
+    transpose_pairs_kernel(uint8_t* to, const uint8_t* from, int64_t rows, int64_t columns) {
+  constexpr int64_t kPairs = kTile / 2;
+  __shared__ uint8_t pairs[kTile][kPairs + 1];
+  const int64_t across = (columns + kTile - 1) / kTile, tiles = (rows + kTile - 1) / kTile * across;
+  for (int64_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+    const int64_t first_row = tile / across * kTile, first_column = tile % across * kTile;
+    for (int64_t i = threadIdx.x; i < kTile * kPairs; i += kThreads) {
+      const int64_t row = first_row + i / kPairs, column = first_column + i % kPairs * 2;
+      if (row < rows && column < columns) pairs[i / kPairs][i % kPairs] = from[(row * columns + column) / 2];
+    }
+    __syncthreads();
+    for (int64_t i = threadIdx.x; i < kTile * kPairs; i += kThreads) {
+      const int64_t own = i % kPairs * 2, row = first_row + own, column = first_column + i / kPairs;
+      if (row >= rows || column >= columns) continue;
+      const int64_t at = i / kPairs / 2, shift = i / kPairs % 2 * 4;
+      to[(column * rows + row) / 2] =
+          static_cast<uint8_t>((pairs[own][at] >> shift & 15) | (pairs[own + 1][at] >> shift & 15) << 4);
+    }
+    __syncthreads();
+  }
+}
+
 template <class W>
 __global__ void __launch_bounds__(kThreads) update_largest_kernel(W* largest, const W* parts, int64_t count) {
   W own = *largest;
@@ -229,6 +288,16 @@ void encode_matrix_cuda(const EncodedMatrix<Wide<T>>& out, Wide<T>* parts, const
   if (out.largest == nullptr) return;
   launch_kernel("update_largest", update_largest_kernel<Wide<T>>, Grid{1, kThreads, 0, stream}, out.largest,
                 static_cast<const Wide<T>*>(parts), int64_t{blocks});
+}
+
+void transpose_codes_cuda(uint8_t* to, const uint8_t* from, int64_t rows, int64_t columns, bool pairs,
+                          CUstream_st* stream) {
+  if (rows == 0 || columns == 0) return;
+  const int64_t tiles = (rows + kTile - 1) / kTile * ((columns + kTile - 1) / kTile);
+  const bool words = columns % kWordCodes == 0 && rows % kWordCodes == 0 && aligned_for_packs(to, from);
+  const Grid grid{blocks_for_rows(tiles), kThreads, 0, stream};
+  if (pairs) launch_kernel("transpose_codes", transpose_pairs_kernel, grid, to, from, rows, columns);
+  else launch_kernel("transpose_codes", transpose_bytes_kernel, grid, to, from, rows, columns, words);
 }
 
 #define MPX_INSTANTIATE(T)                                                                               \

@@ -38,11 +38,17 @@ struct EncodedMatrix {
 template <class T>
 void encode_matrix(const EncodedMatrix<Wide<T>>& out, const T* x, const Wide<T>* magnitude, const MatrixShape& shape);
 
-// GPU version, as those of round_blocks.h. Blocks: 16, 32, 64 or 128 values, squares of 128. `parts`: scratch for
+// Codes [rows, columns] -> [columns, rows]: bytes, or with `pairs` E2M1 [rows, columns / 2] -> [columns, rows / 2],
+// of even numbers of rows and columns.
+void transpose_codes(uint8_t* to, const uint8_t* from, int64_t rows, int64_t columns, bool pairs);
+
+// GPU versions, as those of round_blocks.h. Blocks: 16, 32, 64 or 128 values, squares of 128. `parts`: scratch for
 // kEncodeBlocks numbers.
 constexpr int64_t kEncodeBlocks = 1024;
 template <class T>
 void encode_matrix_cuda(const EncodedMatrix<Wide<T>>& out, Wide<T>* parts, const T* x, const Wide<T>* magnitude,
                         const MatrixShape& shape, CUstream_st* stream);
+void transpose_codes_cuda(uint8_t* to, const uint8_t* from, int64_t rows, int64_t columns, bool pairs,
+                          CUstream_st* stream);
 
 }  // namespace metroplex::kernels

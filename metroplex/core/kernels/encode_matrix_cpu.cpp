@@ -20,7 +20,19 @@ void transpose(Element* to, const Element* from, int64_t rows, int64_t columns) 
   });
 }
 
+uint8_t code_of_pair(const uint8_t* pairs, int64_t index) { return pairs[index / 2] >> (index % 2 * 4) & 15; }
+
 }  // namespace
+
+void transpose_codes(uint8_t* to, const uint8_t* from, int64_t rows, int64_t columns, bool pairs) {
+  if (!pairs) return transpose(to, from, rows, columns);
+  at::parallel_for(0, columns, 64, [&](int64_t begin, int64_t end) {
+    for (int64_t column = begin; column < end; ++column)
+      for (int64_t row = 0; row < rows; row += 2)
+        to[(column * rows + row) / 2] = static_cast<uint8_t>(code_of_pair(from, row * columns + column) |
+                                                             code_of_pair(from, (row + 1) * columns + column) << 4);
+  });
+}
 
 template <class T>
 void encode_matrix(const EncodedMatrix<Wide<T>>& out, const T* x, const Wide<T>* magnitude,

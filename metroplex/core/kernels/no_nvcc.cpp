@@ -50,6 +50,7 @@ std::string architectures() { return ""; }
 #define MPX_NO_KERNEL(name, ...) \
   void name##_cuda(__VA_ARGS__, CUstream_st*) { no_kernel(#name); }
 
+MPX_NO_KERNEL(transpose_codes, uint8_t*, const uint8_t*, int64_t, int64_t, bool)
 MPX_NO_KERNEL(plan_permutation, const int64_t*, const PermutationPlan&, const PermutationShape&)
 MPX_NO_KERNEL(plan_regroup, const int64_t*, const PermutationPlan&, const RegroupShape&)
 MPX_NO_KERNEL(echo_plan, const int64_t*, const EchoPlanPlace&, const EchoPlanShape&)

@@ -60,21 +60,29 @@ topology::Placement output_placement(const LinearSpec& spec, const comm::Group& 
   return placement;
 }
 
-// Whether the rows that are split over sp are gathered as codes. All their values share a factor.
-bool can_gather_codes(const std::string& name, LinearSplit split, const LayerContext& context) {
+// In forward, codes for sums over columns can be gathered: none of their blocks has several rows. In backward, they
+// are also needed for sums over rows, which all values have to share a factor for.
+CodeGathers find_code_gathers(const std::string& name, LinearSplit split, const LayerContext& context) {
   const config::Precision& precision = context.precision;
-  return context.sp.size() > 1 && split != LinearSplit::none && precision.fp8_wgrad &&
-         precision.fp8_products == config::Fp8Products::library &&
-         config::has_one_factor(precision.find_recipe(name));
+  const config::Recipe recipe = precision.find_recipe(name);
+  const bool encodes = recipe != config::Recipe::none && precision.fp8_products == config::Fp8Products::library;
+  if (context.sp.size() == 1 || split == LinearSplit::none || !encodes) return {};
+  return {split == LinearSplit::output, precision.fp8_wgrad && config::has_one_factor(recipe)};
 }
 
-at::Tensor gather_codes(const at::Tensor& codes, const comm::Group& sp) {
-  return comm::all_gather(codes.view(at::kByte), 0, sp).view(codes.scalar_type());
+at::Tensor gather_bytes(const at::Tensor& bytes, const comm::Group& sp) {
+  return comm::all_gather(bytes.view(at::kByte), 0, sp).view(bytes.scalar_type());
+}
+
+// The codes of all rows, of which every member of sp has a part.
+void gather_codes(Codes& codes, const comm::Group& sp) {
+  codes.codes = gather_bytes(codes.codes, sp);
+  if (codes.has_blocks()) codes.decode = gather_bytes(codes.decode, sp);
 }
 
 // The ranks that hold parts of an operand: of the weight over tp, of rows over sp and cp.
 OperandRounding make_rounding(const std::string& name, LinearSplit split, const LayerContext& context,
-                              bool gathers_codes) {
+                              const CodeGathers& gathers) {
   const comm::Group &tp = context.tp, &cp = context.cp;
   std::array<std::vector<comm::Group>, 3> shards;
   const auto at = [&](Operand operand) -> std::vector<comm::Group>& { return shards[static_cast<size_t>(operand)]; };
@@ -85,14 +93,15 @@ OperandRounding make_rounding(const std::string& name, LinearSplit split, const 
     at(Operand::weight).push_back(tp);
     const bool splits_input = split == LinearSplit::input;
     at(splits_input ? Operand::input : Operand::gradient).push_back(tp);
-    if (gathers_codes) at(splits_input ? Operand::gradient : Operand::input).push_back(context.sp);
+    if (splits_input && gathers.backward) at(Operand::gradient).push_back(context.sp);
+    if (!splits_input && gathers.forward) at(Operand::input).push_back(context.sp);
   }
   return {context, name, std::move(shards)};
 }
 
 OperandRounding make_head_rounding(const LayerContext& context) {
   if (!context.precision.fp8_output_proj) return {};
-  return make_rounding("output_layer", LinearSplit::output, context, false);
+  return make_rounding("output_layer", LinearSplit::output, context, {});
 }
 
 void check_blocks(const OperandRounding& rounding, const Param& weight, const comm::Group& tp) {
@@ -126,8 +135,8 @@ Linear::Linear(const LinearSpec& spec, LinearSplit split, const LayerContext& co
       skip_bias_add_(spec.skip_bias_add),
       skip_bias_gradient_(spec.skip_bias_gradient),
       adapters_({spec.name, spec.in_features, spec.adapters, split}, context),
-      gathers_codes_(adapters_.empty() && can_gather_codes(spec.name, split, context)),
-      rounding_(make_rounding(spec.name, split, context, gathers_codes_)) {
+      gathers_(adapters_.empty() ? find_code_gathers(spec.name, split, context) : CodeGathers()),
+      rounding_(make_rounding(spec.name, split, context, gathers_)) {
   using topology::Role;
   const comm::Group& tp = context.tp;
   topology::Placement weight{.partial = context.sp_axes}, bias{.partial = context.sp_axes, .role = Role::bias};
@@ -180,7 +189,8 @@ LinearRows Linear::rows(const Input& in, const Microbatch& batch) const {
 
 at::Tensor Linear::output(const at::Tensor& x, const at::Tensor& bias, bool trains, at::Tensor& x_magnitude) const {
   if (rounding_.encodes()) {
-    const MatrixCodes left = encode_columns(x, Operand::input, {.counts = trains});
+    MatrixCodes left = rounding_.encode_matrix(x, Operand::input, {.columns = true}, {.counts = trains});
+    if (gathers_.forward) gather_codes(left.columns, sp_);
     x_magnitude = left.magnitude;
     const Codes right = encode_weight(rounding_, *weight_, SumOver::columns, trains);
     const at::Tensor out = multiply(left.columns, right, wide_output_ ? at::kFloat : x.scalar_type(), x);
@@ -194,18 +204,18 @@ at::Tensor Linear::output(const at::Tensor& x, const at::Tensor& bias, bool trai
   return linear_product(target_, rounded, matrix, same_type).to(x.scalar_type());
 }
 
-MatrixCodes Linear::encode_columns(const at::Tensor& given, Operand operand, const RoundOptions& options) const {
-  MatrixCodes made = rounding_.encode_matrix(given, operand, {.columns = true}, options);
-  if (gathers_as_codes(operand)) made.columns.codes = gather_codes(made.columns.codes, sp_);
+MatrixCodes Linear::encode_and_gather(const at::Tensor& local, Operand operand, const RoundOptions& options) const {
+  MatrixCodes made = rounding_.encode_matrix(local, operand, {.columns = true}, options);
+  gather_codes(made.columns, sp_);
   return made;
 }
 
 MatrixCodes Linear::encode_gradient(const at::Tensor& dy, const DropoutMask& positions, bool rows) const {
   const RoundOptions options{.counts = true, .positions = positions};
-  if (!gathers_as_codes(Operand::gradient))
+  if (split_ != LinearSplit::input || !gathers_.backward)
     return rounding_.encode_matrix(dy, Operand::gradient, {.columns = true, .rows = rows}, options);
-  MatrixCodes made = encode_columns(dy, Operand::gradient, options);
-  if (rows) made.rows = made.columns.transposed();
+  MatrixCodes made = encode_and_gather(dy, Operand::gradient, options);
+  if (rows) made.rows = transpose(target_, made.columns);
   return made;
 }
 
@@ -253,7 +263,7 @@ at::Tensor Linear::forward(const Input& in, const LinearRows& rows) {
     const at::NoGradGuard no_grad;
     Param* const bias = added_bias();
     const bool sums = split_ == LinearSplit::input, adds_bias = bias != nullptr && (sums || adapters_.scale_output());
-    const bool gathers_values = split_ == LinearSplit::output && !gathers_codes_;
+    const bool gathers_values = split_ == LinearSplit::output && !gathers_.forward;
     const at::Tensor x = gathers_values ? comm::all_gather(in.x, 0, sp_) : in.x;
     out = output(x, bias != nullptr && !adds_bias ? bias->data : at::Tensor(), trains, x_magnitude);
     adapted = adapters_.add_outputs(out, x, weight_->data, rows.adapters);
@@ -270,7 +280,7 @@ at::Tensor Linear::forward(const Input& in, const LinearRows& rows) {
     const at::NoGradGuard no_grad;
     const at::Tensor dy_local = wide_output_ ? dout.to(weight_->scalar_type()) : dout;
     const bool gathers = split_ == LinearSplit::output, trains_weight = !weight_->frozen;
-    const bool gathers_values = split_ == LinearSplit::input && !gathers_codes_;
+    const bool gathers_values = split_ == LinearSplit::input && !gathers_.backward;
     const at::Tensor dy =
         adapters_.unscale_gradients(gathers_values ? comm::all_gather(dy_local, 0, sp_) : dy_local, adapters_saved);
     const at::Tensor x_local = saved.get();
@@ -281,10 +291,10 @@ at::Tensor Linear::forward(const Input& in, const LinearRows& rows) {
     PendingTensor input{x_local, {}, {}};
     Codes x_codes;
     if (gathers && x_local.defined() && !gathers_again) {
-      if (gathers_codes_)
+      if (gathers_.backward)
         x_codes =
             rounding_.encode_matrix(x_local, Operand::input, {.columns = true}, {.magnitude = x_magnitude}).columns;
-      input = start_gather(gathers_codes_ ? x_codes.codes.view(at::kByte) : x_local, sp_);
+      input = start_gather(gathers_.backward ? x_codes.codes.view(at::kByte) : x_local, sp_);
     }
     if (rounding_.encodes()) {
       const bool has_all_rows = gathers || !gathers_again;
@@ -297,7 +307,7 @@ at::Tensor Linear::forward(const Input& in, const LinearRows& rows) {
     PendingTensor reduced = gathers ? start_reduce(dx, sp_, tp_reduce_) : PendingTensor{dx, {}, {}};
     if (x_codes.codes.defined()) {
       x_codes.codes = x.view(x_codes.codes.scalar_type());
-      operands.x_codes.rows = x_codes.transposed();
+      operands.x_codes.rows = transpose(target_, x_codes);
     } else {
       operands.x = x;
     }
@@ -323,8 +333,8 @@ void Linear::gather_and_accumulate(const GradientOperands& local) const {
     const Operand operand = splits_x ? Operand::input : Operand::gradient;
     at::Tensor& split = splits_x ? operands.x : operands.dy;
     MatrixCodes& codes = splits_x ? operands.x_codes : operands.dy_codes;
-    if (gathers_codes_)
-      codes.rows = encode_columns(split, operand, {.magnitude = codes.magnitude}).columns.transposed();
+    if (gathers_.backward)
+      codes.rows = transpose(target_, encode_and_gather(split, operand, {.magnitude = codes.magnitude}).columns);
     else split = comm::all_gather(split, 0, sp_);
     put_weight_gradient(main_grad, operands, adds);
   });

@@ -50,6 +50,11 @@ struct LinearRows {
   DropoutMask gradients;
 };
 
+// Whether a layer gathers rows as codes over sp: its input in forward; its input or output gradient in backward.
+struct CodeGathers {
+  bool forward = false, backward = false;
+};
+
 // Shapes of a rank. With sequence parallelism, the sequence outside the layer is split: s is s / tp there.
 //   split     input              output             Megatron's name
 //   output    [s, b, in]         [s, b, out/tp]     ColumnParallelLinear
@@ -84,12 +89,8 @@ class Linear {
   // dy_codes: if dy is encoded.
   at::Tensor input_gradient(const at::Tensor& dy, const Codes& dy_codes, const DropoutMask& positions) const;
   void put_weight_gradient(at::Tensor& gradient, const GradientOperands& operands, bool adds) const;
-  // Whether this operand is split over sp, and gathered as codes.
-  bool gathers_as_codes(Operand operand) const {
-    return gathers_codes_ && operand == (split_ == LinearSplit::output ? Operand::input : Operand::gradient);
-  }
-  // Codes for sums over columns, of all rows. `given`: this rank's rows if the operand is gathered as codes.
-  MatrixCodes encode_columns(const at::Tensor& given, Operand operand, const RoundOptions& options) const;
+  // Codes of all rows for sums over columns, from this rank's rows. Collective over sp.
+  MatrixCodes encode_and_gather(const at::Tensor& local, Operand operand, const RoundOptions& options) const;
   MatrixCodes encode_gradient(const at::Tensor& dy, const DropoutMask& positions, bool rows) const;
   bool keeps_input() const { return !weight_->frozen || adapters_.need_input(); }
   void accumulate(const GradientOperands& operands) const;
@@ -103,7 +104,7 @@ class Linear {
   SavePolicy saving_;
   bool skip_bias_add_ = false, skip_bias_gradient_ = false;
   Adapters adapters_;
-  bool gathers_codes_ = false;
+  CodeGathers gathers_;
   OperandRounding rounding_;
   bool wide_output_ = false;  // precision.output_logit_dtype: fp32
   std::shared_ptr<Param> weight_, bias_;

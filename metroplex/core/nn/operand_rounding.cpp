@@ -108,16 +108,6 @@ void write_matrix_codes(const device::Target& target, const MatrixCodes& out, co
       static_cast<const T*>(elements<T>(x)), static_cast<const W*>(elements<W>(magnitude)), shape);
 }
 
-// Copies `codes` to `out` if it is defined, else `out` becomes them.
-void put_codes(Codes& out, const Codes& codes) {
-  if (!out.codes.defined()) {
-    out = codes;
-    return;
-  }
-  out.codes.copy_(codes.codes), out.decode.copy_(codes.decode);
-  if (codes.has_pairs()) out.tensor_decode.copy_(codes.tensor_decode);
-}
-
 struct Range {
   int64_t first, size;
 };
@@ -410,7 +400,7 @@ MatrixCodes OperandRounding::make_matrix_codes(at::IntArrayRef sizes, at::Device
   if (!uses.rows) return out;
   out.rows = make_codes(sizes, device, operand, SumOver::rows, {});
   Codes& turned = out.rows;
-  if (writes_pairs()) turned = turned.transposed();
+  if (writes_pairs()) turned = transpose(target_, turned);
   else turned.codes = turned.codes.view({turned.codes.size(1), turned.codes.size(0)});
   if (writes_pairs() || !turned.has_blocks()) return out;
   turned.decode = turned.decode.view({turned.decode.size(1), turned.decode.size(0)});
@@ -423,7 +413,8 @@ MatrixCodes OperandRounding::encode_matrix(const at::Tensor& given, Operand oper
   if (writes_pairs()) {
     if (uses.columns) out.columns = encode(given, operand, SumOver::columns, options, out.columns);
     if (uses.rows)
-      put_codes(out.rows, encode(given, operand, SumOver::rows, {.positions = options.positions}).transposed());
+      out.rows =
+          transpose(target_, encode(given, operand, SumOver::rows, {.positions = options.positions}), out.rows);
     return out;
   }
   RoundShape call = shape(operand, SumOver::columns);

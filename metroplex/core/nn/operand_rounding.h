@@ -90,6 +90,7 @@ class OperandRounding {
   // number of the microbatch.
   DropoutMask positions(int64_t num_rows, int64_t first_row, const at::Tensor& counter) const;
 
+  const device::Target& target() const { return target_; }
   bool rounds() const { return recipe_ != config::Recipe::none; }
   // Whether the factors are those of blocks.
   bool has_blocks() const { return config::operand_block(recipe_) > 0; }

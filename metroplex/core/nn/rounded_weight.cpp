@@ -26,11 +26,6 @@ const Codes& updated_codes(const Param& weight, SumOver sum) {
   return sum == SumOver::rows && kept.row_codes.codes.defined() ? kept.row_codes : kept.column_codes;
 }
 
-void put_transposed(Codes& out, const Codes& codes) {
-  out.codes.copy_(codes.codes.t());
-  out.decode.copy_(codes.has_blocks() ? codes.decode.t() : codes.decode);
-}
-
 }  // namespace
 
 int64_t count_matrices(const Param& weight) { return weight.local_shape.size() > 2 ? weight.local_shape[0] : 1; }
@@ -58,7 +53,7 @@ void RoundedWeight::update(const Param& weight) {
   if (shard) {
     rounding.count(*shard, magnitudes, column_codes.decode);
     if (columns.defined()) column_codes.values(columns.view({-1, columns.size(-1)}));
-    if (row_codes.codes.defined()) put_transposed(row_codes, column_codes);
+    if (row_codes.codes.defined()) transpose(rounding.target(), column_codes, row_codes);
     return;
   }
   if (column_codes.codes.defined() && !is_stack(weight)) {
@@ -139,7 +134,7 @@ Codes encode_weight(const OperandRounding& rounding, const Param& weight, SumOve
   Codes kept = updated_codes(weight, sum);
   // Gathered codes that are not kept for both products.
   if (sum == SumOver::rows && !is_stack(weight) && !weight.rounded->row_codes.codes.defined())
-    kept = kept.transposed();
+    kept = transpose(rounding.target(), kept);
   if (bf16_codes) kept.codes = kept.codes.to(at::kBFloat16);
   return kept;
 }

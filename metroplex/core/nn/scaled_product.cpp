@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "base/round_up.h"
 #include "device/code_product.h"
+#include "kernels/encode_matrix.h"
 #include "nn/matmul.h"
 #include "nn/wide.h"
 
@@ -31,14 +32,10 @@ constexpr ProductRow kRows[] = {{Recipe::delayed, 89, 1000, "8.9 or higher", 90,
                                 {Recipe::mxfp8, 100, 110, "10.0 or 10.3", 100, 101},
                                 {Recipe::nvfp4, 100, 1000, "10.0 or higher"}};
 
-// Matrices of pairs of 4-bit codes <-> one code in each byte.
+// Pairs of 4-bit codes -> one code in each byte.
 at::Tensor split_pairs(const at::Tensor& pairs) {
   const at::Tensor bytes = pairs.view(at::kByte);
   return at::stack({bytes.bitwise_and(15), bytes.bitwise_right_shift(4)}, 2).view({bytes.size(0), -1});
-}
-at::Tensor join_pairs(const at::Tensor& codes) {
-  const at::Tensor split = codes.reshape({codes.size(0), codes.size(1) / 2, 2});
-  return split.select(2, 0).bitwise_or(split.select(2, 1).bitwise_left_shift(4)).view(at::kFloat4_e2m1fn_x2);
 }
 
 // E2M1 -> fp32. Exponent and fraction bits of a code are those of 2^-6 times its value in E4M3.
@@ -169,9 +166,25 @@ int64_t Codes::bytes() const {
   return sum;
 }
 
-Codes Codes::transposed() const {
-  const at::Tensor other = has_pairs() ? join_pairs(split_pairs(codes).t()) : codes.t().contiguous();
-  return {other, has_blocks() ? decode.t().contiguous() : decode, block_columns, block_rows, {}, tensor_decode};
+Codes transpose(const device::Target& target, const Codes& codes, Codes out) {
+  const int64_t rows = codes.codes.size(0), columns = codes.columns(), stored = rows / (codes.has_pairs() ? 2 : 1);
+  if (!out.codes.defined()) {
+    out = {at::empty({columns, stored}, codes.codes.options()),
+           {},
+           codes.block_columns,
+           codes.block_rows,
+           {},
+           codes.tensor_decode};
+    out.decode = at::empty_like(codes.has_blocks() ? codes.decode.t() : codes.decode, at::MemoryFormat::Contiguous);
+  } else if (codes.has_pairs()) {
+    out.tensor_decode.copy_(codes.tensor_decode);
+  }
+  out.decode.copy_(codes.has_blocks() ? codes.decode.t() : codes.decode);
+  device::launch(target, {"transpose_codes", {&codes.codes}, {&out.codes}, {{"pairs", codes.has_pairs()}}},
+                 kernels::transpose_codes, kernels::transpose_codes_cuda,
+                 static_cast<uint8_t*>(out.codes.mutable_data_ptr()),
+                 static_cast<const uint8_t*>(codes.codes.const_data_ptr()), rows, columns, codes.has_pairs());
+  return out;
 }
 
 at::Tensor Codes::row_factors() const {

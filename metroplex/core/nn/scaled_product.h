@@ -27,13 +27,16 @@ struct Codes {
   bool has_pairs() const { return tensor_decode.defined(); }
   int64_t columns() const { return codes.size(1) * (has_pairs() ? 2 : 1); }
   int64_t bytes() const;
-  Codes transposed() const;  // of one group; with pairs, of an even number of rows
   // [rows], without blocks. Rows after the last group have the last factor.
   at::Tensor row_factors() const;
   // [rows, columns] in the dtype of the factors (pairs: fp32), in `out` if it is defined. Equal to the results of
   // kernels::round_blocks. Exact unless decode * code has more significant bits than the dtype.
   at::Tensor values(at::Tensor out = {}) const;
 };
+
+// The codes of one group, in 8 bits or pairs, as [columns, rows], in `out` if it is defined. With pairs, the number
+// of rows is even.
+Codes transpose(const device::Target& target, const Codes& codes, Codes out = {});
 
 // The factors in the layout of at::_scaled_mm_v2, with its enumerators at::blas::ScalingType and SwizzleType.
 //   1 x 128    fp32 [rows, column blocks], column by column
