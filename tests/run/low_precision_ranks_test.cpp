@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <map>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -170,6 +171,63 @@ TEST(LowPrecision, HalfGradientsAreThoseOfFp32) {
       if (recipe.back() == "precision.fp8_recipe=tensorwise") continue;  // expert by expert, operands are fp32
       EXPECT_LE((single.at(name) - gradient).abs().sub(bound).max().item<double>(), 0) << name;
     }
+  }
+}
+
+// Loss and gradients of linear weights in one step, by rank.
+struct StepBits {
+  std::map<int, double> losses;
+  std::map<std::string, at::Tensor> gradients;
+};
+StepBits run_step(std::vector<std::string> keys, int64_t ranks) {
+  keys.insert(keys.end(), {"precision.params_dtype=bf16", "precision.fp8_products=library", "train.train_iters=3"});
+  const config::Config config = config::resolved(config::parse(kDense, keys), ranks);
+  StepBits bits;
+  std::mutex mutex;
+  comm::run_threads(ranks, topology::RankGrid(ranks, config.parallel), {}, [&](const comm::World& world) {
+    const auto assembly = step::assemble(config, world, kVocab);
+    const auto batches = verify::synthetic_batches(config, world, kVocab, 0, at::kFloat);
+    step::StepInput input{batches, 1, 0, false, {}};
+    std::map<std::string, at::Tensor> mine;
+    input.on_gradients = [&](double) {
+      for (const nn::Param* param : assembly->model.params)
+        if (param->name.find(".linear_") != std::string::npos && param->name.ends_with(".weight"))
+          mine[base::concat(world.rank(), ' ', param->name)] = param->main_grad.clone();
+    };
+    const double loss = step::train_step(*assembly, input).loss;
+    const std::lock_guard lock(mutex);
+    bits.losses[world.rank()] = loss;
+    bits.gradients.merge(mine);
+  });
+  return bits;
+}
+
+// The same codes are multiplied whether rows are gathered as codes, with sequence parallelism, or each rank encodes
+// all rows, without. Sums over two ranks have the same bits.
+TEST(LowPrecision, CodesOfRowsAreGathered) {
+  using Keys = std::vector<std::string>;
+  const std::string fp8 = "precision.fp8_format=hybrid";
+  const Keys recipes[] = {{fp8, "precision.fp8_recipe=delayed"},
+                          {fp8, "precision.fp8_recipe=tensorwise"},
+                          {fp8, "precision.fp8_recipe=mxfp8"},
+                          {"precision.fp4_format=e2m1"},
+                          {fp8, "precision.fp8_recipe=tensorwise", "precision.fp8_wgrad=false"},
+                          {fp8, "precision.fp8_recipe=tensorwise", "memory.recompute_granularity=full",
+                           "memory.recompute_method=uniform", "memory.recompute_num_layers=1"},
+                          {fp8, "precision.fp8_recipe=tensorwise", "precision.keep_rounded_weights=false"},
+                          {fp8, "precision.fp8_recipe=tensorwise", "parallel.pipeline_model_parallel_size=2",
+                           "parallel.pipeline_schedule=zb_h1"}};
+  for (Keys keys : recipes) {
+    SCOPED_TRACE(testing::PrintToString(keys));
+    const int64_t ranks = keys.back().ends_with("zb_h1") ? 4 : 2;
+    keys.push_back("parallel." + kTp2);
+    const StepBits whole = run_step(keys, ranks);
+    keys.push_back("parallel." + kSp);
+    const StepBits split = run_step(keys, ranks);
+    EXPECT_EQ(split.losses, whole.losses);
+    ASSERT_EQ(split.gradients.size(), whole.gradients.size());
+    ASSERT_EQ(whole.gradients.size(), static_cast<size_t>(4 * 4 * 2));  // layers, weights, tp
+    for (const auto& [name, gradient] : whole.gradients) EXPECT_TRUE(split.gradients.at(name).equal(gradient)) << name;
   }
 }
 

@@ -212,6 +212,14 @@ GroupedWeights Experts::bf16_rows(const nn::OperandRounding& rounding, const at:
   return {codes.codes, {}, codes.decode};
 }
 
+GroupedWeights Experts::gradient_codes(const nn::OperandRounding& rounding, const at::Tensor& dy,
+                                       const Counts& counts) const {
+  const bool as_8_bits = rounding.encodes_groups(nn::Operand::gradient) && target_.gpu();
+  if (!multiplies_bf16_codes(rounding, dy.scalar_type()) || as_8_bits || !rounding.rounds_weight_gradients())
+    return at::Tensor();
+  return bf16_rows(rounding, dy, nn::Operand::gradient, {counts.device.numel(), counts.device}, true);
+}
+
 at::Tensor Experts::code_product(const nn::OperandRounding& rounding, GroupedOp op, const at::Tensor& rows,
                                  const ExpertWeights& weights, const Counts& counts, bool trains) const {
   const bool forward = op == GroupedOp::forward;
@@ -231,14 +239,15 @@ at::Tensor Experts::code_product(const nn::OperandRounding& rounding, GroupedOp 
 }
 
 at::Tensor Experts::rounded_product(const nn::OperandRounding& rounding, GroupedOp op, const at::Tensor& rows,
-                                    const ExpertWeights& weights, const Counts& counts, bool trains) const {
+                                    const ExpertWeights& weights, const Counts& counts, bool trains,
+                                    const GroupedWeights& codes) const {
   const bool forward = op == GroupedOp::forward;
   const nn::Operand operand = forward ? nn::Operand::input : nn::Operand::gradient;
   const nn::RowGroups groups{counts.device.numel(), counts.device};
   const nn::SumOver sum = forward ? nn::SumOver::columns : nn::SumOver::rows;
   const bool encodes = rounding.encodes_groups(operand);
   if (multiplies_bf16_codes(rounding, rows.scalar_type()) && !(encodes && target_.gpu())) {
-    return products_.rows(op, bf16_rows(rounding, rows, operand, groups, trains),
+    return products_.rows(op, codes.home.defined() ? codes : bf16_rows(rounding, rows, operand, groups, trains),
                           bf16_weights(rounding, weights, sum, forward && trains), counts.of_groups());
   }
   if (encodes) return code_product(rounding, op, rows, weights, counts, trains);
@@ -251,11 +260,13 @@ at::Tensor Experts::rounded_product(const nn::OperandRounding& rounding, Grouped
 }
 
 at::Tensor Experts::rounded_weight_gradient(const nn::OperandRounding& rounding, nn::Param& weight,
-                                            const at::Tensor& dy, const at::Tensor& x, const Counts& counts) const {
+                                            const at::Tensor& dy, const at::Tensor& x, const Counts& counts,
+                                            const GroupedWeights& dy_codes) const {
   if (!rounding.rounds_weight_gradients()) return weight_gradient(weight, dy, x, counts);
   const nn::RowGroups groups{counts.device.numel(), counts.device};
   if (multiplies_bf16_codes(rounding, x.scalar_type())) {
-    return weight_gradient(weight, bf16_rows(rounding, dy, nn::Operand::gradient, groups, false),
+    const bool encoded = dy_codes.home.defined();
+    return weight_gradient(weight, encoded ? dy_codes : bf16_rows(rounding, dy, nn::Operand::gradient, groups, false),
                            bf16_rows(rounding, x, nn::Operand::input, groups, false), counts);
   }
   const nn::RoundOptions of_rows{groups, false, rounding.positions(dy.size(0), first_row_, counts.counter)};
@@ -389,11 +400,14 @@ nn::Gradients Experts::backward(const at::Tensor& dy, const Kept& kept) {
     if (slots_ > 0 && !home.frozen) kept.bring_home(home, of_replicas);
   };
   const at::Tensor dprobs = at::empty_like(scales_input_ ? factors.input : factors.probs);
+  GroupedWeights codes = gradient_codes(rounding2_, dy, counts);
   at::Tensor gradient =
-      rounded_product(rounding2_, GroupedOp::input_gradient, dy, {fc2_, replicas.fc2.get()}, counts, true);
+      rounded_product(rounding2_, GroupedOp::input_gradient, dy, {fc2_, replicas.fc2.get()}, counts, true, codes);
   const bool has_pages = stash_ && !saving_.recomputes(nn::SavePoint::expert_activation);  // get() frees them
   const at::Tensor activated = !fc2_.frozen || trains(adapters2_) || has_pages ? kept.activated.get() : at::Tensor();
-  if (!fc2_.frozen) bring_home(fc2_, rounded_weight_gradient(rounding2_, fc2_, dy, activated, counts));
+  if (!fc2_.frozen)
+    bring_home(fc2_,
+               rounded_weight_gradient(rounding2_, fc2_, dy, activated, counts, std::exchange(codes, at::Tensor())));
   adapters_backward(adapters2_, gradient, dy, activated, counts);
   if (bias2_) bring_home(*bias2_, bias_gradient(*bias2_, dy, factors.probs, counts));
   gradient = rows_.activation_backward(gradient, kept.inner.get(), biases(bias1_, replicas.bias1.get()),
@@ -403,10 +417,11 @@ nn::Gradients Experts::backward(const at::Tensor& dy, const Kept& kept) {
   if (bias1_) bring_home(*bias1_, bias_gradient(*bias1_, gradient, {}, counts));
   const at::Tensor x = kept.x.get();
   const at::Tensor scaled = !fc1_.frozen || trains(adapters1_) ? input(x, factors, counts) : at::Tensor();
-  if (!fc1_.frozen) bring_home(fc1_, rounded_weight_gradient(rounding1_, fc1_, gradient, scaled, counts));
-  const at::Tensor inner_gradient = std::exchange(
-      gradient,
-      rounded_product(rounding1_, GroupedOp::input_gradient, gradient, {fc1_, replicas.fc1.get()}, counts, true));
+  codes = gradient_codes(rounding1_, gradient, counts);
+  if (!fc1_.frozen) bring_home(fc1_, rounded_weight_gradient(rounding1_, fc1_, gradient, scaled, counts, codes));
+  const at::Tensor inner_gradient =
+      std::exchange(gradient, rounded_product(rounding1_, GroupedOp::input_gradient, gradient,
+                                              {fc1_, replicas.fc1.get()}, counts, true, codes));
   adapters_backward(adapters1_, gradient, inner_gradient, scaled, counts);
   if (scales_input_) gradient = rows_.scale_backward(gradient, x, factors.input, counts.device, dprobs);
   return {gradient, dprobs};

@@ -144,9 +144,10 @@ class Experts {
     const nn::Param& home;
     at::Tensor replicas;  // undefined without slots
   };
-  // The same with operands in low precision. `trains`: their magnitudes count.
+  // The same with operands in low precision. `trains`: their magnitudes count. `codes`: of rows, or undefined.
   at::Tensor rounded_product(const nn::OperandRounding& rounding, kernels::GroupedOp op, const at::Tensor& rows,
-                             const ExpertWeights& weights, const Counts& counts, bool trains) const;
+                             const ExpertWeights& weights, const Counts& counts, bool trains,
+                             const GroupedWeights& codes = at::Tensor()) const;
   // Whether operands are codes as bf16 numbers, with a factor for each group (OperandRounding::has_bf16_codes()).
   // Without grouped GEMM, rounded values are multiplied instead.
   bool multiplies_bf16_codes(const nn::OperandRounding& rounding, at::ScalarType of_rows) const;
@@ -154,6 +155,9 @@ class Experts {
                               bool trains) const;
   GroupedWeights bf16_rows(const nn::OperandRounding& rounding, const at::Tensor& rows, nn::Operand operand,
                            const nn::RowGroups& groups, bool trains) const;
+  // The codes of an output gradient that both of its products multiply; undefined if they do not.
+  GroupedWeights gradient_codes(const nn::OperandRounding& rounding, const at::Tensor& dy,
+                                const Counts& counts) const;
   // The same as a product of codes (precision.fp8_products).
   at::Tensor code_product(const nn::OperandRounding& rounding, kernels::GroupedOp op, const at::Tensor& rows,
                           const ExpertWeights& weights, const Counts& counts, bool trains) const;
@@ -166,7 +170,7 @@ class Experts {
   at::Tensor weight_gradient(nn::Param& weight, const GroupedWeights& dy, const GroupedWeights& x,
                              const Counts& counts) const;
   at::Tensor rounded_weight_gradient(const nn::OperandRounding& rounding, nn::Param& weight, const at::Tensor& dy,
-                                     const at::Tensor& x, const Counts& counts) const;
+                                     const at::Tensor& x, const Counts& counts, const GroupedWeights& dy_codes) const;
   at::Tensor bias_gradient(nn::Param& bias, const at::Tensor& dy, const at::Tensor& probs,
                            const Counts& counts) const;
   // Returns where to store the gradient of replicas; null without slots.
