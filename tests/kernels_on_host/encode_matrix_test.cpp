@@ -50,7 +50,10 @@ void check(const MatrixShape& shape, Side side, bool measures) {
   using W = Wide<T>;
   SCOPED_TRACE(testing::Message() << kName<T> << " " << shape.rows << " x " << shape.columns << ", blocks of "
                                   << shape.block << ", side " << static_cast<int>(side));
-  const std::vector<T> x = make_values<T>(shape.rows * shape.columns, 0.7);
+  std::vector<T> x = make_values<T>(shape.rows * shape.columns, 0.7);
+  // Blocks with different factors.
+  for (size_t i = 0; i < x.size(); ++i)
+    if (static_cast<int64_t>(i) / shape.columns >= 128) x[i] = store<T>(load(x[i]) * W(16));
   const W magnitude = W(0.25);
   const Codes<T> straight = encode(x, magnitude, shape.over_columns()),
                  turned = encode_transposed(x, magnitude, shape);

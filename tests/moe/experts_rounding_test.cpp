@@ -250,12 +250,14 @@ struct Product {
 struct Products final : device::Recorder {
   std::map<const void*, at::Tensor> sources;  // of rounded tensors
   std::vector<Product> products;
+  int64_t roundings = 0;
   static at::Tensor join(const at::Tensor& home, const at::Tensor* replicas) {
     return replicas == nullptr ? home : at::cat({home, *replicas});
   }
   void run(device::Operation operation) override {
     operation.run();
     const auto& [reads, writes] = std::tie(operation.reads, operation.writes);
+    roundings += operation.name == "round_blocks" ? 1 : 0;
     if (operation.name == "round_blocks") sources[writes[0].const_data_ptr()] = reads[0].clone();
     if (operation.name != "grouped_product") return;
     const auto op = static_cast<kernels::GroupedOp>(std::get<int64_t>(operation.scalars.at(0).value));
@@ -302,6 +304,19 @@ void expect_product(const nn::OperandRounding& rounding, const Product& product)
   }
 }
 
+at::Tensor gradient_magnitudes(const nn::Buffer& history) {
+  return history.pending.select(0, static_cast<int64_t>(Operand::gradient));
+}
+void expect_gradient_magnitudes(const nn::Buffer& history, const at::Tensor& dy) {
+  int64_t first = 0;
+  for (size_t expert = 0; expert < kRows.size(); ++expert) {
+    const at::Tensor rows = dy.narrow(0, first, kRows[expert]).abs();
+    const double want = kRows[expert] > 0 ? rows.max().item<double>() : 0;
+    EXPECT_EQ(gradient_magnitudes(history)[static_cast<int64_t>(expert)].item<double>(), want) << expert;
+    first += kRows[expert];
+  }
+}
+
 // `slots`: the last experts are replicas.
 void expect_products(const Recipe& recipe, int64_t slots) {
   SCOPED_TRACE(testing::Message() << recipe.name << " " << recipe.hybrid << " " << slots);
@@ -337,6 +352,12 @@ void expect_products(const Recipe& recipe, int64_t slots) {
   const at::Tensor y = experts.forward({x, probs, at::tensor(kRows, at::kLong)}, replicas);
   torch::autograd::backward({y}, {in.dy});
   ASSERT_EQ(seen.products.size(), 6U);
+  // Four operands in forward. In backward both output gradients once, both inputs, both weights; replicas each time.
+  EXPECT_EQ(seen.roundings, 10 + (slots > 0 ? 4 : 0));
+  if (recipe.name == "delayed") {
+    expect_gradient_magnitudes(*params[1]->operand_history, in.dy);
+    EXPECT_TRUE(gradient_magnitudes(*params[0]->operand_history).gt(0).equal(at::tensor(kRows, at::kLong).gt(0)));
+  }
   for (const Product& product : seen.products) {
     EXPECT_EQ(product.type, at::kBFloat16);
     expect_product(rounding, product);

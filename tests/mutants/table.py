@@ -515,7 +515,7 @@ MUTANTS = [
     ("search_keeps_what_is_longer", "plan/schedule_search.cpp", "*length > best.length", "*length > 2 * best.length", "plan_test ScheduleSearch*"),
     ("weight_actions_take_no_memory", "replay/rank_trace_replay.cpp", ": &own.weight", ": &own.forward", "run_test MemoryRanks*"),
     ("heads_defer_their_weights", "nn/region.cpp", "    region.defers_weights = region.defers_weights && segment->traits().defers_weights;\n", "", "models_test DeferredWeights*"),
-    ("split_inputs_are_gathered_along_the_output", "nn/linear.cpp", "gathers_input ? dy_local : gathered,", "gathers_input ? gathered : dy_local,", "run_test ZeroBubble*"),
+    ("split_inputs_are_gathered_along_the_output", "nn/linear.cpp", "splits_x ? operands.x : operands.dy;", "splits_x ? operands.dy : operands.x;", "run_test ZeroBubble*"),
     ("stages_of_a_v_in_a_loop", "plan/layout_stage_split.cpp", "config::is_v_shaped(parallel.pipeline_schedule, num_model_chunks(parallel))", "false", "run_test ZeroBubble*"),
     ("locals_stay_with_the_thread", "device/turns.cpp", "  at::ThreadLocalState::setThreadLocalState(*to_side.locals);\n", "", "device_test Turns*"),
     ("failed_partners_go_on", "device/turns.cpp", "  if (sides[1 - own].error) throw PartnerFailed();\n", "", "device_test Turns*"),

@@ -326,23 +326,33 @@ TEST(OperandRounding, FormatsFollowTheOperand) {
 }
 
 // Steps with the largest magnitudes 8, 2, none, 4: their factors are used in the steps after them.
-void expect_history(const char* algorithm, int64_t length, double margin, const std::vector<double>& used) {
+// `encodes`: by codes of both products instead of rounded values.
+void expect_history(const char* algorithm, int64_t length, double margin, const std::vector<double>& used,
+                    bool encodes = false) {
   config::Precision precision = recipe("delayed");
   precision.fp8_amax_history_len = length;
   precision.fp8_margin = static_cast<int64_t>(margin);
   precision.fp8_amax_compute_algo = config::Choice<config::AmaxComputeAlgo>(algorithm);
   nn::OperandRounding rounding = make_rounding(precision);
-  const auto history = rounding.make_history("l", at::kDouble, {});
+  const at::ScalarType type = encodes ? at::kFloat : at::kDouble;
+  const auto history = rounding.make_history("l", type, {});
   EXPECT_EQ(history->name, "l.operand_magnitudes");
   const std::vector<double> steps = {8, 2, 0, 4};
   for (size_t i = 0; i < steps.size(); ++i) {
     history->pending.zero_();
-    const at::Tensor x = at::tensor({-steps[i], steps[i] / 2}, at::kDouble).view({1, 2});
-    rounding.round(x, Operand::input, SumOver::columns, {.counts = true});
-    rounding.round(x * 64, Operand::input, SumOver::columns);  // does not count
+    const at::Tensor x = at::tensor({-steps[i], steps[i] / 2}, type).view({1, 2});
+    const auto round = [&](const at::Tensor& values, const nn::RoundOptions& options) {
+      if (encodes) rounding.encode_matrix(values, Operand::input, {true, true}, options);
+      else rounding.round(values, Operand::input, SumOver::columns, options);
+    };
+    round(x / 2, {.counts = true});
+    round(x, {.counts = true});
+    round(x / 4, {.counts = true});
+    round(x * 64, {});  // does not count
     history->apply(*history);
     EXPECT_EQ(history->data.select(0, 0).select(0, 0).item<double>(), used[i]) << algorithm << " step " << i;
   }
+  if (encodes) return;
   const double largest = used.back(), unit = largest / 448;  // larger values saturate
   const at::Tensor y =
       rounding.round(at::tensor({3 * largest, unit}, at::kDouble).view({1, 2}), Operand::input, SumOver::columns);
@@ -357,6 +367,7 @@ TEST(OperandRounding, DelayedScalesFollowTheHistory) {
   expect_history("max", 2, 0, {8, 8, 2, 4});
   expect_history("max", 3, 0, {8, 8, 8, 4});
   expect_history("max", 3, 2, {32, 32, 32, 16});
+  expect_history("max", 2, 0, {8, 8, 2, 4}, true);
 }
 
 }  // namespace

@@ -156,6 +156,23 @@ TEST(ScaledProduct, PairsHaveTheValuesOfTheFormat) {
 }
 
 // Shapes without values, as in a plan.
+// Multiples of 8 below 1,024, which bf16 represents.
+TEST(ScaledProduct, IsAddedToAGradient) {
+  const auto codes = [](int64_t rows, double factor) {
+    const at::Tensor numbers = at::arange(rows * 16, at::kFloat).remainder(3).view({rows, 16});
+    return nn::Codes{numbers.to(at::kFloat8_e4m3fn), at::full({1}, factor, at::kFloat)};
+  };
+  const nn::Codes left = codes(32, 2), right = codes(48, 4);
+  const at::Tensor product = left.values().mm(right.values().t());
+  for (const at::ScalarType type : {at::kFloat, at::kBFloat16, at::kDouble}) {
+    for (const bool adds : {false, true}) {
+      const at::Tensor gradient = at::full({32, 48}, 8, type);
+      nn::put_scaled_product({}, gradient, left, right, "l", adds);
+      EXPECT_TRUE(gradient.equal((product + (adds ? 8 : 0)).to(type))) << at::toString(type) << adds;
+    }
+  }
+}
+
 TEST(ScaledProduct, PairsNeedMultiplesOf32) {
   device::Target target;
   target.meta = true;

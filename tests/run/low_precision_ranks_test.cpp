@@ -227,7 +227,8 @@ TEST(LowPrecision, CodesOfRowsAreGathered) {
     EXPECT_EQ(split.losses, whole.losses);
     ASSERT_EQ(split.gradients.size(), whole.gradients.size());
     ASSERT_EQ(whole.gradients.size(), static_cast<size_t>(4 * 4 * 2));  // layers, weights, tp
-    for (const auto& [name, gradient] : whole.gradients) EXPECT_TRUE(split.gradients.at(name).equal(gradient)) << name;
+    for (const auto& [name, gradient] : whole.gradients)
+      EXPECT_TRUE(split.gradients.at(name).equal(gradient)) << name;
   }
 }
 
