@@ -46,7 +46,7 @@ Codes<T> encode_transposed(const std::vector<T>& x, Wide<T> magnitude, const Mat
 }
 
 template <class T>
-void check(const MatrixShape& shape, Side side, bool measures) {
+void check(const MatrixShape& shape, Side side, bool measures, size_t shift = 0) {
   using W = Wide<T>;
   SCOPED_TRACE(testing::Message() << kName<T> << " " << shape.rows << " x " << shape.columns << ", blocks of "
                                   << shape.block << ", side " << static_cast<int>(side));
@@ -80,13 +80,13 @@ void check(const MatrixShape& shape, Side side, bool measures) {
   expect(codes, transposed, largest);
 
   const auto got = run_all_orders([&] {
-    const DeviceArray<T> there(x, Use::in, "x", 0);
+    const DeviceArray<T> there(x, Use::in, "x", shift);
     const DeviceArray<W> of_matrix({magnitude}, Use::in, "magnitude", 0),
         most_there({W(0.125)}, Use::both, "largest", 0), decode(none(straight).decode, Use::both, "decode", 0),
         transposed_decode(none(turned).decode, Use::both, "transposed_decode", 0),
         parts(std::vector<W>(static_cast<size_t>(kEncodeBlocks)), Use::both, "parts", 0);
-    const DeviceArray<uint8_t> own(none(straight).codes, Use::both, "codes", 0),
-        other(none(turned).codes, Use::both, "transposed", 0);
+    const DeviceArray<uint8_t> own(none(straight).codes, Use::both, "codes", shift),
+        other(none(turned).codes, Use::both, "transposed", shift);
     EncodedMatrix<W> on_device;
     if (first) on_device.codes = own.data(), on_device.decode = decode.data();
     if (second) on_device.transposed = other.data(), on_device.transposed_decode = transposed_decode.data();
@@ -106,6 +106,7 @@ void check_all() {
       check<T>({rows, columns, 0, false, SmallNumber::e5m2, BlockFactor::fp32}, side, true);
       check<T>({rows, columns, 32, false, SmallNumber::e4m3, BlockFactor::power_of_two}, side, false);
     }
+    check<T>({rows, columns, 0, false, SmallNumber::e4m3, BlockFactor::fp32}, Side::both, true, 1);  // unaligned
     check<T>({rows, columns, 16, false, SmallNumber::e4m3, BlockFactor::power_of_two}, Side::both, false);
     check<T>({rows, columns, 128, false, SmallNumber::e4m3, BlockFactor::power_of_two}, Side::both, false);
     check<T>({rows, columns, 128, true, SmallNumber::e4m3, BlockFactor::power_of_two}, Side::both, true);
@@ -126,7 +127,7 @@ std::vector<uint8_t> join(const std::vector<uint8_t>& codes) {
   return pairs;
 }
 
-void check_transposition(int64_t rows, int64_t columns, bool pairs) {
+void check_transposition(int64_t rows, int64_t columns, bool pairs, size_t shift = 0) {
   SCOPED_TRACE(testing::Message() << rows << " x " << columns << (pairs ? " pairs" : ""));
   std::vector<uint8_t> codes(static_cast<size_t>(rows * columns));
   for (size_t i = 0; i < codes.size(); ++i) codes[i] = static_cast<uint8_t>(i * 7 % (pairs ? 16 : 251));
@@ -136,7 +137,7 @@ void check_transposition(int64_t rows, int64_t columns, bool pairs) {
   transpose_codes(on_cpu.data(), from.data(), rows, columns, pairs);
   EXPECT_EQ(on_cpu, want);
   const auto got = run_all_orders([&] {
-    const DeviceArray<uint8_t> there(from, Use::in, "from", 0), to(none, Use::out, "to", 0);
+    const DeviceArray<uint8_t> there(from, Use::in, "from", shift), to(none, Use::out, "to", shift);
     transpose_codes_cuda(to.data(), there.data(), rows, columns, pairs, nullptr);
     return std::tuple{to.values()};
   });
@@ -149,6 +150,7 @@ TEST(EncodeMatrix, TransposesCodes) {
       check_transposition(rows, columns, pairs);
   }
   check_transposition(131, 7, false);
+  check_transposition(256, 128, false, 1);  // unaligned
 }
 
 }  // namespace

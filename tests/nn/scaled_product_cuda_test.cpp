@@ -62,10 +62,13 @@ device::Target gpu_target() {
 
 // Tensor cores add products of codes with at least 13 fraction bits, so a sum is off by less than 2^-10 of the sum of
 // magnitudes. The result rounds to bf16.
-void expect_values(const at::Tensor& product, const at::Tensor& left, const at::Tensor& right) {
+// `added`: what the sum was rounded with.
+void expect_values(const at::Tensor& product, const at::Tensor& left, const at::Tensor& right,
+                   const at::Tensor& added = {}) {
   const at::Tensor got = product.cpu().to(at::kDouble), a = left.cpu().to(at::kDouble),
                    b = right.cpu().to(at::kDouble), want = a.mm(b.t()),
-                   bound = a.abs().mm(b.abs().t()) * 0x1p-10 + want.abs() * 0x1p-8;
+                   sum = added.defined() ? want + added.to(at::kDouble) : want,
+                   bound = a.abs().mm(b.abs().t()) * 0x1p-10 + sum.abs() * 0x1p-8;
   EXPECT_TRUE((got - want).abs().le(bound).all().item<bool>());
 }
 
@@ -88,6 +91,28 @@ TEST(ScaledProductOnGpu, EqualsTheProductOfValues) {
     expect_product(of_x.columns, of_weight.columns);
     expect_product(of_dy.columns, of_weight.rows);
     expect_product(of_dy.rows, of_x.rows);
+  }
+}
+
+// The library adds to a gradient of bf16 or fp32, or overwrites it.
+TEST(ScaledProductOnGpu, IsAddedToAGradient) {
+  MPX_NEED_GPU_KERNELS();
+  const at::Tensor x = sample({192, 256}, 1, at::kBFloat16), dy = sample({192, 384}, 3, at::kBFloat16);
+  for (const std::string name : {"tensorwise", "blockwise", "mxfp8", "nvfp4"}) {
+    const config::Precision precision = library_precision(name);
+    const config::Recipe recipe = precision.recipe();
+    if (!catch_error([&] { nn::check_code_product(recipe, gpu_target().capability()); }).empty()) continue;
+    const Both both{make_rounding(precision, at::kCPU), make_rounding(precision, at::kCUDA)};
+    const nn::Codes left = both.encode(dy, Operand::gradient).rows, right = both.encode(x, Operand::input).rows;
+    for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
+      for (const bool adds : {false, true}) {
+        SCOPED_TRACE(testing::Message() << name << " " << at::toString(type) << " " << adds);
+        const at::Tensor before = sample({384, 256}, 4, type).to(at::kCUDA), gradient = before.clone();
+        nn::put_scaled_product(gpu_target(), gradient, left, right, "l", adds);
+        expect_values(gradient.to(at::kDouble) - (adds ? 1 : 0) * before.to(at::kDouble), left.values(),
+                      right.values(), adds ? before.cpu() : at::Tensor());
+      }
+    }
   }
 }
 

@@ -136,7 +136,7 @@ __device__ void write_codes(const Encoding<T>& all, const uint8_t* codes, int64_
   *reinterpret_cast<Word*>(to) = word;
 }
 
-// Codes of a tile by column, with room between columns against bank conflicts.
+// Codes of a tile by column. Columns are longer than the tile against bank conflicts.
 constexpr int64_t kWordCodes = 4, kTileStride = kTile + kWordCodes;
 
 // Copies kWordCodes codes from `at` on of a row of `length`, in one access if rows are aligned (`words`).

@@ -25,7 +25,7 @@ struct MatrixShape {
   }
 };
 
-// Codes are written if their factors are not null: [1], or one for each block of the matrix beside them.
+// Codes are written if their factors are not null: [1], or one for each block.
 template <class W>
 struct EncodedMatrix {
   uint8_t* codes = nullptr;  // [rows, columns]
