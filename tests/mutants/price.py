@@ -151,4 +151,5 @@ MUTANTS = [
     ("step_times_dry_runs_ignore_machines", "run/start_check.cpp", "check_machine(config.train);", "", "apps/plan_test.sh", "stmt"),
     ("traced_memory_lacks_persistent_bytes", "forecast/run_plan.cpp", "const int64_t persistent = memory.peak - highest;", "const int64_t persistent = 0 * highest;", "apps/plan_test.sh"),
     ("outputs_need_no_folder", "files/same_file.cpp", "check_output(disk, outputs[i]);", "", "apps/plan_test.sh"),
+    ("estimates_expose_exchanges_of_pairs", "forecast/layer_costs.cpp", "const bool hides = run.config.parallel.overlap_moe_expert_parallel_comm;", "const bool hides = false;", "forecast_test LayoutEstimate.HidesExchanges*", "stmt"),
 ]

@@ -41,9 +41,10 @@ struct PassTimes {
 PassTimes measure_passes(const PlanRequest& request, const LayerRun& run, const TracedRun& traced) {
   const replay::StepTime time = price_step(traced, run.config, request.machine, request.experts);
   const replay::RankTimes& times = time.ranks[0];
+  const bool hides = run.config.parallel.overlap_moe_expert_parallel_comm;  // the paired pass, which is not here
   double exposed = 0;
   for (const auto& [purpose, seconds] : times.exposed)
-    exposed += purpose == "layers" || purpose == "experts" || purpose == "replicas" ? seconds : 0;
+    exposed += purpose == "layers" || purpose == "replicas" || (purpose == "experts" && !hides) ? seconds : 0;
   const double compute = std::max(times.forward + times.backward, 1e-12);
   return {times.forward * (1 + exposed / compute), times.backward * (1 + exposed / compute), exposed};
 }
