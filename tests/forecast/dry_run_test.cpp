@@ -45,6 +45,13 @@ TEST(DryRun, ParametersOfTheModelDoNotDependOnTheLayout) {
   EXPECT_EQ(dry(fit_request(2, layout)).num_params, kModel);
 }
 
+// Products of codes need a multiple of 16 tokens in a microbatch, not in a sequence.
+TEST(DryRun, ProductsOfCodesHaveTheTokensOfAMicrobatch) {
+  const std::vector<std::string> codes{"train.seq_length=24", "train.micro_batch_size=2", "train.global_batch_size=2",
+                                       "precision.fp8_format=hybrid", "precision.fp8_products=library"};
+  EXPECT_EQ(dry(fit_request(1, codes)).num_params, kModel - 8 * 64);  // 24 positions
+}
+
 TEST(DryRun, OperationsAreThoseOfTheIterationLine) {
   const FitRequest request = fit_request(8, kEight);
   const DryRun run = dry(request);

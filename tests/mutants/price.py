@@ -152,4 +152,5 @@ MUTANTS = [
     ("traced_memory_lacks_persistent_bytes", "forecast/run_plan.cpp", "const int64_t persistent = memory.peak - highest;", "const int64_t persistent = 0 * highest;", "apps/plan_test.sh"),
     ("outputs_need_no_folder", "files/same_file.cpp", "check_output(disk, outputs[i]);", "", "apps/plan_test.sh"),
     ("estimates_expose_exchanges_of_pairs", "forecast/layer_costs.cpp", "const bool hides = run.config.parallel.overlap_moe_expert_parallel_comm;", "const bool hides = false;", "forecast_test LayoutEstimate.HidesExchanges*", "stmt"),
+    ("whole_models_multiply_codes", "forecast/dry_run.cpp", "  config.precision.fp8_products = config::Fp8Products::widened;  // for any number of tokens\n", "", "forecast_test DryRun.ProductsOfCodes*", "stmt"),
 ]

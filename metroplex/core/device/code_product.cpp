@@ -7,6 +7,7 @@
 #include <ATen/ops/stack.h>
 #include <cublasLt.h>
 
+#include <algorithm>
 #include <memory>
 
 #include "base/error.h"
@@ -16,7 +17,7 @@ namespace metroplex::device {
 namespace {
 
 void check(cublasStatus_t status, const char* call) {
-  MPX_CHECK(status == CUBLAS_STATUS_SUCCESS, "cuda", call, " failed: ", cublasGetStatusString(status));
+  MPX_CHECK(status == CUBLAS_STATUS_SUCCESS, "cuda", call, " failed: ", cublasLtGetStatusString(status));
 }
 
 template <class Handle, cublasStatus_t (*destroy)(Handle)>
@@ -80,19 +81,38 @@ Description describe(const CodeProduct& product) {
   return of_product;
 }
 
+template <class Value>
+void set(const Preference& to, cublasLtMatmulPreferenceAttributes_t name, const Value& value) {
+  check(cublasLtMatmulPreferenceSetAttribute(to.get(), name, &value, sizeof value),
+        "cublasLtMatmulPreferenceSetAttribute");
+}
+
+// Views of a gradient buffer may begin at any element. The library assumes 256 bytes.
+uint32_t alignment(const at::Tensor& x) {
+  const auto address = reinterpret_cast<uintptr_t>(x.const_data_ptr());
+  return static_cast<uint32_t>(std::min<uintptr_t>(256, address & -address));
+}
+
+Preference make_preference(const CodeProduct& product, size_t workspace) {
+  cublasLtMatmulPreference_t made = nullptr;
+  check(cublasLtMatmulPreferenceCreate(&made), "cublasLtMatmulPreferenceCreate");
+  Preference preference(made);
+  set(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, workspace);
+  set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, alignment(product.right.codes));
+  set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, alignment(product.left.codes));
+  set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, alignment(product.out));
+  set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, alignment(product.out));
+  return preference;
+}
+
 }  // namespace
 
 bool multiply_codes(const CodeProduct& product) {
   const Description of_product = describe(product);
   const Layout right = make_layout(product.right), left = make_layout(product.left),
                out = make_layout(product.out.scalar_type(), product.out.size(0), product.out.size(1));
-  cublasLtMatmulPreference_t made = nullptr;
-  check(cublasLtMatmulPreferenceCreate(&made), "cublasLtMatmulPreferenceCreate");
-  const Preference preference(made);
   const size_t workspace = at::cuda::getCUDABlasLtWorkspaceSize();
-  check(cublasLtMatmulPreferenceSetAttribute(preference.get(), CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace,
-                                             sizeof workspace),
-        "cublasLtMatmulPreferenceSetAttribute");
+  const Preference preference = make_preference(product, workspace);
   const cublasLtHandle_t library = at::cuda::getCurrentCUDABlasLtHandle();
   cublasLtMatmulHeuristicResult_t found{};
   int count = 0;

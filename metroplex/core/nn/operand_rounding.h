@@ -118,7 +118,7 @@ class OperandRounding {
   Codes encode(const at::Tensor& x, Operand operand, SumOver sum, const RoundOptions& options = {},
                Codes out = {}) const;
   // The codes of x [.., columns] as a matrix without groups, in `out` if it is defined. Both are written in one pass,
-  // except by nvfp4. Collective as round(), unless options.magnitude is defined.
+  // except by nvfp4, which finds its own magnitudes. Collective as round(), unless options.magnitude is defined.
   MatrixCodes encode_matrix(const at::Tensor& x, Operand operand, MatrixUses uses, const RoundOptions& options = {},
                             MatrixCodes out = {}) const;
   // Uninitialized codes for encode_matrix().

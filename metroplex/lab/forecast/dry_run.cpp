@@ -88,6 +88,7 @@ RankPrediction whole_model(const FitRequest& request, const Predictor& predict) 
   config.parallel.ddp_bucket_size = bucket_size;
   config.memory = {};
   config.train.micro_batch_size = 1;
+  config.precision.fp8_products = config::Fp8Products::widened;  // for any number of tokens
   return predict(alone);
 }
 
