@@ -114,8 +114,9 @@ at::Tensor round_weight(const OperandRounding& rounding, const Param& weight, Su
     return sum == SumOver::columns ? kept.columns : kept.rows;
   }
   if (weight.rounded && weight.rounded->column_codes.codes.defined()) {
-    MPX_ASSERT(is_stack(weight) || sum == SumOver::columns, "codes of ", weight.name, " for rows are transposed");
     const Codes& kept = updated_codes(weight, sum);
+    MPX_ASSERT(is_stack(weight) || &kept != &weight.rounded->row_codes, "row codes of ", weight.name,
+               " are transposed");
     const auto rounded = kept.codes.options().dtype(rounding.result_type(weight.scalar_type()));
     return kept.values(at::empty({kept.codes.size(0), kept.columns()}, rounded)).view(weight.local_shape);
   }
