@@ -168,7 +168,7 @@ TEST(PriceStep, HidesExchangesOfPairs) {
     EXPECT_LT(hidden.seconds, serial.seconds) << schedule;
     for (int rank = 0; rank < stages; ++rank) {
       const auto index = static_cast<size_t>(rank);
-      const double rounding = 1.2e-13 * serial.seconds;  // sums of at most 1,000 parts: 1,000 x 2^-53
+      const double rounding = 1000 * 0x1p-53 * serial.seconds;  // sums of at most 1,000 parts
       EXPECT_NEAR(hidden.ranks[index].compute(), serial.ranks[index].compute(), rounding);
       EXPECT_NEAR(hidden.ranks[index].total(), hidden.seconds, rounding);
       EXPECT_LT(hidden.ranks[index].exposed.at("experts"), 0.9 * serial.ranks[index].exposed.at("experts"));

@@ -153,4 +153,6 @@ MUTANTS = [
     ("outputs_need_no_folder", "files/same_file.cpp", "check_output(disk, outputs[i]);", "", "apps/plan_test.sh"),
     ("estimates_expose_exchanges_of_pairs", "forecast/layer_costs.cpp", "const bool hides = run.config.parallel.overlap_moe_expert_parallel_comm;", "const bool hides = false;", "forecast_test LayoutEstimate.HidesExchanges*", "stmt"),
     ("whole_models_multiply_codes", "forecast/dry_run.cpp", "  config.precision.fp8_products = config::Fp8Products::widened;  // for any number of tokens\n", "", "forecast_test DryRun.ProductsOfCodes*", "stmt"),
+    ("turns_start_with_the_action", "replay/step_time.cpp", "    start = ranks_[index].now;\n", "", "apps/plan_test.sh", "stmt"),
+    ("pairs_compute_nothing", "replay/step_time.cpp", "      part(index) += item.seconds;\n", "      if (rank.passes.size() == 1) part(index) += item.seconds;\n", "forecast_test PriceStep.HidesExchanges*", "stmt"),
 ]

@@ -46,15 +46,12 @@ void encode_matrix(const EncodedMatrix<Wide<T>>& out, const T* x, const Wide<T>*
   if (out.decode != nullptr) encode_values<T>({out.codes, out.decode}, x, magnitude, nullptr, shape.over_columns());
   if (out.transposed_decode == nullptr) return;
   const RoundShape blocks = shape.over_rows();
-  if (blocks.whole_groups()) {
-    std::vector<uint8_t> codes(static_cast<size_t>(shape.rows * shape.columns));
-    encode_values<T>({codes.data(), out.transposed_decode}, x, magnitude, nullptr, blocks);
-    return transpose(out.transposed, codes.data(), shape.rows, shape.columns);
-  }
-  const int64_t down = (shape.rows + blocks.block_rows - 1) / blocks.block_rows, across = blocks.column_blocks();
+  const bool whole = blocks.whole_groups();
+  const int64_t down = whole ? 1 : (shape.rows + blocks.block_rows - 1) / blocks.block_rows,
+                across = whole ? 1 : blocks.column_blocks();
   std::vector<uint8_t> codes(static_cast<size_t>(shape.rows * shape.columns));
   std::vector<W> decode(static_cast<size_t>(down * across));
-  encode_values<T>({codes.data(), decode.data()}, x, nullptr, nullptr, blocks);
+  encode_values<T>({codes.data(), decode.data()}, x, magnitude, nullptr, blocks);
   transpose(out.transposed, codes.data(), shape.rows, shape.columns);
   transpose(out.transposed_decode, decode.data(), down, across);
 }

@@ -295,7 +295,7 @@ void OperandRounding::measure(Operand operand, const Measured& given) const {
 
 at::Tensor OperandRounding::rotate(const at::Tensor& x, Operand operand, SumOver sum, const at::Tensor& counts,
                                    const RoundShape& shape) const {
-  const bool rotates = recipe_ == config::Recipe::nvfp4 && precision_.fp4_hadamard;
+  const bool rotates = writes_pairs() && precision_.fp4_hadamard;
   if (!rotates || operand == Operand::weight || sum != SumOver::rows) return x;
   at::Tensor out = at::empty(x.sizes(), x.options());
   dispatch_element(x.scalar_type(), [&](auto zero) {

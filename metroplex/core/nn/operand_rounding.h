@@ -154,7 +154,7 @@ class OperandRounding {
  private:
   kernels::RoundShape shape(Operand operand, SumOver sum) const;
   bool writes_pairs() const { return recipe_ == config::Recipe::nvfp4; }
-  bool rounds_randomly() const { return recipe_ == config::Recipe::nvfp4 && precision_.fp4_stochastic_rounding; }
+  bool rounds_randomly() const { return writes_pairs() && precision_.fp4_stochastic_rounding; }
   kernels::RoundingNoise noise(Operand operand, SumOver sum, const DropoutMask& positions) const;
   // x, rotated if the product requires it.
   at::Tensor rotate(const at::Tensor& x, Operand operand, SumOver sum, const at::Tensor& counts,
